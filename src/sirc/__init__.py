@@ -1,0 +1,3 @@
+"""Selective classification with out-of-distribution data."""
+
+__version__ = "0.1.0"
