@@ -1,3 +1,31 @@
-"""Selective classification with out-of-distribution data."""
+"""Selective classification with out-of-distribution data: scores that accept what a classifier gets right.
+
+Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns.
+"""
+
+from sirc import functional, moments
+from sirc.errors import NotFittedError, StoreError
+from sirc.head import Head, find_head
+from sirc.moments import Moments
+from sirc.outputs import Outputs
+from sirc.scores import Fitter, Scorer, fit, known_names, score
+from sirc.store import OutputStore
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Fitter",
+    "Head",
+    "Moments",
+    "NotFittedError",
+    "OutputStore",
+    "Outputs",
+    "Scorer",
+    "StoreError",
+    "find_head",
+    "fit",
+    "functional",
+    "known_names",
+    "moments",
+    "score",
+]

@@ -1,0 +1,123 @@
+"""Turns arrays of any framework into torch tensors, without copying wherever the memory allows it."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+class SupportsDLPack(Protocol):
+    """An array that can hand its memory over through DLPack: JAX, CuPy, TensorFlow, MLX."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+ArrayLike: TypeAlias = Tensor | npt.ArrayLike | SupportsDLPack
+
+
+def as_tensor(name: str, value: object) -> Tensor:
+    """Give `value` as a detached tensor that shares memory with it; errors call it `name`.
+
+    Copies are made only where torch cannot express the layout: negative strides, foreign byte order, Python
+    lists. Tensors made from read-only arrays share their memory too: callers must not write to the result.
+    """
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise ValueError(f"`{name}` must be a dense tensor; got {value.layout}. Use `{name}.to_dense()`.")
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        return _from_numpy(name, value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return torch.utils.dlpack.from_dlpack(value)
+        except Exception as error:
+            # A producer may refuse for reasons of its own: read-only memory, a device torch does not know.
+            if not hasattr(value, "__array__"):
+                raise ValueError(
+                    f"`{name}` could not be read through DLPack: {error}. Convert it to a NumPy array first."
+                ) from error
+    if isinstance(value, Sequence) and len(value) > 0 and all(isinstance(row, Tensor) for row in value):
+        return _stack(name, [row.detach() for row in value])
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        raise ValueError(
+            f"`{name}` must be an array of numbers; got {_kind(value)}, which NumPy cannot read: {error}. "
+            "Give every row the same length."
+        ) from error
+    return _from_numpy(name, array, source=value)
+
+
+def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> slice | Tensor:
+    """Turn a key of `n` rows into a slice, which selects views, or into a mask or an index on `device`."""
+    if isinstance(key, slice):
+        start, stop, step = key.indices(n)
+        return key if step > 0 else torch.tensor(range(start, stop, step), dtype=torch.int64, device=device)
+    index = as_tensor("index", key)
+    if index.dtype == torch.bool:
+        if index.shape != (n,):
+            raise IndexError(f"a mask must have shape ({n},), one value per row; got {tuple(index.shape)}.")
+        return index.to(device)
+    whole = not (index.is_floating_point() or index.is_complex()) or index.numel() == 0
+    if index.ndim > 1 or not whole:
+        raise IndexError(
+            "rows must be chosen by an int, a slice, a mask or a 1-D integer index; "
+            f"got {index.dtype} of shape {tuple(index.shape)}. For columns, index `.logits`."
+        )
+    index = index.to(torch.int64).reshape(-1)
+    # Checked here because a bad index on a GPU would end the process's use of the device.
+    wrong = (index < -n) | (index >= n)
+    if wrong.any():
+        raise IndexError(f"rows must be in 0…{n - 1}; got {int(index[wrong][0])}.")
+    if isinstance(key, int):
+        row = int(index) % n
+        return slice(row, row + 1)
+    return index.to(device)
+
+
+def _from_numpy(name: str, array: npt.NDArray[Any], source: object = None) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray) and (masked := int(np.sum(array.mask))):
+        raise ValueError(f"`{name}` must have no masked values; got {masked}. Drop those rows first.")
+    if array.dtype.name == "bfloat16":  # from ml_dtypes, unknown to torch.from_numpy
+        return _from_numpy(name, array.view(np.int16)).view(torch.bfloat16)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = np.ascontiguousarray(array)
+    if not array.flags.writeable:
+        array = np.asarray(_Unlocked(array))
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        kind = f"{_kind(array if source is None else source)} of dtype {array.dtype}"
+        raise ValueError(
+            f"`{name}` must be an array of numbers torch can hold; got {kind}. "
+            "Convert it, for example with `.astype('float32')`."
+        ) from error
+
+
+class _Unlocked:
+    """A writable alias of a read-only array: torch warns about read-only memory, and we never write to it."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.owner = array  # keeps the memory alive
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
+
+
+def _stack(name: str, rows: list[Tensor]) -> Tensor:
+    try:
+        return torch.stack(rows)
+    except RuntimeError as error:
+        raise ValueError(
+            f"`{name}` must be one array; got a list of tensors that do not stack: {error}. "
+            "Give every row the same shape and device."
+        ) from error
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__

@@ -1,0 +1,138 @@
+"""The checks every public entry shares, so that one mistake has one wording wherever it is made."""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGER = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+_CHUNK = 1 << 22  # values looked at together once something is known to be wrong
+
+
+def check_shape(name: str, x: Tensor | npt.NDArray[Any], *, hint: str, **least: int) -> None:
+    """Require one dimension per keyword, each at least that long: `check_shape("logits", x, n=1, K=2, …)`."""
+    if x.ndim == len(least) and all(size >= low for size, low in zip(x.shape, least.values(), strict=True)):
+        return
+    dims = f"({', '.join(least)}{',' if len(least) == 1 else ''})"
+    lows = ", ".join(f"{dim} ≥ {low}" for dim, low in least.items())
+    raise ValueError(f"`{name}` must have shape {dims} with {lows}; got {tuple(x.shape)}. {hint}")
+
+
+def check_floating(name: str, x: Tensor | torch.dtype) -> None:
+    """Require one of the four dtypes that scores are computed from."""
+    dtype = x.dtype if isinstance(x, Tensor) else x
+    if dtype not in FLOATING:
+        raise ValueError(
+            f"`{name}` must be float16, bfloat16, float32 or float64; got {dtype_name(dtype)}. Use float32."
+        )
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """Refuse NaN and infinity. When all is well this is one read of `x` and no temporary."""
+    # A NaN or an infinity can only make the sum NaN or infinite, never finite; the reverse is not true, since
+    # finite values may overflow when added, so a bad sum is only a reason to look closely.
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if math.isfinite(x.sum(dtype=wide).item()):
+        return
+    bad, first = 0, None
+    step = max(1, _CHUNK // max(1, x[0].numel() if x.ndim else 1))
+    for start in range(0, len(x), step):
+        wrong = x[start : start + step].isfinite().logical_not_()
+        count = int(wrong.sum())
+        if count and first is None:
+            row, *rest = wrong.nonzero()[0].tolist()
+            first = (row + start, *rest)
+        bad += count
+    if first is not None:
+        value = x[first].item()
+        raise ValueError(
+            f"`{name}` must be finite; got {bad} NaN or infinite of {x.numel()} values, "
+            f"the first is {value} at [{', '.join(map(str, first))}]. Drop those rows, or repair what made "
+            "them (float16 overflows beyond 65504: compute in float32)."
+        )
+
+
+def check_integer(name: str, x: Tensor) -> None:
+    """Require a signed or unsigned integer dtype; bool is a mask, not a number."""
+    if x.dtype not in _INTEGER:
+        raise ValueError(
+            f"`{name}` must be integers; got {dtype_name(x.dtype)}. "
+            "Convert whole numbers with `.long()` (torch) or `.astype(int)` (NumPy)."
+        )
+
+
+def check_labels(name: str, labels: Tensor, num_classes: int) -> None:
+    """Require column numbers 0…K−1; the error names the first row that has another."""
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low >= 0 and high < num_classes:
+        return
+    row = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
+    value = int(labels[row])
+    if value < 0:
+        way_out = "Leave `labels` out for data that has none, such as OOD sets."
+    else:
+        way_out = "Did you pass labels of another class set, say ImageNet-1k? Use `Outputs(..., classes=…)`."
+    raise ValueError(
+        f"`{name}` must be in 0…{num_classes - 1} for {num_classes} logits; got {value} at row {row}. {way_out}"
+    )
+
+
+def check_same_length(name: str, x: Tensor, other: str, y: Tensor) -> None:
+    """Require equal lengths: row i of both describes the same sample."""
+    if len(x) != len(y):
+        raise ValueError(
+            f"`{name}` must have as many rows as `{other}`; got {len(x)} and {len(y)}. "
+            "Pass both for the same samples, in the same order."
+        )
+
+
+def check_same_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
+    """Require one device: large arrays are never moved behind the user's back."""
+    if x.device != y.device:
+        raise ValueError(
+            f"`{name}` must be on the same device as `{other}`; got {x.device} and {y.device}. "
+            f"Use `{name}.to({other}.device)`."
+        )
+
+
+def check_unit_interval(name: str, value: ArrayLike) -> None:
+    """Require a share or a cost, such as α or β: a number, or an array of numbers, in [0, 1]."""
+    values = as_tensor(name, value).to(torch.float64).reshape(-1)
+    wrong = ((values >= 0) & (values <= 1)).logical_not_()  # true for NaN too
+    if wrong.any():
+        at = int(wrong.nonzero()[0])
+        where = f" at index {at}" if len(values) > 1 else ""
+        raise ValueError(
+            f"`{name}` must lie in [0, 1]; got {values[at].item():g}{where}. Pass a fraction, not a percentage."
+        )
+
+
+def check_positive(name: str, value: SupportsIndex) -> int:
+    """Require a count of at least one and return it as a plain int."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(value, bool):
+        raise ValueError(f"`{name}` must be a whole number ≥ 1; got {value!r}. Pass an int such as 256.")
+    return count
+
+
+def differences(kept: Mapping[str, object], given: Mapping[str, object]) -> str:
+    """Say which settings differ: "size is 100, got 200"; nothing when none does."""
+    return ", ".join(f"{key} is {kept[key]}, got {given[key]}" for key in kept if kept[key] != given[key])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Say `float32` rather than `torch.float32`: the word NumPy uses too."""
+    return str(dtype).removeprefix("torch.")

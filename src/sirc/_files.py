@@ -1,0 +1,208 @@
+"""Writes files that are whole or absent, and reads back only files that are what was written."""
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sirc.errors import StoreError
+
+PathLike: TypeAlias = str | os.PathLike[str]
+_DIGEST = "sha256"
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
+    """Let `writer` fill a file that appears at `path` whole, or not at all.
+
+    The data go to a temporary name in the same folder, are synced, and are renamed over `path`; a kill or a
+    power cut leaves the old file. The folder is made if need be.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            writer(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def refuse_existing(path: PathLike, overwrite: bool) -> None:
+    """Refuse to replace what is already written, unless the caller says so."""
+    if not overwrite and Path(path).exists():
+        raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
+
+
+def write_safetensors(
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, overwrite: bool = False
+) -> None:
+    """Write tensors and their checksum into one safetensors file; equal content gives equal bytes.
+
+    The format is written here, not by the library, because that orders metadata at random and (before 0.8)
+    copies every tensor first.
+    """
+    refuse_existing(path, overwrite)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _CODES:
+            known = ", ".join(_CODES.values())
+            raise ValueError(f"`{name}` must have a dtype among {known}; got {tensor.dtype}. Convert it first.")
+    # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    buffers = {name: _bytes(tensors[name]) for name in names}
+    header: dict[str, object] = {
+        "__metadata__": {**metadata, _DIGEST: _digest(tensors, buffers, metadata)},
+    }
+    end = 0
+    for name, buffer in buffers.items():
+        start, end = end, end + buffer.nbytes
+        header[name] = {**_describe(tensors[name]), "data_offsets": [start, end]}
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for buffer in buffers.values():
+            file.write(buffer)
+
+    atomic_write(path, write)
+
+
+def read_safetensors(
+    path: PathLike, *, verify: bool = True, foreign: bool = False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Give the tensors of a file, as memory-mapped views, and its metadata without the checksum.
+
+    `verify` reads everything once to compare the checksum. `foreign` accepts a file that has none, as other
+    programs write. The mapping is private: writing to a tensor never reaches the file.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file '{path}'.")
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            metadata: dict[str, str] = dict(file.metadata() or {})
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise _damaged(path, f"not a whole safetensors file ({error})") from error
+    written = metadata.pop(_DIGEST, None)
+    if written is None:
+        if foreign:
+            return tensors, metadata
+        raise _damaged(path, "it has no checksum, so sirc did not write it")
+    if verify:
+        buffers = {name: _bytes(tensor) for name, tensor in tensors.items()}
+        if _digest(tensors, buffers, metadata) != written:
+            raise _damaged(path, "its content does not match its checksum")
+    return tensors, metadata
+
+
+def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool = False) -> None:
+    """Write tensors for NumPy users, uncompressed."""
+    refuse_existing(path, overwrite)
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bfloat16:
+            raise ValueError(
+                f"`.npz` must hold types NumPy knows; `{name}` is bfloat16. "
+                "Save as `.safetensors`, or convert with `.to(dtype=torch.float32)`."
+            )
+    arrays: dict[str, Any] = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    atomic_write(path, lambda file: np.savez(file, **arrays))
+
+
+def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+    """Read the arrays `names`, of which only the first must exist. Pickled objects are never read."""
+    required, *optional = names
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with archive:
+            require_array(path, required, archive.files)
+            present = [required, *(name for name in optional if name in archive.files)]
+            arrays = {name: archive[name] for name in present}
+    except StoreError:
+        raise
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
+            raise StoreError(
+                f"'{path}' must hold plain numbers; got an array of Python objects, which is never read "
+                "because it can run code. Save it with `np.savez(path, logits=logits.astype('float32'))`."
+            ) from error
+        raise _damaged(path, f"not a whole .npz file ({error})") from error
+    for name, array in arrays.items():
+        if array.dtype.kind == "V":
+            raise StoreError(
+                f"'{path}' must hold types NumPy knows; `{name}` has dtype {array.dtype}, which is what "
+                "NumPy makes of bfloat16. Save it as float32, or as `.safetensors`."
+            )
+    return arrays
+
+
+def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
+    """Require the array `name`; the error lists what the file has instead."""
+    if name not in found:
+        listed = ", ".join(f"`{other}`" for other in sorted(found)) or "nothing"
+        raise StoreError(f"'{path}' must have an array named `{name}`; it has {listed}. Rename the array.")
+
+
+def _damaged(path: PathLike, why: str) -> StoreError:
+    return StoreError(f"'{path}' cannot be trusted: {why}. Delete it and write it again.")
+
+
+def _describe(tensor: Tensor) -> dict[str, object]:
+    # A damaged header can name a dtype we never write; that must end as a wrong checksum, not a KeyError.
+    return {"dtype": _CODES.get(tensor.dtype, "unknown"), "shape": list(tensor.shape)}
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Expose the memory of a tensor, without a copy when it is contiguous and on the CPU."""
+    array: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array.data
+
+
+def _digest(tensors: Mapping[str, Tensor], buffers: Mapping[str, memoryview], metadata: Mapping[str, str]) -> str:
+    described = {name: _describe(tensor) for name, tensor in tensors.items()}
+    digest = hashlib.sha256(json.dumps([dict(metadata), described], sort_keys=True).encode())
+    for name in sorted(buffers):
+        digest.update(buffers[name])
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself survive a power cut; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,159 @@
+"""The plain formulas, one function each: arrays in, a 1-D float64 tensor of confidences out. Nothing is fitted here.
+
+Arguments are torch tensors, NumPy arrays, or anything `Outputs` takes. `msp`, `doctor` and `entropy` are the plain
+values of the paper, which reach their maximum when the softmax saturates; `log_gap` keeps confident rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor
+from sirc.outputs import Outputs
+from sirc.scores import combine, feature, logit, registry
+from sirc.scores import softmax as _softmax
+from sirc.scores.columns import working_dtype
+from sirc.scores.softmax import Softmax
+from sirc.scores.spec import parse
+
+__all__ = [
+    "doctor",
+    "energy",
+    "entropy",
+    "gradnorm",
+    "knn",
+    "l1",
+    "linear",
+    "log_gap",
+    "mahalanobis",
+    "max_logit",
+    "msp",
+    "product",
+    "residual",
+    "sirc",
+    "sirc_literal",
+    "softmax",
+    "vim",
+]
+
+
+def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
+    """All that one pass over (n, K) logits gives; the other functions of the logits also take this in their place."""
+    return Softmax.of(Outputs(logits).logits, compile=compile)
+
+
+def msp(logits: ArrayLike | Softmax) -> Tensor:
+    """The largest softmax probability, max π."""
+    return _softmax.msp(_summary(logits))
+
+
+def doctor(logits: ArrayLike | Softmax) -> Tensor:
+    """The 2-norm of the softmax, ‖π‖₂."""
+    return _softmax.doctor(_summary(logits))
+
+
+def entropy(logits: ArrayLike | Softmax) -> Tensor:
+    """The negative entropy of the softmax, Σ π log π."""
+    return _softmax.entropy(_summary(logits))
+
+
+def max_logit(logits: ArrayLike | Softmax) -> Tensor:
+    """The largest logit, max v."""
+    return logit.max_logit(_summary(logits))
+
+
+def energy(logits: ArrayLike | Softmax) -> Tensor:
+    """The logsumexp of the logits."""
+    return logit.energy(_summary(logits))
+
+
+def log_gap(logits: ArrayLike | Softmax, name: str) -> Tensor:
+    """log(S1max − S1) of `msp`, `doctor` or `entropy`, computed without cancellation."""
+    spec = parse(name)
+    function = registry.get(spec.name).log_gap if spec.is_leaf else None
+    if function is None:
+        bounded = [n for n in registry.names() if registry.get(n).log_gap]
+        raise ValueError(f"`name` must be a bounded score, one of {', '.join(bounded)}; got `{name}`")
+    return function(_summary(logits))
+
+
+def l1(features: ArrayLike) -> Tensor:
+    """The 1-norm of the features, ‖z‖₁."""
+    return feature.l1(_features(features))
+
+
+def gradnorm(logits: ArrayLike | Softmax, features: ArrayLike) -> Tensor:
+    """The softmax's distance from uniform times the features' norm, ‖π − 1/K‖₁ · ‖z‖₁."""
+    return feature.gradnorm(_summary(logits), l1(features))
+
+
+def residual(features: ArrayLike, origin: ArrayLike, basis: ArrayLike) -> Tensor:
+    """Minus the part of z − u outside the principal subspace: −‖(z − u)N‖₂, with N an orthonormal (L, L − D) basis."""
+    z = _features(features)
+    return feature.residual(z, origin=as_tensor("origin", origin).to(z), basis=as_tensor("basis", basis).to(z)).double()
+
+
+def vim(logits: ArrayLike | Softmax, residual: ArrayLike, c: float) -> Tensor:
+    """energy − c·‖z^{P⊥}‖₂, given `residual` = −‖z^{P⊥}‖₂."""
+    return linear(energy(logits), residual, c)
+
+
+def mahalanobis(features: ArrayLike, means: ArrayLike, precision: ArrayLike) -> Tensor:
+    """−min_k (z − μ_k)ᵀ P (z − μ_k) for (K, L) means and a symmetric positive semi-definite (L, L) precision P."""
+    z = _features(features).double()
+    mu, p = as_tensor("means", means).to(z), as_tensor("precision", precision).to(z)
+    values, vectors = torch.linalg.eigh(p)
+    whitener = vectors * values.clamp_min(0).sqrt()
+    center = mu.mean(0)
+    return feature.mahalanobis(z, center=center, whitener=whitener, means=(mu - center) @ whitener)
+
+
+def knn(features: ArrayLike, bank: ArrayLike, k: int = 10) -> Tensor:
+    """Minus the squared distance to the k-th neighbour in a bank of features, all scaled to unit length."""
+    z = _features(features)
+    rows = torch.nn.functional.normalize(_features(bank).to(z), dim=-1)
+    if len(rows) < k:
+        raise ValueError(f"`bank` must hold at least k = {k} rows; got {len(rows)}")
+    return feature.knn(z, bank=rows, k=k)
+
+
+def sirc(log_gap: ArrayLike, s2: ArrayLike | Sequence[ArrayLike], a: float | Sequence[float], b: float | Sequence[float]) -> Tensor:
+    """−log(S1max − S1) − Σ softplus(b(a − S2)): the order of the paper's C, without overflow.
+
+    One S2 with numbers a and b, or a list of several with a list of each.
+    """
+    single = isinstance(a, int | float)
+    others = [s2] if single else s2
+    values = [as_tensor("s2", s).double() for s in others]  # type: ignore[union-attr]
+    slopes = [b] if isinstance(b, int | float) else b
+    return combine.sirc(as_tensor("log_gap", log_gap).double(), values, [a] if isinstance(a, int | float) else a, slopes)
+
+
+def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float) -> Tensor:
+    """The paper's C = −(S1max − S1)(1 + exp(−b[S2 − a])) as printed; overflows and cancels where `sirc` does not."""
+    first, second = as_tensor("s1", s1).double(), as_tensor("s2", s2).double()
+    return -(s1_max - first) * (1 + torch.exp(-b * (second - a)))
+
+
+def linear(s1: ArrayLike, s2: ArrayLike, c: float) -> Tensor:
+    """S1 + c·S2."""
+    return combine.linear(as_tensor("s1", s1).double(), as_tensor("s2", s2).double(), c)
+
+
+def product(*scores: ArrayLike) -> Tensor:
+    """S1·S2·…, the plain values multiplied."""
+    return combine.product(*(as_tensor("scores", s).double() for s in scores))
+
+
+def _summary(logits: ArrayLike | Softmax) -> Softmax:
+    return logits if isinstance(logits, Softmax) else softmax(logits)
+
+
+def _features(features: ArrayLike) -> Tensor:
+    z = as_tensor("features", features)
+    if z.dim() != 2:
+        raise ValueError(f"`features` must have shape (n, L); got {tuple(z.shape)}")
+    return z.to(working_dtype(z.dtype))

@@ -1,0 +1,242 @@
+"""The final linear layer of any classifier: v = W z + b, found by watching the model run."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from sirc._arrays import ArrayLike, as_tensor
+from sirc._calls import (
+    LayerRun,
+    LinearLayer,
+    as_rows,
+    is_linear_layer,
+    layer_input,
+    layer_size,
+    model_logits,
+    unwrap,
+    watch,
+)
+from sirc._checks import check_finite, check_floating, check_shape
+
+__all__ = ["Head", "capture_features", "find_head"]
+
+
+@final
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Head:
+    """The last layer of a classifier, which maps features z to logits v = W z + b.
+
+    Args:
+        weight: W, shape (K, L): one row per class. A 1×1 convolution's (K, L, 1, 1) is flattened.
+        bias: b, shape (K,), or None.
+        name: the layer's dotted path in the model, as in `model.named_modules()`; "" when it has none.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    name: str
+
+    def __init__(self, weight: ArrayLike, bias: ArrayLike | None = None, name: str = "") -> None:
+        W = as_tensor("weight", weight)
+        if W.ndim == 4 and W.shape[2:] == (1, 1):
+            W = W.flatten(1)
+        check_shape("weight", W, K=1, L=1, hint="Pass one row per class, one column per feature.")
+        check_floating("weight", W)
+        check_finite("weight", W)
+        b = None if bias is None else as_tensor("bias", bias).to(W.device)
+        if b is not None:
+            if b.shape != W.shape[:1]:
+                turned = b.shape == W.shape[1:]
+                raise ValueError(
+                    f"`bias` must have one value for each of the {len(W)} rows of `weight` {tuple(W.shape)}; "
+                    f"got {tuple(b.shape)}. "
+                    + ("`weight` looks transposed: pass weight.T." if turned else "Pass both from one layer.")
+                )
+            check_floating("bias", b)
+            check_finite("bias", b)
+        for field, value in (("weight", W), ("bias", b), ("name", name)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of logits."""
+        return self.weight.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """L, the number of features."""
+        return self.weight.shape[1]
+
+    @cached_property
+    def origin(self) -> Tensor:
+        """The origin u = −W⁺ b, in float64: the point of feature space where the logits vanish."""
+        if self.bias is None:
+            return torch.zeros(self.num_features, dtype=torch.float64, device=self.weight.device)
+        # Singular values that rounding alone explains count as zero, and it was the given dtype that rounded.
+        # Half precision is rounded once, after training in a wider one: eps·max(K, L) would leave nothing.
+        wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        rtol = max(torch.finfo(self.weight.dtype).eps, max(self.weight.shape) * torch.finfo(wide).eps)
+        pinv: Tensor = torch.linalg.pinv(self.weight.double(), rtol=rtol)
+        return -(pinv @ self.bias.double())
+
+    def to(self, device: torch.device | str) -> "Head":
+        """Move to another device."""
+        return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device), self.name)
+
+    def __repr__(self) -> str:
+        bias = "" if self.bias is not None else ", no bias"
+        return f"Head({self.name!r}, {self.num_classes} classes × {self.num_features} features{bias})"
+
+
+def find_head(model: nn.Module, example: object, *, name: str | None = None) -> Head:
+    """Find the linear layer, `nn.Linear` or 1×1 `nn.Conv2d`, whose output *is* the output of `model`.
+
+    The model runs once on `example`, one batch as its loader gives it (a tensor, a tuple that starts with the
+    inputs, or a dict), in evaluation mode and without gradients, and is left as it was. Where several layers
+    fit, the last to run is taken. With `name`, that layer is taken as long as its shapes fit.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. {_BY_HAND}")
+    model = unwrap(model)
+    runs, output = watch(model, example)
+    logits = model_logits(output)
+    if len(logits) == 0:
+        raise ValueError("`example` must hold at least one input; got an empty batch. Pass a batch of two.")
+    if name is not None:
+        layer = _linear_layer(model, name)
+        _check_shapes(layer, name, runs, logits)
+        return _head_of(layer, name)
+    for run in reversed(runs):
+        if run.rows is not None and _same(run.rows[1], logits):
+            head = _head_of(run.layer, run.name)
+            _check_linear(head, type(run.layer).__name__, *run.rows)
+            return head
+    raise ValueError(_no_head(runs, logits, output))
+
+
+@contextmanager
+def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tensor]]:
+    """Catch the features (N, L), the input of layer `name`, while the model runs.
+
+    Yields a function that hands over the features of the latest forward pass, once. Layers are watched in the
+    unwrapped model: replicas and code compiled earlier run without it.
+
+        with capture_features(model, head.name) as take:
+            logits = model(images)
+            features = take()
+    """
+    layer = _linear_layer(unwrap(model), name)
+    caught: list[Tensor] = []
+
+    def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        caught[:] = [layer_input(args, kwargs)]
+
+    def take() -> Tensor:
+        if not caught:
+            raise ValueError(f"Layer {name!r} did not run since its features were last taken: call the model first.")
+        given = caught.pop()
+        features = as_rows(given, layer_size(layer)[1])
+        if features is None:
+            raise ValueError(_not_rows(name, tuple(given.shape)))
+        return features
+
+    with layer.register_forward_pre_hook(hook, with_kwargs=True):
+        yield take
+
+
+_BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
+
+
+def _head_of(layer: LinearLayer, name: str) -> Head:
+    # Clones, so that training the model further does not change the head behind its owner's back.
+    return Head(layer.weight.clone(), None if layer.bias is None else layer.bias.clone(), name)
+
+
+def _same(outputs: Tensor, logits: Tensor) -> bool:
+    return outputs.shape == logits.shape and torch.equal(outputs.to(logits), logits)
+
+
+def _check_linear(head: Head, kind: str, features: Tensor, outputs: Tensor) -> None:
+    """Refuse a subclass of `nn.Linear` that does something other than W z + b."""
+    z, W = features.double(), head.weight.double()
+    b = W.new_zeros(len(W)) if head.bias is None else head.bias.double()
+    # Autocast and TF32 multiply in a narrower dtype than they show, with about three digits.
+    tolerance = max(torch.finfo(outputs.dtype).eps, 1e-3) * (z.abs() @ W.abs().T + b.abs())
+    if ((z @ W.T + b - outputs).abs() > tolerance).any():
+        raise ValueError(
+            f"The head must compute W z + b; {head.name!r}, a {kind}, gives the model's output, but not "
+            f"from its weight and bias alone. {_BY_HAND}"
+        )
+
+
+def _linear_layer(model: nn.Module, name: str) -> LinearLayer:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layer = modules.get(name)
+    if is_linear_layer(layer):
+        return layer
+    known = [key for key, module in modules.items() if is_linear_layer(module)]
+    close = get_close_matches(name, known, n=1, cutoff=0.4)
+    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {type(layer).__name__}"
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"`name` must be an nn.Linear or a 1×1 nn.Conv2d of the model; {wrong}.{hint} "
+        f"The last of its linear layers: {', '.join(map(repr, known[-5:])) or 'none'}."
+    )
+
+
+def _check_shapes(layer: LinearLayer, name: str, runs: list[LayerRun], logits: Tensor) -> None:
+    run = next((run for run in reversed(runs) if run.layer is layer), None)
+    if run is None:
+        raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(runs)}")
+    if run.rows is None:
+        raise ValueError(_not_rows(name, run.shape))
+    if run.rows[1].shape != logits.shape:
+        raise ValueError(
+            f"Layer {name!r} must give the shape of the model's logits, {tuple(logits.shape)}; "
+            f"it gave {tuple(run.rows[1].shape)}. {_ran(runs)}"
+        )
+
+
+def _no_head(runs: list[LayerRun], logits: Tensor, output: object) -> str:
+    """Why no layer was found, what ran, and how to go on."""
+    hints = []
+    for run in reversed(runs):
+        if run.rows is None:
+            if layer_size(run.layer)[0] == logits.shape[1]:
+                hints.append(_not_rows(run.name, run.shape))
+        elif run.rows[1].shape == logits.shape:
+            for end in (torch.softmax, torch.log_softmax):
+                if torch.allclose(end(run.rows[1].double(), -1), logits.double(), rtol=1e-2, atol=1e-6):
+                    hints.append(f"The model ends with a {end.__name__} of {run.name!r}: pass the network without it.")
+    if logits.isnan().any():
+        hints.append("The output holds NaN: pass an example that the model can handle.")
+    if isinstance(output, tuple | list) and len(output) > 1:
+        hints.append(f"The first 2-D tensor of the returned {type(output).__name__} was taken for the logits.")
+    return (
+        f"find_head looks for the nn.Linear or 1×1 nn.Conv2d whose output is the model's output, "
+        f"{tuple(logits.shape)}; none is. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
+        f'Name the layer, find_head(model, example, name="…"), or pass its arrays, sirc.Head(W, b).'
+    )
+
+
+def _ran(runs: list[LayerRun]) -> str:
+    if not runs:
+        return "No linear layer ran (a call of F.linear and a scripted model show none)."
+    layers = []
+    for run in runs[-4:]:
+        K, L = layer_size(run.layer)
+        layers.append(f"{run.name!r} ({L} → {K}, on {run.shape})")
+    return f"The last linear layers that ran: {', '.join(layers)}."
+
+
+def _not_rows(name: str, shape: tuple[int, ...]) -> str:
+    return (
+        f"A head's features are (N, L), one row per input; layer {name!r} ran on {shape}. "
+        f"Pool tokens or pixels before the layer, not after."
+    )

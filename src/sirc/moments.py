@@ -1,0 +1,237 @@
+"""Mergeable streaming statistics of the training rows: counts, means, second moments, per class, a reservoir.
+
+All of it is float64 and merges: any order of the rows and any number of workers give the single-process result.
+Second moments are kept centred (Chan's update), so a large common offset of the features costs no digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sirc.head import Head
+
+_ROWS = 4096
+_COLUMNS = 512
+
+
+@final
+class Moments:
+    """Count, mean and scatter Σ(z − z̄)(z − z̄)ᵀ of rows seen in batches; with `classes`, also Σz of each class.
+
+    >>> m = Moments().update(torch.tensor([[0.0], [2.0]])).merge(Moments().update(torch.tensor([[4.0]])))
+    >>> m.count, m.mean.item(), m.covariance.item()
+    (3, 2.0, 2.6666666666666665)
+    """
+
+    def __init__(self, *, second: bool = True, classes: int | None = None) -> None:
+        self.second = second
+        self.classes = classes
+        self.count = 0
+        self._mean: Tensor | None = None
+        self._scatter: Tensor | None = None
+        self._class_count: Tensor | None = None
+        self._class_sum: Tensor | None = None
+
+    def update(self, rows: Tensor, labels: Tensor | None = None) -> Moments:
+        """Take in (n, L) rows of any floating type, with labels where classes are counted; returns itself."""
+        if rows.dim() != 2:
+            raise ValueError(f"`rows` must have shape (n, L); got {tuple(rows.shape)}")
+        if self._mean is not None and rows.shape[1] != len(self._mean):
+            raise ValueError(f"`rows` must have the {len(self._mean)} columns of earlier ones; got {rows.shape[1]}")
+        if self.classes is not None and (labels is None or len(labels) != len(rows)):
+            got = "none" if labels is None else str(len(labels))
+            raise ValueError(f"`labels` must give the class of each of the {len(rows)} rows; got {got}")
+        for start in range(0, len(rows), _ROWS):
+            block = rows[start : start + _ROWS].to(torch.float64, copy=True)
+            if self.classes is not None and labels is not None:
+                self._count_classes(block, labels[start : start + _ROWS].to(block.device))
+            mean = block.mean(0)
+            self._shift_mean(len(block), mean)
+            if self.second and self._scatter is not None:
+                add_gram_(self._scatter, block.sub_(mean))
+        return self
+
+    def merge(self, other: Moments) -> Moments:
+        """Take in all that another instance has seen; returns itself."""
+        if (self.second, self.classes) != (other.second, other.classes):
+            raise ValueError(
+                "moments merge when they keep the same things; got "
+                f"second={self.second}, classes={self.classes} and second={other.second}, classes={other.classes}"
+            )
+        if other._mean is None:
+            return self
+        if self._mean is not None and len(self._mean) != len(other._mean):
+            raise ValueError(f"moments of {len(self._mean)} and of {len(other._mean)} columns cannot merge")
+        self._shift_mean(other.count, other._mean)
+        for name in ("_scatter", "_class_count", "_class_sum"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if theirs is not None:
+                setattr(self, name, theirs.clone() if mine is None else mine.add_(theirs.to(mine.device)))
+        return self
+
+    def _shift_mean(self, count: int, mean: Tensor) -> None:
+        """Move the mean to that of both groups, and the scatter of the group means into the scatter."""
+        if self._mean is None:
+            self._mean = torch.zeros_like(mean)
+            if self.second:
+                self._scatter = mean.new_zeros(len(mean), len(mean))
+        delta = mean.to(self._mean.device) - self._mean
+        total = self.count + count
+        if self._scatter is not None and self.count:
+            self._scatter.addr_(delta, delta, alpha=self.count * count / total)
+        self._mean.add_(delta, alpha=count / total)
+        self.count = total
+
+    def _count_classes(self, block: Tensor, labels: Tensor) -> None:
+        assert self.classes is not None
+        if self._class_sum is None or self._class_count is None:
+            self._class_sum = block.new_zeros(self.classes, block.shape[1])
+            self._class_count = block.new_zeros(self.classes)
+        self._class_sum.index_add_(0, labels, block)
+        self._class_count += torch.bincount(labels, minlength=self.classes)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of all rows, (L,)."""
+        if self._mean is None:
+            raise ValueError("no rows were seen yet: call `update` first")
+        return self._mean
+
+    @property
+    def covariance(self) -> Tensor:
+        """The population covariance (divided by n), (L, L)."""
+        return self._full_scatter().div_(self.count)
+
+    def second_moment(self, origin: Tensor) -> Tensor:
+        """The mean of (z − u)(z − u)ᵀ about an origin u, (L, L)."""
+        offset = self.mean - origin.to(self.mean)
+        return self.covariance.addr_(offset, offset)
+
+    @property
+    def class_count(self) -> Tensor:
+        """The number of rows of each class, (K,)."""
+        return self._by_class()[0]
+
+    @property
+    def class_mean(self) -> Tensor:
+        """The mean of each class, (K, L); NaN for a class without rows."""
+        count, total = self._by_class()
+        return total / count[:, None]
+
+    @property
+    def within_class_covariance(self) -> Tensor:
+        """The tied covariance of rows about their class means, (L, L)."""
+        count, total = self._by_class()
+        offset = (total / count[:, None].clamp_min(1) - self.mean) * count.sqrt()[:, None]
+        return self._full_scatter().sub_(offset.T @ offset).div_(self.count)
+
+    def _by_class(self) -> tuple[Tensor, Tensor]:
+        if self._class_count is None or self._class_sum is None:
+            raise ValueError("per-class moments were not kept: use `Moments(classes=K)` and pass labels")
+        return self._class_count, self._class_sum
+
+    def _full_scatter(self) -> Tensor:
+        if self._scatter is None:
+            raise ValueError("second moments were not kept, or no rows were seen: use `Moments(second=True)`")
+        upper = self._scatter.triu()
+        return upper + upper.triu(1).T
+
+
+def add_gram_(total: Tensor, x: Tensor) -> None:
+    """total += xᵀx in the upper triangle; what lies below it is not meaningful (symmetry halves the work)."""
+    for start in range(0, x.shape[1], _COLUMNS):
+        stop = start + _COLUMNS
+        total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
+
+
+def row_hash(index: Tensor, seed: int) -> Tensor:
+    """A well-mixed int64 for each dataset index (splitmix64): distinct for distinct indices, the same everywhere."""
+    x = index.to(torch.int64) + _signed(0x9E3779B97F4A7C15 * (2 * seed + 1))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ _logical_shift(x, shift)) * _signed(factor)
+    return x ^ _logical_shift(x, 31)
+
+
+def fold_of(index: Tensor, folds: int, seed: int = 0) -> Tensor:
+    """The fold 0…folds−1 of each dataset index, from a hash independent of the reservoir's."""
+    return _logical_shift(row_hash(index, 2 * seed + 1), 1) % folds
+
+
+def _logical_shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+@final
+class Reservoir:
+    """The `capacity` rows whose seeded hash of the dataset index is smallest: a uniform sample, whatever the order."""
+
+    _EMPTY = (1 << 63) - 1
+
+    def __init__(self, capacity: int, seed: int = 0) -> None:
+        self.capacity = capacity
+        self.seed = seed
+        self._keys = torch.full((capacity,), self._EMPTY)
+        self._index = torch.full((capacity,), -1)
+        self._columns: dict[str, Tensor] = {}
+
+    def update(self, index: Tensor, columns: dict[str, Tensor]) -> Reservoir:
+        """Offer rows: their dataset indices and, by name, tensors with one row each; returns itself."""
+        index = index.cpu()
+        keys = row_hash(index, self.seed)
+        offered = (keys < self._keys.max()).nonzero()[:, 0]
+        both = torch.cat((self._keys, keys[offered]))
+        stays = torch.zeros(len(both), dtype=torch.bool)
+        stays[both.argsort()[: self.capacity]] = True
+        # Newcomers take the places of the evicted (an empty place goes first), so rows kept are never copied.
+        arrivals = offered[stays[self.capacity :]]
+        places = (~stays[: self.capacity]).nonzero()[:, 0]
+        self._keys[places], self._index[places] = keys[arrivals], index[arrivals]
+        for name, value in columns.items():
+            if name not in self._columns:
+                self._columns[name] = value.new_empty(self.capacity, *value.shape[1:])
+            kept = self._columns[name]
+            kept[places.to(kept.device)] = value[arrivals.to(value.device)].to(kept)
+        return self
+
+    def merge(self, other: Reservoir) -> Reservoir:
+        """Take in another reservoir of the same capacity and seed; returns itself."""
+        if (self.capacity, self.seed) != (other.capacity, other.seed):
+            raise ValueError(
+                "reservoirs merge when their capacity and seed are the same; got "
+                f"{self.capacity}, {self.seed} and {other.capacity}, {other.seed}"
+            )
+        index, columns = other.rows()
+        return self.update(index, columns) if len(index) else self
+
+    def __len__(self) -> int:
+        return int((self._keys != self._EMPTY).sum())
+
+    def rows(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The dataset indices of the rows kept and their columns, in the order of the hash."""
+        order = self._keys.argsort()[: len(self)]
+        return self._index[order], {name: value[order.to(value.device)] for name, value in self._columns.items()}
+
+    def holds(self, index: Tensor) -> Tensor:
+        """Which dataset indices are among the rows kept, of those that were offered."""
+        kept = self._keys[self._keys != self._EMPTY]
+        last = int(kept.max()) if len(kept) else -self._EMPTY
+        return row_hash(index, self.seed) <= last
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a score's parameters are solved from: the moments of some rows, a bank of rows, the head."""
+
+    moments: Moments | None = None
+    bank: Tensor | None = None
+    head: Head | None = None

@@ -1,0 +1,287 @@
+"""What a model said about a dataset: logits, and with them features and labels where they are known."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor, row_index
+from sirc._checks import (
+    check_finite,
+    check_floating,
+    check_positive,
+    check_same_device,
+    check_same_length,
+    check_shape,
+    differences,
+    dtype_name,
+)
+from sirc._files import PathLike, read_npz, read_safetensors, require_array, write_npz, write_safetensors
+from sirc._labels import as_columns
+from sirc.errors import StoreError
+
+Batch: TypeAlias = "Outputs | Mapping[str, ArrayLike | None] | Sequence[ArrayLike | None]"
+_FIELDS = ("logits", "features", "labels")
+_FORMAT = "sirc.Outputs/1"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the parts of one dataset have in common."""
+
+    num_classes: int
+    num_features: int | None
+    labels: bool
+    dtype: torch.dtype
+    features_dtype: torch.dtype | None
+
+    def differences(self, other: "Layout") -> str:
+        """Say what differs, or nothing."""
+        return differences(vars(self), vars(other))
+
+
+@final
+class Outputs:
+    """Logits (n, K), features (n, L) and labels (n,) of the same n samples, validated once.
+
+    ```python
+    test = Outputs(logits, features, labels)     # torch, NumPy, JAX, pandas: memory is shared, not copied
+    test.correct.double().mean()                 # accuracy
+    test[:100], test[test.correct], test.to("cuda")
+    ```
+
+    Logits and features are float16, bfloat16, float32 or float64, finite, on any device. Labels are columns
+    of the logits, 0…K−1. Where the dataset numbers or names its classes otherwise, `classes` gives its label
+    of each column, and labels are translated: `Outputs(logits, labels=["dog"], classes=["cat", "dog"])`.
+
+    An `Outputs` does not change; a selection may be empty, a new one may not.
+    """
+
+    __slots__ = ("_features", "_labels", "_logits", "_predictions")
+
+    def __init__(
+        self,
+        logits: ArrayLike,
+        features: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        *,
+        classes: ArrayLike | None = None,
+    ) -> None:
+        v = as_tensor("logits", logits)
+        check_shape("logits", v, n=1, K=2, hint="For a single sample, pass `logits[None]`.")
+        check_floating("logits", v)
+        check_finite("logits", v)
+        z = None
+        if features is not None:
+            z = as_tensor("features", features)
+            check_shape("features", z, n=1, L=1, hint="Flatten or pool to one vector per sample first.")
+            check_floating("features", z)
+            check_same_length("features", z, "logits", v)
+            check_same_device("features", z, "logits", v)
+            check_finite("features", z)
+        y = None if labels is None else as_columns(labels, v, classes)
+        self._set(v, z, y)
+
+    def _set(self, logits: Tensor, features: Tensor | None, labels: Tensor | None) -> None:
+        self._logits = logits
+        self._features = features
+        self._labels = labels
+        self._predictions: Tensor | None = None
+
+    @classmethod
+    def _trusted(cls, logits: Tensor, features: Tensor | None, labels: Tensor | None) -> Self:
+        """Parts of what was validated before: no check, no read of the data."""
+        outputs = cls.__new__(cls)
+        outputs._set(logits, features, labels)
+        return outputs
+
+    @classmethod
+    def of(cls, batch: object) -> "Outputs":
+        """Make an `Outputs` of a batch: itself, a dict with its keys, or (logits[, features[, labels]])."""
+        if isinstance(batch, Outputs):
+            return batch
+        if isinstance(batch, Mapping):
+            if "logits" in batch and set(batch) <= set(_FIELDS):
+                return cls(batch["logits"], batch.get("features"), batch.get("labels"))
+            got = f"a dict with {', '.join(map(repr, batch)) or 'no keys'}"
+        elif isinstance(batch, list | tuple):
+            if 1 <= len(batch) <= len(_FIELDS):
+                return cls(*batch)
+            got = f"{len(batch)} items"
+        else:
+            got = type(batch).__name__
+        raise ValueError(
+            "a batch must be an `Outputs`, a dict with `logits` and perhaps `features` and `labels`, or "
+            f"(logits[, features[, labels]]); got {got}. Wrap it: `Outputs(logits, features, labels)`."
+        )
+
+    @classmethod
+    def cat(cls, parts: "Sequence[Outputs]") -> "Outputs":
+        """One `Outputs` with the rows of all `parts`, in order."""
+        if len(parts) == 0:
+            raise ValueError("`cat` must get at least one `Outputs`; got none. Check that the source has batches.")
+        first, *others = parts
+        for number, other in enumerate(others, start=1):
+            if words := first.layout.differences(other.layout):
+                raise ValueError(
+                    f"the parts of `cat` must be alike; part {number} is not like part 0: {words}. "
+                    "Convert with `.to(dtype=…)`, or drop what only some have."
+                )
+        if not others:
+            return first
+        return cls._trusted(
+            torch.cat([part.logits for part in parts]),
+            _cat_present([part.features for part in parts]),
+            _cat_present([part.labels for part in parts]),
+        )
+
+    @property
+    def logits(self) -> Tensor:
+        """The (n, K) logits v."""
+        return self._logits
+
+    @property
+    def features(self) -> Tensor | None:
+        """The (n, L) features z that the last layer saw, or None."""
+        return self._features
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The true columns as int64, or None."""
+        return self._labels
+
+    @property
+    def predictions(self) -> Tensor:
+        """The column of the largest logit, int64; computed on first use."""
+        if self._predictions is None:
+            self._predictions = self._logits.argmax(-1)
+        return self._predictions
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether each prediction is the label."""
+        if self._labels is None:
+            raise ValueError(
+                "`correct` must have labels to compare with; these outputs have none. "
+                "Build them with `Outputs(logits, features, labels)`."
+            )
+        return self.predictions == self._labels
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of logits per sample."""
+        return self._logits.shape[1]
+
+    @property
+    def num_features(self) -> int | None:
+        """L, the number of features per sample, or None without features."""
+        return None if self._features is None else self._features.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._logits.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the logits."""
+        return self._logits.dtype
+
+    @property
+    def layout(self) -> "Layout":
+        """What it must share with another `Outputs` to be part of the same dataset."""
+        return Layout(
+            num_classes=self.num_classes,
+            num_features=self.num_features,
+            labels=self._labels is not None,
+            dtype=self.dtype,
+            features_dtype=None if self._features is None else self._features.dtype,
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Outputs":
+        """Move to a device, or give logits and features another dtype; labels stay int64. May return self."""
+        if dtype is not None:
+            check_floating("dtype", dtype)
+
+        def move(name: str, x: Tensor) -> Tensor:
+            moved = x.to(device=device, dtype=dtype)
+            if torch.finfo(moved.dtype).max < torch.finfo(x.dtype).max:
+                check_finite(f"{name}.to({dtype_name(moved.dtype)})", moved)
+            return moved
+
+        logits = move("logits", self._logits)
+        features = None if self._features is None else move("features", self._features)
+        labels = None if self._labels is None else self._labels.to(device=device)
+        if logits is self._logits and features is self._features and labels is self._labels:
+            return self
+        return self._trusted(logits, features, labels)
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def __getitem__(self, key: int | slice | ArrayLike) -> "Outputs":
+        index = row_index(key, len(self), self.device)
+        return self._trusted(
+            self._logits[index],
+            None if self._features is None else self._features[index],
+            None if self._labels is None else self._labels[index],
+        )
+
+    def batches(self, batch_size: int) -> "Iterator[Outputs]":
+        """Iterate over views of at most `batch_size` rows each, in order."""
+        size = check_positive("batch_size", batch_size)
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def save(self, path: PathLike, *, overwrite: bool = False) -> None:
+        """Write to a `.npz` or `.safetensors` file: whole, or not at all."""
+        as_npz = _is_npz(path)
+        if len(self) == 0:
+            raise ValueError("outputs must have at least one row to be saved; got an empty selection. Select some.")
+        values = {field: getattr(self, field) for field in _FIELDS}
+        tensors = {field: value for field, value in values.items() if value is not None}
+        if as_npz:
+            write_npz(path, tensors, overwrite=overwrite)
+        else:
+            write_safetensors(path, tensors, {"format": _FORMAT}, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: PathLike, *, device: torch.device | str = "cpu") -> "Outputs":
+        """Read what `save` wrote, or any `.npz` or `.safetensors` file with an array named `logits`.
+
+        Everything is validated again; a `.safetensors` file is memory-mapped, and its checksum is compared if
+        it has one.
+        """
+        arrays: Mapping[str, ArrayLike]
+        if _is_npz(path):
+            arrays = read_npz(path, _FIELDS)
+        else:
+            arrays, metadata = read_safetensors(path, foreign=True)
+            written = metadata.get("format", "")
+            if written.startswith("sirc.") and written != _FORMAT:
+                raise StoreError(f"'{path}' must be a {_FORMAT} file; got {written}. Open it with what wrote it.")
+            require_array(path, "logits", arrays)
+        return cls(arrays["logits"], arrays.get("features"), arrays.get("labels")).to(device)
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self)} rows", f"{self.num_classes} classes"]
+        parts.append(f"{self.num_features} features" if self.num_features else "no features")
+        parts.append("labels" if self._labels is not None else "no labels")
+        return f"Outputs({', '.join(parts)}, {dtype_name(self.dtype)} on {self.device})"
+
+
+def _cat_present(tensors: list[Tensor | None]) -> Tensor | None:
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if present else None
+
+
+def _is_npz(path: PathLike) -> bool:
+    suffix = Path(path).suffix
+    if suffix not in (".npz", ".safetensors"):
+        raise ValueError(
+            f"a path for outputs must end in `.npz` or `.safetensors`; got '{path}'. "
+            "For many shards in a folder, use `OutputStore`."
+        )
+    return suffix == ".npz"

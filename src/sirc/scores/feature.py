@@ -1,0 +1,112 @@
+"""Scores on the features, and the solutions of their parameters from the moments of the training rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sirc.moments import Evidence, Moments
+from sirc.scores.registry import score
+from sirc.scores.softmax import Softmax
+
+BANK_SIZE = 12_500
+"""Rows of ID training features that `knn` searches."""
+
+_PSEUDO_INVERSE_CUTOFF = 1e-10
+
+
+@score(needs="features")
+def l1(features: Tensor) -> Tensor:
+    """The 1-norm of the features: ‖z‖₁. Huang et al. 2021."""
+    return features.abs().sum(-1, dtype=torch.float64)
+
+
+@score(needs=("softmax", "l1"))
+def gradnorm(p: Softmax, l1: Tensor) -> Tensor:
+    """The softmax's distance from uniform times the features' norm: ‖π − 1/K‖₁ · ‖z‖₁. Huang et al. 2021."""
+    return p.deviation * l1
+
+
+def principal_dimension(features: int) -> int:
+    """D, the dimension of the principal subspace of L features: ViM's rule, and half of L below it."""
+    if features > 1500:
+        return 1000
+    return 512 if features > 512 else features // 2
+
+
+def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
+    """The origin u = −W⁺b and an orthonormal basis of what the min(D, rank) leading directions leave."""
+    moments, head = _moments(evidence), evidence.head
+    assert head is not None
+    origin = head.origin.to(moments.mean)
+    values, vectors = torch.linalg.eigh(moments.second_moment(origin))
+    size = len(values)
+    rank = int((values > values[-1].abs() * size * torch.finfo(values.dtype).eps).sum())
+    return {"origin": origin, "basis": vectors[:, : size - min(principal_dimension(size), rank)].contiguous()}
+
+
+def _residual_resolution(evidence: Evidence) -> float:
+    """Rounding of the features, carried into the residual: features that never leave the subspace show only that."""
+    moments, head = _moments(evidence), evidence.head
+    assert head is not None
+    return 1e-6 * float(moments.second_moment(head.origin).trace().clamp_min(0).sqrt())
+
+
+@score(
+    needs="features",
+    solve=solve_residual,
+    evidence=("second",),
+    head=True,
+    resolution=_residual_resolution,
+)
+def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
+    """Minus the feature's part outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
+    return -((features - origin) @ basis).norm(dim=-1)
+
+
+def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
+    """The map that makes the within-class covariance the identity on its range, and the class means under it."""
+    moments = _moments(evidence)
+    values, vectors = torch.linalg.eigh(moments.within_class_covariance)
+    kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
+    if not bool(kept.any()) or float(values[-1]) <= 0:
+        raise ValueError(
+            "`mahalanobis` needs features that vary within classes; every row equals its class mean. "
+            "Fit on more rows per class"
+        )
+    whitener = vectors[:, kept] / values[kept].sqrt()
+    center = moments.mean
+    means = moments.class_mean[moments.class_count > 0]
+    return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
+
+
+@score(needs="features", solve=solve_mahalanobis, evidence=("second", "by_class"))
+def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
+    """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
+    white = (features - center) @ whitener
+    # ‖y‖² − 2·y·m + ‖m‖² picks the nearest mean; its distance is then taken directly, which does not cancel.
+    nearest = torch.addmm(means.square().sum(-1).div(2), white, means.T, alpha=-1).argmin(-1)
+    return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
+
+
+def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
+    """The bank of unit features."""
+    bank = evidence.bank
+    assert bank is not None
+    if len(bank) < k:
+        raise ValueError(f"`knn` needs at least k = {k} training rows to search; got {len(bank)}")
+    return {"bank": normalize(bank.double(), dim=-1).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)}
+
+
+@score(needs="features", solve=solve_knn, evidence=("bank",))
+def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
+    """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
+    unit = normalize(features, dim=-1)
+    neighbour = (unit @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+    return -(unit - bank[neighbour]).square().sum(-1, dtype=torch.float64)
+
+
+def _moments(evidence: Evidence) -> Moments:
+    assert evidence.moments is not None
+    return evidence.moments

@@ -1,0 +1,331 @@
+"""Fit: ID-dependent parameters from one pass for the moments and one for the statistics of the S2 scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from sirc.head import Head
+from sirc.moments import Evidence, Moments, Reservoir, fold_of
+from sirc.outputs import Outputs
+from sirc.scores import registry
+from sirc.scores.columns import needed_leaves
+from sirc.scores.feature import BANK_SIZE
+from sirc.scores.scorer import Scorer, check_features, check_specs
+from sirc.scores.spec import Spec, parse
+from sirc.scores.statistics import Statistics, fitted_leaves, unsettled
+
+Crossfit = int | Literal["auto"]
+
+_FOLDS = 5
+_ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
+_BLOCK_ROWS = 8192
+
+
+def fit(
+    specs: str | Sequence[str],
+    train: Outputs | Iterable[object],
+    *,
+    head: Head | None = None,
+    crossfit: Crossfit = "auto",
+) -> Scorer:
+    """Find all parameters of the specs on ID training data and return a `Scorer`.
+
+    `train` is an `Outputs`, an `OutputStore`, or any iterable of batches (`Outputs`, dicts or tuples of arrays).
+    What can be iterated again is read twice; a one-shot iterator once, its statistics then coming from a random
+    sample of 12,500 rows. Memory does not grow with the number of rows.
+
+    `head` is the final linear layer (`sirc.find_head(model, example)`), needed by `residual` and `vim`.
+    `crossfit`: the number of folds for the statistics of fitted scores inside `sirc` and `vim`, so that each row is
+    scored with parameters it had no part in; 0 is the paper's in-sample rule; `"auto"` is 5 below 100 rows for each
+    feature, else 0.
+    """
+    one_shot = isinstance(train, Iterator)
+    fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot)
+    for index, batch in _numbered(train):
+        fitter.update(batch, index=index)
+    return fitter.finish(None if one_shot else train)
+
+
+@final
+class Fitter:
+    """The same in steps, for data in several places: `update` with batches, `merge` with others, `finish`.
+
+    Give each batch its dataset indices when workers see different parts; then any split of the rows over workers, in
+    any order, gives the parameters of a single pass. `finish(train)` makes the second pass over `train`; without it,
+    and with `one_pass=True` from the start, a random sample of the rows seen stands in for it.
+    """
+
+    def __init__(
+        self,
+        specs: str | Sequence[str],
+        *,
+        head: Head | None = None,
+        crossfit: Crossfit = "auto",
+        one_pass: bool = False,
+    ) -> None:
+        self.specs = check_specs(specs)
+        self.head = head
+        self.crossfit = _check_crossfit(crossfit)
+        self.one_pass = one_pass
+        self.count = 0
+        self.num_classes: int | None = None
+        self.num_features: int | None = None
+        self._parsed = [parse(text) for text in self.specs]
+        self._leaves = [leaf for leaf in needed_leaves(self._parsed) if registry.get(leaf.name).solve]
+        self._evidence = frozenset().union(*(registry.get(leaf.name).evidence for leaf in self._leaves))
+        self._statistics = unsettled(self._parsed)
+        # Cross-fitting is for statistics of scores that are themselves fitted; all others have nothing to hug.
+        self._crossfitted = fitted_leaves(self._statistics)
+        if head is None and (wanting := [str(s) for s in self._leaves if registry.get(s.name).head]):
+            raise ValueError(
+                f"`head` is needed for {', '.join(f'`{s}`' for s in wanting)}: the weight and bias of the final linear layer. "
+                "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(weight, bias)`"
+            )
+        keeps_rows = "bank" in self._evidence or (one_pass and bool(self._statistics))
+        self._reservoir = Reservoir(BANK_SIZE) if keeps_rows else None
+        self._folds: list[Moments] = []
+        self._pending: list[tuple[Tensor, Outputs]] = []
+        self._probe = 0.0
+
+    def update(self, batch: object, *, index: Tensor | None = None) -> Fitter:
+        """Take in a batch; `index` gives the rows' places in the dataset, by default those after the rows so far."""
+        outputs = Outputs.of(batch)
+        self._check_batch(outputs)
+        if index is None:
+            index = torch.arange(self.count, self.count + len(outputs))
+        elif index.shape != (len(outputs),):
+            raise ValueError(
+                f"`index` must give one place for each of the {len(outputs)} rows; got {tuple(index.shape)}"
+            )
+        self.count += len(outputs)
+        if not self._evidence and self._reservoir is None:
+            return self
+        if len(outputs) < _BLOCK_ROWS:
+            # Copied, as the caller may fill the same memory again before these rows' turn comes.
+            self._pending.append((index.cpu().clone(), self._copy(outputs)))
+            if sum(len(rows) for rows, _ in self._pending) >= _BLOCK_ROWS:
+                self._flush()
+        else:
+            self._flush()
+            self._take(index.cpu(), outputs)
+        return self
+
+    def merge(self, other: Fitter) -> Fitter:
+        """Take in all that another fitter with the same settings has seen; returns itself."""
+        mine = (self.specs, self.crossfit, self.one_pass)
+        theirs = (other.specs, other.crossfit, other.one_pass)
+        if mine != theirs:
+            raise ValueError(f"fitters merge when specs, crossfit and one_pass are the same; got {mine} and {theirs}")
+        for name in ("num_classes", "num_features"):
+            known, new = getattr(self, name), getattr(other, name)
+            if known is not None and new is not None and known != new:
+                raise ValueError(f"fitters merge when they saw the same model; got {name} {known} and {new}")
+            setattr(self, name, new if known is None else known)
+        self._flush()
+        other._flush()
+        self.count += other.count
+        self._probe += other._probe
+        if self._reservoir is not None and other._reservoir is not None:
+            self._reservoir.merge(other._reservoir)
+        if not self._folds:
+            self._folds = [Moments(second=m.second, classes=m.classes) for m in other._folds]
+        if len(self._folds) != len(other._folds):
+            self._folds = [_union(self._folds)]
+        for position, moments in enumerate(other._folds):
+            self._folds[position if len(self._folds) > 1 else 0].merge(moments)
+        self._settle_folds()
+        return self
+
+    def finish(self, train: Outputs | Iterable[object] | None = None) -> Scorer:
+        """Solve all parameters, with a second pass over `train` where the specs need one."""
+        self._flush()
+        if not self.count:
+            raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
+        index, rows = self._reservoir.rows() if self._reservoir is not None else (torch.empty(0), {})
+        bank = rows.get("features") if "bank" in self._evidence else None
+        everything = Evidence(_union(self._folds) if self._folds else None, bank, self.head)
+        parameters = {str(leaf): _solve(leaf, everything) for leaf in self._leaves}
+        if self._statistics:
+            parameters |= self._second_pass(train, parameters, everything, index, rows)
+        return Scorer(self.specs, parameters, num_classes=self.num_classes, num_features=self.num_features)
+
+    def _second_pass(
+        self,
+        train: Outputs | Iterable[object] | None,
+        parameters: dict[str, dict[str, Tensor]],
+        everything: Evidence,
+        index: Tensor,
+        rows: dict[str, Tensor],
+    ) -> dict[str, dict[str, Tensor]]:
+        """The parameters of combinations, from `train` or, where it can be seen only once, from the rows kept of it."""
+        if train is None and not self.one_pass:
+            raise ValueError(
+                f"`{self._statistics[0]}` needs statistics of the training rows: pass `finish(train)` for a second pass, "
+                "or make the fitter with `one_pass=True`"
+            )
+        statistics = Statistics(self._statistics, parameters, everything)
+        folds = self._active_folds()
+        if folds and self._crossfitted:
+            statistics.use_folds(folds, lambda fold: self._solve_without(fold, folds, index, everything.bank))
+        elif self._reservoir is not None and everything.bank is not None:
+            statistics.use_bank(self._reservoir, len(index) if train is None else self.count)
+        if train is None:
+            sample = Outputs._trusted(rows["logits"], rows.get("features"), None)
+            statistics.update(sample, index)
+            return statistics.settle()
+        seen, probe = 0, 0.0
+        for where, batch in _numbered(train):
+            self._check_batch(batch)
+            statistics.update(batch, where)
+            seen += len(batch)
+            probe += _probe(where, batch) if statistics.order_matters else 0.0
+        self._check_second_pass(seen, probe, statistics.order_matters)
+        return statistics.settle()
+
+    def _check_batch(self, outputs: Outputs) -> None:
+        check_features(self._parsed, outputs)
+        if "by_class" in self._evidence and outputs.labels is None:
+            wanting = [str(s) for s in self._leaves if "by_class" in registry.get(s.name).evidence]
+            raise ValueError(
+                f"labels are needed to fit {', '.join(f'`{s}`' for s in wanting)}: the class of each training row. "
+                "Pass `Outputs(logits, features, labels)`"
+            )
+        for name in ("num_classes", "num_features"):
+            known, new = getattr(self, name), getattr(outputs, name)
+            if self.num_classes is not None and known != new:
+                what = "logits" if name == "num_classes" else "features"
+                raise ValueError(f"all batches must come from one model; got {new} {what} after batches with {known}")
+        if self.num_classes is None and self.head is not None and outputs.num_features is not None:
+            got, want = (
+                (outputs.num_classes, outputs.num_features),
+                (self.head.num_classes, self.head.num_features),
+            )
+            if got != want:
+                raise ValueError(
+                    f"`head` must map the features to the logits; it maps {want[1]} features to {want[0]} logits, "
+                    f"the data have {got[1]} and {got[0]}. Is it the head of this model?"
+                )
+        self.num_classes, self.num_features = outputs.num_classes, outputs.num_features
+
+    def _copy(self, outputs: Outputs) -> Outputs:
+        """The parts that will be used, in memory of their own."""
+        logits = outputs.logits.clone() if self.one_pass else outputs.logits[:, :1].clone()
+        features = None if outputs.features is None else outputs.features.clone()
+        return Outputs._trusted(logits, features, None if outputs.labels is None else outputs.labels.clone())
+
+    def _flush(self) -> None:
+        if self._pending:
+            index = torch.cat([rows for rows, _ in self._pending])
+            outputs = Outputs.cat([part for _, part in self._pending])
+            self._pending = []
+            self._take(index, outputs)
+
+    def _take(self, index: Tensor, outputs: Outputs) -> None:
+        features = outputs.features
+        self._probe += _probe(index, outputs)
+        if self._reservoir is not None:
+            columns = {"logits": outputs.logits} if self.one_pass else {}
+            if features is not None:
+                columns["features"] = features
+            self._reservoir.update(index, columns)
+        if not self._evidence & {"second", "by_class"} or features is None:
+            return
+        if not self._folds:
+            folds = self.crossfit if self.crossfit != "auto" else _FOLDS
+            classes = self.num_classes if "by_class" in self._evidence else None
+            self._folds = [
+                Moments(second=True, classes=classes) for _ in range(max(1, folds if self._crossfitted else 1))
+            ]
+            self._settle_folds()
+        if len(self._folds) == 1:
+            self._folds[0].update(features, outputs.labels)
+        else:
+            fold = fold_of(index, len(self._folds)).to(features.device)
+            for number, moments in enumerate(self._folds):
+                rows = (fold == number).nonzero()[:, 0]
+                moments.update(features[rows], None if outputs.labels is None else outputs.labels[rows])
+        self._settle_folds()
+
+    def _settle_folds(self) -> None:
+        """Once there are rows enough for `auto` to do without folds, keep one."""
+        if len(self._folds) > 1 and not self._active_folds():
+            self._folds = [_union(self._folds)]
+
+    def _active_folds(self) -> int:
+        if self.crossfit != "auto":
+            return self.crossfit
+        return _FOLDS if self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features else 0
+
+    def _solve_without(self, fold: int, folds: int, index: Tensor, bank: Tensor | None) -> dict[str, dict[str, Tensor]]:
+        """The parameters that statistics rest on, from all rows but those of one fold."""
+        moments = None
+        if self._folds:
+            moments = _union([m for number, m in enumerate(self._folds) if number != fold])
+            if not moments.count:
+                raise ValueError(
+                    f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {fold} of {folds}. "
+                    "Fit on more rows, or pass `crossfit=0`"
+                )
+        if bank is not None:
+            bank = bank[(fold_of(index, folds) != fold).to(bank.device)]
+        return {str(leaf): _solve(leaf, Evidence(moments, bank, self.head)) for leaf in self._crossfitted}
+
+    def _check_second_pass(self, seen: int, probe: float, order_matters: bool) -> None:
+        if seen != self.count:
+            raise ValueError(
+                f"the second pass over `train` must bring the rows of the first; got {seen} rows after {self.count}. "
+                "Pass a list, an `OutputStore`, or a one-shot iterator"
+            )
+        if order_matters and abs(probe - self._probe) > 1e-6 * (1 + abs(self._probe)):
+            raise ValueError(
+                "the second pass over `train` must bring the same rows in the same order as the first: each row is scored "
+                "without its own fold. Does a DataLoader shuffle or augment? Set `shuffle=False`, or pass an `OutputStore`"
+            )
+
+
+def _solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
+    score = registry.get(leaf.name)
+    assert score.solve is not None
+    return score.solve(evidence, **{**score.options, **leaf.options})
+
+
+def _union(folds: Sequence[Moments]) -> Moments:
+    """One instance with all that these have seen; the only one itself, where there is one."""
+    if len(folds) == 1:
+        return folds[0]
+    total = Moments(second=folds[0].second, classes=folds[0].classes)
+    for moments in folds:
+        total.merge(moments)
+    return total
+
+
+def _numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Outputs]]:
+    """Batches with the dataset indices of their rows."""
+    batches: Iterable[object] = train
+    if isinstance(train, Outputs):
+        batches = [train[start : start + _BLOCK_ROWS] for start in range(0, len(train), _BLOCK_ROWS)]
+    start = 0
+    for batch in batches:
+        outputs = Outputs.of(batch)
+        yield torch.arange(start, start + len(outputs)), outputs
+        start += len(outputs)
+
+
+def _probe(index: Tensor, outputs: Outputs) -> float:
+    """A number that changes when rows change places: it weighs a few columns of each row by its index."""
+    rows = outputs.logits if outputs.features is None else outputs.features
+    some = rows[:, :: max(1, rows.shape[1] // 16)].double().sum(-1)
+    weight = fold_of(index, 1009, seed=1).to(some)
+    return float(weight @ some)
+
+
+def _check_crossfit(crossfit: Crossfit) -> Crossfit:
+    if crossfit == "auto" or (
+        isinstance(crossfit, int) and not isinstance(crossfit, bool) and crossfit >= 0 and crossfit != 1
+    ):
+        return crossfit
+    raise ValueError(f'`crossfit` must be "auto", 0 (in-sample) or a number of folds of at least 2; got {crossfit!r}')

@@ -1,0 +1,130 @@
+"""The register of scores: a decorated function is a score, and its signature says what it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sirc.moments import Evidence
+
+Option = int | float
+Solve = Callable[..., dict[str, Tensor]]
+_F = TypeVar("_F", bound=Callable[..., Tensor])
+
+_INPUTS = ("logits", "features", "softmax")
+_EVIDENCE = ("second", "by_class", "bank")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One registered score. `compute` returns the plain confidence of each row; higher means accept."""
+
+    name: str
+    compute: Callable[..., Tensor]
+    needs: tuple[str, ...]
+    """Inputs, or names of other scores, handed over by position."""
+    options: Mapping[str, Option]
+    """What a user may set in a spec, with its default: `knn(k=20)`."""
+    parameters: tuple[str, ...]
+    """What `solve` must provide."""
+    solve: Solve | None = None
+    evidence: frozenset[str] = frozenset()
+    """What of the training data `solve` looks at: second moments, per-class sums, a bank of rows."""
+    head: bool = False
+    log_gap: Callable[..., Tensor] | None = None
+    """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
+    resolution: Callable[[Evidence], float] | None = None
+    """The smallest spread on training data that is more than rounding noise."""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the score's docstring."""
+        return (inspect.getdoc(self.compute) or "").partition("\n")[0]
+
+
+_SCORES: dict[str, Score] = {}
+
+
+def score(
+    *,
+    needs: str | tuple[str, ...],
+    solve: Solve | None = None,
+    evidence: tuple[str, ...] = (),
+    head: bool = False,
+    log_gap: Callable[..., Tensor] | None = None,
+    resolution: Callable[[Evidence], float] | None = None,
+) -> Callable[[_F], _F]:
+    """Register a function as the score of its own name.
+
+    `needs` names what the function receives by position: `"logits"` (n, K), `"features"` (n, L), `"softmax"`
+    (the `Softmax` summary of the one pass over the logits), or another score's name (its values).
+    Keyword-only arguments with a default are options of the spec; those without are parameters that `solve` finds
+    from the training data.
+    """
+
+    def register(function: _F) -> _F:
+        name = function.__name__
+        wanted = (needs,) if isinstance(needs, str) else needs
+        keywords = [
+            p for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+        parameters = tuple(p.name for p in keywords if p.default is p.empty)
+        unknown = [n for n in wanted if n not in _INPUTS and n not in _SCORES]
+        if unknown:
+            raise ValueError(
+                f"`needs` of score `{name}` must name {', '.join(_INPUTS)} or an earlier score; got {unknown}"
+            )
+        if unknown := sorted(set(evidence) - set(_EVIDENCE)):
+            raise ValueError(f"`evidence` of score `{name}` must be among {', '.join(_EVIDENCE)}; got {unknown}")
+        if bool(parameters) != (solve is not None):
+            raise ValueError(
+                f"score `{name}` has parameters {list(parameters)} and {'a' if solve else 'no'} `solve`: "
+                "keyword-only arguments without a default are found by `solve`, and it needs at least one"
+            )
+        if name in _SCORES and _SCORES[name].compute.__module__ != function.__module__:
+            raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
+        _SCORES[name] = Score(
+            name=name,
+            compute=function,
+            needs=wanted,
+            options={p.name: p.default for p in keywords if p.default is not p.empty},
+            parameters=parameters,
+            solve=solve,
+            evidence=frozenset(evidence),
+            head=head,
+            log_gap=log_gap,
+            resolution=resolution,
+        )
+        return function
+
+    return register
+
+
+def get(name: str) -> Score:
+    """The registered score of that name; `KeyError` if there is none."""
+    return _SCORES[name]
+
+
+def names() -> tuple[str, ...]:
+    """The names of all registered scores, in order of registration."""
+    return tuple(_SCORES)
+
+
+def closure(leaf_names: list[str]) -> list[str]:
+    """Those scores and all they need, each after what it needs."""
+    order: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        for needed in get(name).needs:
+            if needed not in _INPUTS:
+                visit(needed)
+        order[name] = None
+
+    for name in leaf_names:
+        visit(name)
+    return list(order)

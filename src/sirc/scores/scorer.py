@@ -1,0 +1,183 @@
+"""Scorer: fitted specs in one object; scores outputs, saves and loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sirc._files import read_safetensors, write_safetensors
+from sirc.errors import NotFittedError, StoreError
+from sirc.outputs import Outputs
+from sirc.scores import registry
+from sirc.scores.columns import Columns, needed_leaves, working_dtype
+from sirc.scores.spec import Spec, is_vim, parse
+
+_FORMAT = "sirc-scorer"
+_VERSION = 1
+
+
+class Confidences(dict[str, Tensor]):
+    """Confidences by spec, under the text each was asked with; another spelling of the same spec finds it too."""
+
+    def __missing__(self, text: str) -> Tensor:
+        wanted = str(parse(text))
+        for known, value in self.items():
+            if str(parse(known)) == wanted:
+                return value
+        raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
+
+
+@final
+class Scorer:
+    """Scores outputs by each of its specs: `scorer(outputs)` → `{spec: 1-D float64 tensor}`; higher means accept.
+
+    Made by `sirc.fit`. Specs that learn nothing from data need no fit: `sirc.Scorer(["msp", "energy"])`.
+    `parameters` holds what was learnt, by canonical spec: `scorer.parameters["vim"]["c"]`.
+    """
+
+    def __init__(
+        self,
+        specs: str | Sequence[str],
+        parameters: Mapping[str, Mapping[str, Tensor]] | None = None,
+        *,
+        num_classes: int | None = None,
+        num_features: int | None = None,
+    ) -> None:
+        self.specs = check_specs(specs)
+        self.parameters = {key: dict(value) for key, value in (parameters or {}).items()}
+        self.num_classes = num_classes
+        self.num_features = num_features
+        self._parsed = {text: parse(text) for text in self.specs}
+        self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
+
+    def __repr__(self) -> str:
+        return f"Scorer({list(self.specs)})"
+
+    def __call__(self, outputs: Outputs | Iterable[object], *, compile: bool | None = None) -> Confidences:
+        """Confidences of each row, in order, on the rows' device.
+
+        Takes `Outputs`, an `OutputStore`, or an iterable of batches. `compile` is passed to the pass over the logits.
+        """
+        self._check_fitted()
+        if isinstance(outputs, Outputs):
+            return self._score(outputs, compile)
+        parts = [self._score(Outputs.of(batch), compile) for batch in outputs]
+        if not parts:
+            raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
+        return Confidences({text: torch.cat([part[text] for part in parts]) for text in self.specs})
+
+    def _score(self, outputs: Outputs, compile: bool | None) -> Confidences:
+        self._check_outputs(outputs)
+        dtype = torch.float64 if outputs.features is None else working_dtype(outputs.features.dtype)
+        columns = Columns(outputs, self._parsed.values(), self._parameters_as(outputs.device, dtype), compile=compile)
+        return Confidences({text: columns.confidence(spec) for text, spec in self._parsed.items()})
+
+    def _parameters_as(self, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
+        """The parameters of leaves where and as the features are; a, b and c stay as they are."""
+        if (device, dtype) not in self._cast:
+            self._cast[device, dtype] = cast_parameters(self.parameters, device, dtype)
+        return self._cast[device, dtype]
+
+    def _check_fitted(self) -> None:
+        for text, spec in self._parsed.items():
+            for part in (*needed_leaves([spec]), *spec.walk()):
+                if needs_fit(part) and str(part) not in self.parameters:
+                    raise NotFittedError(
+                        f"`{text}` learns from ID training data and was not fitted: make the scorer with "
+                        f"`sirc.fit([{text!r}], train{', head=head' if needs_head([spec]) else ''})`"
+                    )
+
+    def _check_outputs(self, outputs: Outputs) -> None:
+        check_features(self._parsed.values(), outputs)
+        for what, mine, theirs in (
+            ("logits", self.num_classes, outputs.num_classes),
+            ("features", self.num_features, outputs.num_features),
+        ):
+            if mine is not None and theirs is not None and mine != theirs:
+                raise ValueError(
+                    f"this scorer was fitted on outputs with {mine} {what}; got {theirs}. Are they from the same model?"
+                )
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
+        tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
+        about = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "specs": list(self.specs),
+            "num_classes": self.num_classes,
+            "num_features": self.num_features,
+        }
+        # safetensors wants at least one tensor; an unfitted scorer has none of its own.
+        tensors["version"] = torch.tensor([_VERSION])
+        write_safetensors(Path(path), tensors, {"sirc": json.dumps(about)}, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scorer:
+        """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
+        tensors, metadata = read_safetensors(Path(path))
+        try:
+            about = json.loads(metadata.get("sirc", "{}"))
+        except json.JSONDecodeError:
+            about = {}
+        if not isinstance(about, dict) or about.get("format") != _FORMAT:
+            raise StoreError(f"{path} is not a saved scorer: write one with `scorer.save(path)`")
+        if about["version"] != _VERSION:
+            raise StoreError(
+                f"{path} has scorer format {about['version']} and this version of sirc reads {_VERSION}: "
+                "use the version that wrote it, or fit again"
+            )
+        parameters: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            spec, slash, key = name.rpartition("/")
+            if slash:
+                parameters.setdefault(spec, {})[key] = value.clone()
+        return cls(about["specs"], parameters, num_classes=about["num_classes"], num_features=about["num_features"])
+
+
+def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
+    """The specs as a tuple of distinct texts, each of which parses."""
+    texts = (specs,) if isinstance(specs, str) else tuple(specs)
+    if not texts:
+        raise ValueError('`specs` must name at least one score; got none. For example `["msp", "sirc(msp, l1)"]`')
+    for text in texts:
+        parse(text)
+    return tuple(dict.fromkeys(texts))
+
+
+def needs_fit(spec: Spec) -> bool:
+    """Whether a spec itself, apart from what is inside it, has parameters from training data."""
+    if spec.is_leaf:
+        return registry.get(spec.name).solve is not None
+    return is_vim(spec) or spec.is_unfitted_sirc
+
+
+def needs_head(specs: Iterable[Spec]) -> bool:
+    """Whether any score inside these specs is solved with the head."""
+    return any(registry.get(leaf.name).head for leaf in needed_leaves(specs))
+
+
+def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
+    """Features must be there for the scores that look at them."""
+    if outputs.features is None:
+        wanting = [str(leaf) for leaf in needed_leaves(specs) if "features" in registry.get(leaf.name).needs]
+        if wanting:
+            raise ValueError(
+                f"features are needed for {', '.join(f'`{name}`' for name in wanting)}; these outputs have none. "
+                "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
+            )
+
+
+def cast_parameters(
+    parameters: Mapping[str, Mapping[str, Tensor]], device: torch.device, dtype: torch.dtype
+) -> dict[str, dict[str, Tensor]]:
+    """Parameters of leaves moved and cast to the features' device and working type; those of combinations as they are."""
+    return {
+        key: {name: value.to(device, dtype) if parse(key).is_leaf else value for name, value in part.items()}
+        for key, part in parameters.items()
+    }
