@@ -30,7 +30,7 @@ def as_tensor(name: str, value: object) -> Tensor:
             raise ValueError(f"`{name}` must be a dense tensor; got {value.layout}. Use `{name}.to_dense()`.")
         return value.detach()
     if isinstance(value, np.ndarray):
-        return _from_numpy(name, value)
+        return _from_numpy(name, value, _kind(value))
     if hasattr(value, "__dlpack__"):
         try:
             return torch.utils.dlpack.from_dlpack(value)
@@ -49,7 +49,7 @@ def as_tensor(name: str, value: object) -> Tensor:
             f"`{name}` must be an array of numbers; got {_kind(value)}, which NumPy cannot read: {error}. "
             "Give every row the same length."
         ) from error
-    return _from_numpy(name, array, source=value)
+    return _from_numpy(name, array, _kind(value))
 
 
 def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> slice | Tensor:
@@ -79,11 +79,11 @@ def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> sli
     return index.to(device)
 
 
-def _from_numpy(name: str, array: npt.NDArray[Any], source: object = None) -> Tensor:
+def _from_numpy(name: str, array: npt.NDArray[Any], kind: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray) and (masked := int(np.sum(array.mask))):
         raise ValueError(f"`{name}` must have no masked values; got {masked}. Drop those rows first.")
     if array.dtype.name == "bfloat16":  # from ml_dtypes, unknown to torch.from_numpy
-        return _from_numpy(name, array.view(np.int16)).view(torch.bfloat16)
+        return _from_numpy(name, array.view(np.int16), kind).view(torch.bfloat16)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if any(stride < 0 or stride % array.itemsize for stride in array.strides):
@@ -93,9 +93,8 @@ def _from_numpy(name: str, array: npt.NDArray[Any], source: object = None) -> Te
     try:
         return torch.from_numpy(array)
     except TypeError as error:
-        kind = f"{_kind(array if source is None else source)} of dtype {array.dtype}"
         raise ValueError(
-            f"`{name}` must be an array of numbers torch can hold; got {kind}. "
+            f"`{name}` must be an array of numbers torch can hold; got {kind} of dtype {array.dtype}. "
             "Convert it, for example with `.astype('float32')`."
         ) from error
 

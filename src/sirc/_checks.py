@@ -38,28 +38,30 @@ def check_floating(name: str, x: Tensor | torch.dtype) -> None:
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """Refuse NaN and infinity. When all is well this is one read of `x` and no temporary."""
-    # A NaN or an infinity can only make the sum NaN or infinite, never finite; the reverse is not true, since
-    # finite values may overflow when added, so a bad sum is only a reason to look closely.
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if math.isfinite(x.sum(dtype=wide).item()):
+    """Refuse NaN and infinity. When all is well this is one read of `x` and no large temporary."""
+    if x.numel() == 0:
+        return
+    x = x.reshape(1) if x.ndim == 0 else x
+    rows = max(1, _CHUNK // x[0].numel())
+    blocks = [x[start : start + rows] for start in range(0, len(x), rows)]
+    # aminmax carries a NaN through and cannot overflow, as a sum could; it copies what is not contiguous.
+    bounds = [torch.stack(block.aminmax()) for block in ([x] if x.is_contiguous() else blocks)]
+    if torch.stack(bounds).isfinite().all():
         return
     bad, first = 0, None
-    step = max(1, _CHUNK // max(1, x[0].numel() if x.ndim else 1))
-    for start in range(0, len(x), step):
-        wrong = x[start : start + step].isfinite().logical_not_()
+    for number, block in enumerate(blocks):
+        wrong = block.isfinite().logical_not_()
         count = int(wrong.sum())
         if count and first is None:
             row, *rest = wrong.nonzero()[0].tolist()
-            first = (row + start, *rest)
+            first = (number * rows + row, *rest)
         bad += count
-    if first is not None:
-        value = x[first].item()
-        raise ValueError(
-            f"`{name}` must be finite; got {bad} NaN or infinite of {x.numel()} values, "
-            f"the first is {value} at [{', '.join(map(str, first))}]. Drop those rows, or repair what made "
-            "them (float16 overflows beyond 65504: compute in float32)."
-        )
+    assert first is not None
+    raise ValueError(
+        f"`{name}` must be finite; got {bad} NaN or infinite of {x.numel()} values, the first is "
+        f"{x[first].item()} at [{', '.join(map(str, first))}]. Drop those rows, or repair what "
+        "made them (float16 overflows beyond 65504: compute in float32)."
+    )
 
 
 def check_integer(name: str, x: Tensor) -> None:

@@ -142,10 +142,10 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
     """Read the arrays `names`, of which only the first must exist. Pickled objects are never read."""
     required, *optional = names
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
-        with archive:
+        with open(path, "rb") as file:  # NumPy leaves it open when it fails
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
             require_array(path, required, archive.files)
             present = [required, *(name for name in optional if name in archive.files)]
             arrays = {name: archive[name] for name in present}

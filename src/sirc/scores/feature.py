@@ -19,7 +19,7 @@ _PSEUDO_INVERSE_CUTOFF = 1e-10
 @score(needs="features")
 def l1(features: Tensor) -> Tensor:
     """The 1-norm of the features: ‖z‖₁. Huang et al. 2021."""
-    return features.abs().sum(-1, dtype=torch.float64)
+    return _norm(features, 1)
 
 
 @score(needs=("softmax", "l1"))
@@ -62,7 +62,7 @@ def _residual_resolution(evidence: Evidence) -> float:
 )
 def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
     """Minus the feature's part outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
-    return -((features - origin) @ basis).norm(dim=-1)
+    return -_norm((features - origin) @ basis, 2)
 
 
 def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
@@ -110,3 +110,8 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
 def _moments(evidence: Evidence) -> Moments:
     assert evidence.moments is not None
     return evidence.moments
+
+
+def _norm(rows: Tensor, order: int) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(rows, order, dim=-1)
+    return norm

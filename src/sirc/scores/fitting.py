@@ -305,9 +305,11 @@ def _union(folds: Sequence[Moments]) -> Moments:
 
 def _numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Outputs]]:
     """Batches with the dataset indices of their rows."""
-    batches: Iterable[object] = train
+    batches: Iterable[object]
     if isinstance(train, Outputs):
         batches = [train[start : start + _BLOCK_ROWS] for start in range(0, len(train), _BLOCK_ROWS)]
+    else:
+        batches = train
     start = 0
     for batch in batches:
         outputs = Outputs.of(batch)

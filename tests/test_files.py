@@ -1,0 +1,195 @@
+"""A file is whole or absent, and a file that is not what was written is never read as if it were."""
+
+import os
+import stat
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from sirc._files import atomic_write, read_npz, read_safetensors, write_safetensors
+from sirc.errors import StoreError
+
+TENSORS = {
+    "half": torch.arange(5, dtype=torch.float16),
+    "long": torch.arange(3),
+    "turned": torch.arange(6.0).reshape(2, 3).t(),
+    "brain": torch.ones(3, 1, dtype=torch.bfloat16),
+    "flag": torch.tensor([True, False, True]),
+    "number": torch.tensor(2.5, dtype=torch.float64),
+    "empty": torch.empty(0, 4),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_safetensors(path, TENSORS, {"format": "test/1", "words": "“ö” {}"})
+    return path
+
+
+def test_tensors_and_metadata_come_back(path):
+    tensors, metadata = read_safetensors(path)
+    assert metadata == {"format": "test/1", "words": "“ö” {}"}
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert tensors[name].shape == tensor.shape
+        assert torch.equal(tensors[name], tensor)
+        assert tensors[name].data_ptr() % tensor.element_size() == 0
+
+
+def test_the_checksum_travels_in_the_files_own_header(path):
+    with safe_open(path, framework="pt") as file:
+        assert len(file.metadata()["sha256"]) == 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tensors_are_mapped_not_read(tmp_path):
+    path = tmp_path / "big.safetensors"
+    write_safetensors(path, {"x": torch.zeros(1 << 20)}, {})
+    tensors, _ = read_safetensors(path)
+    with open("/proc/self/maps") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(str(path))]
+    address = tensors["x"].data_ptr()
+    assert any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
+
+
+def test_writing_to_a_mapped_tensor_does_not_reach_the_file(path):
+    before = path.read_bytes()
+    tensors, _ = read_safetensors(path)
+    tensors["long"][0] = 99
+    assert path.read_bytes() == before
+
+
+def test_every_flipped_byte_is_noticed(path):
+    content = path.read_bytes()
+    for at in range(len(content)):
+        damaged = bytearray(content)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"x.safetensors' cannot be trusted: .*Delete it and write it again"):
+            read_safetensors(path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
+def test_a_truncated_file_is_noticed(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(StoreError, match="cannot be trusted: not a whole safetensors file"):
+        read_safetensors(path)
+
+
+def test_exchanged_tensors_and_changed_metadata_are_noticed(path):
+    tensors, metadata = read_safetensors(path)
+    with safe_open(path, framework="pt") as file:
+        digest = file.metadata()["sha256"]
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    renamed = {("half" if name == "long" else "long" if name == "half" else name): t for name, t in tensors.items()}
+    for contents, words in ((renamed, metadata), (tensors, metadata | {"format": "test/2"})):
+        save_file(contents, path, metadata=words | {"sha256": digest})
+        with pytest.raises(StoreError, match="its content does not match its checksum"):
+            read_safetensors(path)
+        read_safetensors(path, verify=False)
+
+
+def test_a_file_without_checksum_is_foreign(path):
+    save_file({"x": torch.ones(2)}, path)
+    with pytest.raises(StoreError, match="it has no checksum, so sirc did not write it"):
+        read_safetensors(path)
+    assert read_safetensors(path, foreign=True)[0]["x"].tolist() == [1, 1]
+
+
+def test_unknown_types_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"`x` must have a dtype among .* got torch.complex64. Convert it first"):
+        write_safetensors(tmp_path / "x.safetensors", {"x": torch.ones(1, dtype=torch.complex64)}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_writer_that_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "x"
+    atomic_write(path, lambda file: file.write(b"old"))
+
+    def half(file):
+        file.write(b"ne")
+        file.flush()
+        raise error
+
+    with pytest.raises(error):
+        atomic_write(path, half)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+    assert path.read_bytes() == b"old"
+
+
+def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    seen = []
+
+    def write(file):
+        file.write(b"new")
+        file.flush()
+        seen.append(path.read_bytes())
+
+    atomic_write(path, write)
+    assert seen == [b"old"]
+    assert path.read_bytes() == b"new"
+
+
+def test_data_are_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched(handle):
+        calls.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("rename"), replace(*paths)))
+    atomic_write(tmp_path / "x", lambda file: file.write(b"new"))
+    assert calls == ["file", "rename", "folder"]
+
+
+def test_files_have_the_permissions_of_any_other_file(tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    atomic_write(tmp_path / "ours", lambda file: file.write(b""))
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+class Poison:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was run",))
+
+
+def test_pickled_objects_are_never_read(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, logits=np.array([Poison()], dtype=object))
+    with pytest.raises(StoreError, match="got an array of Python objects, which is never read because it can run code"):
+        read_npz(path, ["logits"])
+    torch.save({"logits": Poison()}, path)
+    with pytest.raises(StoreError):
+        read_npz(path, ["logits"])
+
+
+def test_bfloat16_in_npz_is_refused_with_the_way_out(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    np.savez(tmp_path / "x.npz", logits=np.ones((2, 2), ml_dtypes.bfloat16))
+    with pytest.raises(StoreError, match=r"`logits` has dtype \|V2, which is what NumPy makes of bfloat16. Save it as"):
+        read_npz(tmp_path / "x.npz", ["logits"])
+
+
+def test_a_damaged_npz_is_noticed(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, logits=np.ones((100, 100)))
+    content = path.read_bytes()
+    for damaged in (b"", b"junk", content[:500], content[:-10], content[:2000] + b"\1" + content[2001:]):
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"x.npz' cannot be trusted: not a whole .npz file"):
+            read_npz(path, ["logits"])
+    with open(path, "wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(StoreError, match="it holds a single array"):
+        read_npz(path, ["logits"])
