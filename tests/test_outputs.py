@@ -358,3 +358,31 @@ def test_a_missing_file_is_simply_missing(tmp_path):
     for suffix in (".npz", ".safetensors"):
         with pytest.raises(FileNotFoundError):
             Outputs.load(tmp_path / f"x{suffix}")
+
+
+def test_pandas_labels_are_read_as_numbers_or_names():
+    pandas = pytest.importorskip("pandas")
+    assert Outputs(torch.zeros(3, 2), labels=pandas.Series([1, 0, 1])).labels.tolist() == [1, 0, 1]
+    names = pandas.Series(["dog", "cat", "dog"])
+    assert Outputs(torch.zeros(3, 2), labels=names, classes=["cat", "dog"]).labels.tolist() == [1, 0, 1]
+    refused("`labels` must be integers; got strings", torch.zeros(3, 2), labels=names)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_outputs_live_on_a_gpu(tmp_path, arrays, outputs):
+    logits, features, labels = arrays
+    moved = Outputs(logits.cuda(), features.cuda(), labels)
+    assert moved.labels.is_cuda
+    assert moved.to("cuda") is moved
+    assert torch.equal(moved.correct.cpu(), outputs.correct)
+    assert same(moved[[3, -1]].to("cpu"), outputs[[3, -1]])
+    assert same(moved[labels > 2].to("cpu"), outputs[labels > 2])
+    with pytest.raises(IndexError, match="got 20"):
+        moved[torch.tensor([20])]
+    refused("`features` must be on the same device as `logits`; got cpu and cuda:0", logits.cuda(), features)
+    refused(r"`logits` must be finite; got 100 NaN", torch.full((20, 5), float("nan"), device="cuda"))
+    for suffix in (".npz", ".safetensors"):
+        moved.save(tmp_path / f"x{suffix}")
+        loaded = Outputs.load(tmp_path / f"x{suffix}", device="cuda")
+        assert loaded.device.type == "cuda"
+        assert same(loaded.to("cpu"), outputs)

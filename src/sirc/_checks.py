@@ -1,6 +1,5 @@
 """The checks every public entry shares, so that one mistake has one wording wherever it is made."""
 
-import math
 import operator
 from collections.abc import Mapping
 from typing import Any, SupportsIndex

@@ -82,12 +82,14 @@ def log_gap(logits: ArrayLike | Softmax, name: str) -> Tensor:
 
 def l1(features: ArrayLike) -> Tensor:
     """The 1-norm of the features, ‖z‖₁."""
-    return feature.l1(_features(features))
+    return feature.l1(_features(features)).double()
 
 
 def gradnorm(logits: ArrayLike | Softmax, features: ArrayLike) -> Tensor:
     """The softmax's distance from uniform times the features' norm, ‖π − 1/K‖₁ · ‖z‖₁."""
-    return feature.gradnorm(_summary(logits), l1(features))
+    p, norm = _summary(logits), l1(features)
+    _columns(p.top, norm, name="`logits` and `features`")
+    return feature.gradnorm(p, norm)
 
 
 def residual(features: ArrayLike, origin: ArrayLike, basis: ArrayLike) -> Tensor:
@@ -120,36 +122,51 @@ def knn(features: ArrayLike, bank: ArrayLike, k: int = 10) -> Tensor:
     return feature.knn(z, bank=rows, k=k)
 
 
-def sirc(log_gap: ArrayLike, s2: ArrayLike | Sequence[ArrayLike], a: float | Sequence[float], b: float | Sequence[float]) -> Tensor:
+def sirc(
+    log_gap: ArrayLike, s2: ArrayLike | Sequence[ArrayLike], a: float | Sequence[float], b: float | Sequence[float]
+) -> Tensor:
     """−log(S1max − S1) − Σ softplus(b(a − S2)): the order of the paper's C, without overflow.
 
     One S2 with numbers a and b, or a list of several with a list of each.
     """
-    single = isinstance(a, int | float)
-    others = [s2] if single else s2
-    values = [as_tensor("s2", s).double() for s in others]  # type: ignore[union-attr]
-    slopes = [b] if isinstance(b, int | float) else b
-    return combine.sirc(as_tensor("log_gap", log_gap).double(), values, [a] if isinstance(a, int | float) else a, slopes)
+    single = not isinstance(a, Sequence) and as_tensor("a", a).dim() == 0
+    others = _columns(log_gap, *([s2] if single else s2), name="`log_gap` and each S2")  # type: ignore[list-item,misc]
+    slopes = [as_tensor(name, value).double().reshape(-1).tolist() for name, value in (("a", a), ("b", b))]
+    if not len(others) - 1 == len(slopes[0]) == len(slopes[1]):
+        raise ValueError(
+            "`a` and `b` must give one number for each S2; "
+            f"got {len(slopes[0])} and {len(slopes[1])} numbers for {len(others) - 1} S2"
+        )
+    return combine.sirc(others[0], others[1:], *slopes)
 
 
 def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float) -> Tensor:
     """The paper's C = −(S1max − S1)(1 + exp(−b[S2 − a])) as printed; overflows and cancels where `sirc` does not."""
-    first, second = as_tensor("s1", s1).double(), as_tensor("s2", s2).double()
+    first, second = _columns(s1, s2)
     return -(s1_max - first) * (1 + torch.exp(-b * (second - a)))
 
 
 def linear(s1: ArrayLike, s2: ArrayLike, c: float) -> Tensor:
     """S1 + c·S2."""
-    return combine.linear(as_tensor("s1", s1).double(), as_tensor("s2", s2).double(), c)
+    return combine.linear(*_columns(s1, s2), c)
 
 
 def product(*scores: ArrayLike) -> Tensor:
     """S1·S2·…, the plain values multiplied."""
-    return combine.product(*(as_tensor("scores", s).double() for s in scores))
+    return combine.product(*_columns(*scores))
 
 
 def _summary(logits: ArrayLike | Softmax) -> Softmax:
     return logits if isinstance(logits, Softmax) else softmax(logits)
+
+
+def _columns(*values: ArrayLike, name: str = "scores") -> list[Tensor]:
+    """Float64 scores of the same rows: nothing here may broadcast one against another."""
+    columns = [as_tensor(name, value).double() for value in values]
+    shapes = [tuple(column.shape) for column in columns]
+    if len(set(shapes)) != 1 or len(shapes[0]) != 1:
+        raise ValueError(f"{name} must be 1-D, one number for each of the same rows; got shapes {shapes}")
+    return columns
 
 
 def _features(features: ArrayLike) -> Tensor:

@@ -14,6 +14,7 @@ BANK_SIZE = 12_500
 """Rows of ID training features that `knn` searches."""
 
 _PSEUDO_INVERSE_CUTOFF = 1e-10
+_SIMILARITIES = 1 << 25  # of a block of rows to the bank
 
 
 @score(needs="features")
@@ -70,7 +71,8 @@ def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
     moments = _moments(evidence)
     values, vectors = torch.linalg.eigh(moments.within_class_covariance)
     kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
-    if not bool(kept.any()) or float(values[-1]) <= 0:
+    noise = len(values) * torch.finfo(values.dtype).eps * moments.covariance.trace()
+    if float(values[-1]) <= float(noise):
         raise ValueError(
             "`mahalanobis` needs features that vary within classes; every row equals its class mean. "
             "Fit on more rows per class"
@@ -103,7 +105,9 @@ def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
 def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
     unit = normalize(features, dim=-1)
-    neighbour = (unit @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+    # Rows in blocks, as the table of similarities would outgrow short features by far.
+    blocks = unit.split(max(1, _SIMILARITIES // len(bank)))
+    neighbour = torch.cat([(block @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1] for block in blocks])
     return -(unit - bank[neighbour]).square().sum(-1, dtype=torch.float64)
 
 

@@ -87,6 +87,9 @@ class Fitter:
             )
         keeps_rows = "bank" in self._evidence or (one_pass and bool(self._statistics))
         self._reservoir = Reservoir(BANK_SIZE) if keeps_rows else None
+        self._keeps_logits = one_pass and bool(self._statistics)
+        inside = needed_leaves(self._statistics)
+        self._keeps_features = bool(self._evidence) or any("features" in registry.get(s.name).needs for s in inside)
         self._folds: list[Moments] = []
         self._pending: list[tuple[Tensor, Outputs]] = []
         self._probe = 0.0
@@ -133,7 +136,7 @@ class Fitter:
             self._reservoir.merge(other._reservoir)
         if not self._folds:
             self._folds = [Moments(second=m.second, classes=m.classes) for m in other._folds]
-        if len(self._folds) != len(other._folds):
+        if other._folds and len(self._folds) != len(other._folds):
             self._folds = [_union(self._folds)]
         for position, moments in enumerate(other._folds):
             self._folds[position if len(self._folds) > 1 else 0].merge(moments)
@@ -213,8 +216,8 @@ class Fitter:
 
     def _copy(self, outputs: Outputs) -> Outputs:
         """The parts that will be used, in memory of their own."""
-        logits = outputs.logits.clone() if self.one_pass else outputs.logits[:, :1].clone()
-        features = None if outputs.features is None else outputs.features.clone()
+        logits = outputs.logits.clone() if self._keeps_logits else outputs.logits[:, :1].clone()
+        features = outputs.features.clone() if self._keeps_features and outputs.features is not None else None
         return Outputs._trusted(logits, features, None if outputs.labels is None else outputs.labels.clone())
 
     def _flush(self) -> None:
@@ -228,8 +231,8 @@ class Fitter:
         features = outputs.features
         self._probe += _probe(index, outputs)
         if self._reservoir is not None:
-            columns = {"logits": outputs.logits} if self.one_pass else {}
-            if features is not None:
+            columns = {"logits": outputs.logits} if self._keeps_logits else {}
+            if features is not None and self._keeps_features:
                 columns["features"] = features
             self._reservoir.update(index, columns)
         if not self._evidence & {"second", "by_class"} or features is None:
@@ -320,9 +323,11 @@ def _numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Outpu
 def _probe(index: Tensor, outputs: Outputs) -> float:
     """A number that changes when rows change places: it weighs a few columns of each row by its index."""
     rows = outputs.logits if outputs.features is None else outputs.features
-    some = rows[:, :: max(1, rows.shape[1] // 16)].double().sum(-1)
+    some = rows[:, :: max(1, rows.shape[1] // 16)].double()
+    # Columns weigh differently: features that sum to the same number in all rows are common (LayerNorm, softmax).
+    column = torch.arange(1, some.shape[1] + 1).to(some)
     weight = fold_of(index, 1009, seed=1).to(some)
-    return float(weight @ some)
+    return float(weight @ (some @ column))
 
 
 def _check_crossfit(crossfit: Crossfit) -> Crossfit:

@@ -19,6 +19,7 @@ _COMBINATIONS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
     "linear": (2, 2, ("c",)),
     "product": (2, None, ()),
 }
+_DEEPEST = 20
 _GRAMMAR = "A spec is a name (`msp`) or a combination such as `sirc(msp, residual)` or `linear(energy, l1, c=0.1)`"
 
 
@@ -70,19 +71,28 @@ def known_names() -> tuple[str, ...]:
     return (*registry.names(), "vim", *_COMBINATIONS)
 
 
-@lru_cache(maxsize=1024)
 def parse(text: str) -> Spec:
     """Parse a spec; a `ValueError` says what is wrong with it and what would be right."""
     if not isinstance(text, str):
         raise ValueError(f"a spec must be a string; got {type(text).__name__}. {_GRAMMAR}")
+    return _parse(text)
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> Spec:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"`{text}` is not a score spec: {getattr(error, 'msg', error)}. {_GRAMMAR}") from None
-    return _spec(tree, text)
+    try:
+        return _spec(tree, text)
+    except RecursionError:  # an expression so long that it cannot even be quoted back
+        raise ValueError(f"`{text}` is not a score spec: it nests too deeply. {_GRAMMAR}") from None
 
 
-def _spec(tree: ast.expr, text: str) -> Spec:
+def _spec(tree: ast.expr, text: str, depth: int = 0) -> Spec:
+    if depth > _DEEPEST:
+        raise ValueError(f"specs nest at most {_DEEPEST} deep; got more in `{text}`")
     if isinstance(tree, ast.Name):
         return _build(tree.id, (), {}, text)
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
@@ -90,8 +100,10 @@ def _spec(tree: ast.expr, text: str) -> Spec:
         for keyword in tree.keywords:
             if keyword.arg is None:
                 raise ValueError(f"`**` has no meaning in `{text}`. {_GRAMMAR}")
+            if keyword.arg in options:
+                raise ValueError(f"`{keyword.arg}` is given twice in `{text}`")
             options[keyword.arg] = _value(keyword.value, keyword.arg, text)
-        return _build(tree.func.id, tuple(_spec(a, text) for a in tree.args), options, text)
+        return _build(tree.func.id, tuple(_spec(a, text, depth + 1) for a in tree.args), options, text)
     raise ValueError(f"`{ast.unparse(tree)}` is not a score, in `{text}`. {_GRAMMAR}")
 
 
@@ -106,9 +118,13 @@ def _number(tree: ast.expr, key: str, text: str) -> float:
     while isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
         sign, tree = (-sign if isinstance(tree.op, ast.USub) else sign), tree.operand
     value = tree.value if isinstance(tree, ast.Constant) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError(f"`{key}` must be a finite number; got `{ast.unparse(tree)}` in `{text}`")
-    return float(sign * value)
+    return sign * number
 
 
 def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
@@ -131,7 +147,9 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
         if key not in defaults:
             takes = f"it takes {', '.join(defaults)}" if defaults else "it has no parameters"
             raise ValueError(f"`{name}` has no parameter `{key}` (in `{text}`): {takes}")
-        if isinstance(defaults[key], int) and (isinstance(value, tuple) or value != int(value) or value < 1):
+        if isinstance(value, tuple):
+            raise ValueError(f"`{key}` of `{name}` must be one number; got {_text(value)} in `{text}`")
+        if isinstance(defaults[key], int) and (value != int(value) or value < 1):
             raise ValueError(
                 f"`{key}` of `{name}` must be a whole number of at least 1; got {_text(value)} in `{text}`"
             )
@@ -148,7 +166,9 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
         if key not in keys:
             takes = f"it takes {', '.join(f'{k}=' for k in keys)}" if keys else "it has none"
             raise ValueError(f"`{name}` has no parameter `{key}` (in `{text}`): {takes}")
-    spec = Spec(name, args, {key: options[key] for key in keys if key in options})
+    # A tuple of one is that number, so that both spellings are one spec.
+    plain = {k: v[0] if isinstance(v, tuple) and len(v) == 1 else v for k, v in options.items()}
+    spec = Spec(name, args, {key: plain[key] for key in keys if key in plain})
     if name == "sirc":
         _check_sirc(spec, text)
     elif name == "linear":
@@ -156,7 +176,7 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
             raise ValueError(
                 f"`linear` needs `c=` in `{text}`; only linear(energy, residual), which is `vim`, finds its own"
             )
-        if isinstance(options.get("c"), tuple):
+        if isinstance(plain.get("c"), tuple):
             raise ValueError(f"`c` of `linear` must be one number in `{text}`")
     return spec
 

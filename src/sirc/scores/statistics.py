@@ -71,6 +71,13 @@ class Statistics:
         for name in self._banked:
             self._terms[name] = _one_more_neighbour(self._terms[name])
         banked = [leaf for leaf in fitted_leaves(self._specs) if "bank" in registry.get(leaf.name).evidence]
+        for leaf in banked:
+            k = int(_one_more_neighbour(leaf).options["k"])  # type: ignore[arg-type]
+            if len(reservoir) < k:
+                raise ValueError(
+                    f"`{leaf}` inside a combination needs at least k + 1 = {k} training rows, as no row searches "
+                    f"for itself; got {len(reservoir)}. Fit on more rows, or choose a smaller k"
+                )
         extra = {str(_one_more_neighbour(leaf)): self._parameters[str(leaf)] for leaf in banked}
         self._parameters = {**self._parameters, **extra}
 
@@ -108,7 +115,7 @@ class Statistics:
                 mean = self._all.mean
                 order = list(self._terms)
                 norm = -mean[order.index(str(spec.args[1]))]
-                if not float(norm) > 0:
+                if not float(norm) > self._resolution(str(spec.args[1])):
                     raise ValueError(
                         "`vim` needs features with a part outside their principal subspace; the residual is 0 on all "
                         "training rows. Leave it out, or give c= yourself: `linear(energy, residual, c=…)`"
