@@ -3,9 +3,11 @@
 Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns.
 """
 
-from sirc import functional, moments
+from sirc import functional, metrics, moments
 from sirc.errors import NotFittedError, StoreError
+from sirc.evaluate import Evaluation, combine, evaluate
 from sirc.head import Head, find_head
+from sirc.metrics import Ranking, SelectiveMetrics
 from sirc.moments import Moments
 from sirc.outputs import Outputs
 from sirc.scores import Fitter, Scorer, fit, known_names, score
@@ -14,18 +16,24 @@ from sirc.store import OutputStore
 __version__ = "0.1.0"
 
 __all__ = [
+    "Evaluation",
     "Fitter",
     "Head",
     "Moments",
     "NotFittedError",
     "OutputStore",
     "Outputs",
+    "Ranking",
     "Scorer",
+    "SelectiveMetrics",
     "StoreError",
+    "combine",
+    "evaluate",
     "find_head",
     "fit",
     "functional",
     "known_names",
+    "metrics",
     "moments",
     "score",
 ]

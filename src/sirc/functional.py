@@ -130,7 +130,7 @@ def sirc(
     One S2 with numbers a and b, or a list of several with a list of each.
     """
     single = not isinstance(a, Sequence) and as_tensor("a", a).dim() == 0
-    others = _columns(log_gap, *([s2] if single else s2), name="`log_gap` and each S2")  # type: ignore[list-item,misc]
+    others = _columns(log_gap, *([s2] if single else s2), name="`log_gap` and each S2")  # type: ignore[misc]
     slopes = [as_tensor(name, value).double().reshape(-1).tolist() for name, value in (("a", a), ("b", b))]
     if not len(others) - 1 == len(slopes[0]) == len(slopes[1]):
         raise ValueError(
@@ -148,7 +148,8 @@ def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float
 
 def linear(s1: ArrayLike, s2: ArrayLike, c: float) -> Tensor:
     """S1 + c·S2."""
-    return combine.linear(*_columns(s1, s2), c)
+    first, second = _columns(s1, s2)
+    return combine.linear(first, second, c)
 
 
 def product(*scores: ArrayLike) -> Tensor:

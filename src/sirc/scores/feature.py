@@ -106,8 +106,11 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
     unit = normalize(features, dim=-1)
     # Rows in blocks, as the table of similarities would outgrow short features by far.
-    blocks = unit.split(max(1, _SIMILARITIES // len(bank)))
-    neighbour = torch.cat([(block @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1] for block in blocks])
+    neighbour = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
+    rows = max(1, _SIMILARITIES // len(bank))
+    for start in range(0, len(unit), rows):
+        near = (unit[start : start + rows] @ bank.T).topk(k, dim=-1, sorted=True)
+        neighbour[start : start + rows] = near.indices[:, -1]
     return -(unit - bank[neighbour]).square().sum(-1, dtype=torch.float64)
 
 

@@ -82,8 +82,8 @@ class Fitter:
         self._crossfitted = fitted_leaves(self._statistics)
         if head is None and (wanting := [str(s) for s in self._leaves if registry.get(s.name).head]):
             raise ValueError(
-                f"`head` is needed for {', '.join(f'`{s}`' for s in wanting)}: the weight and bias of the final linear layer. "
-                "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(weight, bias)`"
+                f"`head` is needed for {', '.join(f'`{s}`' for s in wanting)}: the weight and bias of the final linear "
+                "layer. Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(weight, bias)`"
             )
         keeps_rows = "bank" in self._evidence or (one_pass and bool(self._statistics))
         self._reservoir = Reservoir(BANK_SIZE) if keeps_rows else None
@@ -167,8 +167,8 @@ class Fitter:
         """The parameters of combinations, from `train` or, where it can be seen only once, from the rows kept of it."""
         if train is None and not self.one_pass:
             raise ValueError(
-                f"`{self._statistics[0]}` needs statistics of the training rows: pass `finish(train)` for a second pass, "
-                "or make the fitter with `one_pass=True`"
+                f"`{self._statistics[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
+                "pass, or make the fitter with `one_pass=True`"
             )
         statistics = Statistics(self._statistics, parameters, everything)
         folds = self._active_folds()
@@ -270,8 +270,8 @@ class Fitter:
             moments = _union([m for number, m in enumerate(self._folds) if number != fold])
             if not moments.count:
                 raise ValueError(
-                    f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {fold} of {folds}. "
-                    "Fit on more rows, or pass `crossfit=0`"
+                    f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {fold} of "
+                    f"{folds}. Fit on more rows, or pass `crossfit=0`"
                 )
         if bank is not None:
             bank = bank[(fold_of(index, folds) != fold).to(bank.device)]
@@ -285,8 +285,9 @@ class Fitter:
             )
         if order_matters and abs(probe - self._probe) > 1e-6 * (1 + abs(self._probe)):
             raise ValueError(
-                "the second pass over `train` must bring the same rows in the same order as the first: each row is scored "
-                "without its own fold. Does a DataLoader shuffle or augment? Set `shuffle=False`, or pass an `OutputStore`"
+                "the second pass over `train` must bring the same rows in the same order as the first: each row is "
+                "scored without its own fold. Does a DataLoader shuffle or augment? Set `shuffle=False`, or pass an "
+                "`OutputStore`"
             )
 
 

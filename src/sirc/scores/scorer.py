@@ -176,7 +176,7 @@ def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
 def cast_parameters(
     parameters: Mapping[str, Mapping[str, Tensor]], device: torch.device, dtype: torch.dtype
 ) -> dict[str, dict[str, Tensor]]:
-    """Parameters of leaves moved and cast to the features' device and working type; those of combinations as they are."""
+    """Parameters of leaves on the features' device and in their working type; those of combinations as they are."""
     return {
         key: {name: value.to(device, dtype) if parse(key).is_leaf else value for name, value in part.items()}
         for key, part in parameters.items()

@@ -70,8 +70,9 @@ def log_one_minus_max(p: Softmax) -> Tensor:
 def log_entropy(p: Softmax) -> Tensor:
     """log H[π], finite where H itself underflows."""
     s = p.rest
-    # log1p(s)/s is 0/0 at s = 0, where it is 1.
-    ratio = torch.where(s > 0, torch.log1p(s) / s.clamp_min(torch.finfo(s.dtype).tiny), 1.0)
+    # log1p(s)/s is 0/0 at s = 0 and has few digits where s is subnormal; it is 1 there.
+    tiny = torch.finfo(s.dtype).tiny
+    ratio = torch.where(s > tiny, torch.log1p(s) / s.clamp_min(tiny), 1.0)
     return torch.log(p.t * ratio + (p.gap * p.t + p.q) / (1 + s)) - p.gap
 
 

@@ -124,7 +124,7 @@ def _number(tree: ast.expr, key: str, text: str) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"`{key}` must be a finite number; got `{ast.unparse(tree)}` in `{text}`")
-    return sign * number
+    return sign * number + 0.0  # −0 is 0: equal specs have one text
 
 
 def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
@@ -192,8 +192,8 @@ def _check_sirc(spec: Spec, text: str) -> None:
         given = spec.numbers(key)
         if given is not None and len(given) != len(others):
             raise ValueError(
-                f"`{key}` of `sirc` must give one number for each S2, {len(others)} here; got {len(given)} in `{text}`. "
-                f"Write several as `{key}=({', '.join('…' for _ in others)})`"
+                f"`{key}` of `sirc` must give one number for each S2, {len(others)} here; got {len(given)} in "
+                f"`{text}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
             )
     if any(b <= 0 for b in spec.numbers("b") or ()):
         raise ValueError(f"`b` of `sirc` must be positive: it is the slope against S2, 1/σ; got `{text}`")

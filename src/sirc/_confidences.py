@@ -1,0 +1,102 @@
+"""Confidences for an evaluation: computed by a scorer, or taken as they come from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import check_same_length
+from sirc.metrics._groups import as_scores
+from sirc.outputs import Outputs
+from sirc.scores import Scorer
+from sirc.store import OutputStore
+
+Data: TypeAlias = Outputs | OutputStore | Iterable[object]
+Plain: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
+
+
+def id_confidences(
+    scorer: Scorer | Plain, test: Data | None, scores: Sequence[str] | None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Confidences on ID data by score, and which predictions are right."""
+    if isinstance(scorer, Scorer):
+        if test is None:
+            raise ValueError("`test` must be labelled ID outputs when a scorer is evaluated; got none")
+        return _scored(scorer, test, scores)
+    if test is not None:
+        raise ValueError(
+            "with confidences from elsewhere, `test` is part of them: pass `evaluate({score: (confidence, correct)}, "
+            "ood={set: {score: confidence}})`"
+        )
+    return _given(scorer, scores)
+
+
+def ood_confidences(
+    scorer: Scorer | Plain, name: str, data: Data | Mapping[str, ArrayLike], scores: Sequence[str]
+) -> dict[str, Tensor]:
+    """Confidences on one OOD set, for these scores."""
+    if isinstance(scorer, Scorer):
+        if isinstance(data, Mapping):
+            raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got a dict of confidences")
+        found: dict[str, Tensor] = {s: c for s, c in scorer(data).items() if s in scores}
+        return found
+    if not isinstance(data, Mapping):
+        raise ValueError(
+            f"OOD set {name!r} must be {{score: confidence}}, as for the ID data; got {type(data).__name__}"
+        )
+    if missing := [score for score in scores if score not in data]:
+        raise ValueError(f"OOD set {name!r} has no confidences for {missing[0]!r}; it has {', '.join(data) or 'none'}")
+    found = {score: as_scores(f"ood[{name!r}][{score!r}]", data[score]) for score in scores}
+    lengths = {len(values) for values in found.values()}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ValueError(
+            f"OOD set {name!r} must have the same samples, at least one, for each score; got {sorted(lengths)}"
+        )
+    return found
+
+
+def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
+    wanted = list(scorer.specs) if scores is None else list(scores)
+    if unknown := [score for score in wanted if score not in scorer.specs]:
+        raise ValueError(f"`scores` must be among the scorer's specs, {', '.join(scorer.specs)}; got {unknown[0]!r}")
+    parts, right = [], []
+    for batch in [test] if isinstance(test, Outputs) else test:
+        outputs = Outputs.of(batch)
+        if outputs.labels is None:
+            raise ValueError("`test` must have labels, to know which predictions are right; these outputs have none")
+        parts.append(scorer(outputs))
+        right.append(outputs.correct)
+    if not parts:
+        raise ValueError("`test` must hold at least one batch; got an empty iterable")
+    return {score: torch.cat([part[score] for part in parts]) for score in wanted}, torch.cat(right)
+
+
+def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
+    wanted = list(plain) if scores is None else list(scores)
+    if not wanted:
+        raise ValueError("at least one score is needed: `evaluate({score: (confidence, correct)}, …)`")
+    confidences: dict[str, Tensor] = {}
+    correct: Tensor | None = None
+    for score in wanted:
+        if score not in plain:
+            raise ValueError(f"`scores` must be among those given, {', '.join(plain)}; got {score!r}")
+        pair = plain[score]
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"score {score!r} must come as (confidence, correct); got {type(pair).__name__}")
+        confidences[score] = as_scores(f"confidence of {score!r}", pair[0])
+        right = as_tensor("correct", pair[1]).to(confidences[score].device)
+        check_same_length(f"correct of {score!r}", right, "confidence", confidences[score])
+        if right.dtype != torch.bool and not bool(((right == 0) | (right == 1)).all()):
+            raise ValueError(f"`correct` of {score!r} must hold True and False; got {right.dtype} with other values")
+        if correct is not None and not torch.equal(correct, right.bool()):
+            raise ValueError(
+                f"all scores must judge the same predictions; `correct` differs between {wanted[0]!r} and {score!r}. "
+                "Evaluate other models separately, and see `sirc.combine`"
+            )
+        correct = right.bool()
+    assert correct is not None
+    return confidences, correct

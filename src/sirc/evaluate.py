@@ -1,0 +1,358 @@
+"""evaluate: a scorer, or confidences from elsewhere, on ID and OOD test data, as a tidy table with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import check_positive, check_unit_interval
+from sirc._confidences import Data, Plain, id_confidences, ood_confidences
+from sirc.metrics.ranking import Curve, Ranking
+from sirc.metrics.resample import METRICS, bootstrap
+from sirc.scores import Scorer
+
+FloatArray = npt.NDArray[np.float64]
+Pool = Literal["samples", "datasets"]
+
+COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
+WRONG, MEAN, POOLED = "wrong", "OOD mean", "pooled"
+LOWER_IS_BETTER = ("fpr", "aurr", "risk", "aurc", "augrc", "error")
+
+
+def evaluate(
+    scorer: Scorer | Plain,
+    test: Data | None = None,
+    ood: Mapping[str, Data | Mapping[str, ArrayLike]] | None = None,
+    *,
+    alpha: ArrayLike = 0.5,
+    beta: ArrayLike = 0.5,
+    scores: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    pool: Pool = "samples",
+    recall: float = 0.95,
+) -> Evaluation:
+    """Evaluate confidences for selective classification with OOD data.
+
+    With a `Scorer`: `test` is labelled ID data, `ood` a dict of unlabelled OOD sets (`Outputs`, stores, or iterables of
+    batches). With confidences from elsewhere: `scorer` is `{score: (confidence, correct)}` on ID data, and `ood` is
+    `{set: {score: confidence}}`.
+
+    `alpha` (the share of ID input) and `beta` (the cost of accepting ID✗, 1 − β that of OOD) are numbers or arrays.
+    `scores` picks some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
+    `pooled` is the union of all. In a union, `pool="samples"` weighs samples equally, `"datasets"` sets equally.
+    """
+    confidences, correct = id_confidences(scorer, test, scores)
+    sets = {name: ood_confidences(scorer, name, data, list(confidences)) for name, data in (ood or {}).items()}
+    return Evaluation(confidences, correct, sets, alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
+
+
+@final
+class Evaluation:
+    """Confidences of the three kinds of input by several scores, and every figure that follows from them."""
+
+    def __init__(
+        self,
+        confidences: Mapping[str, Tensor],
+        correct: Tensor,
+        ood: Mapping[str, Mapping[str, Tensor]],
+        *,
+        alpha: ArrayLike = 0.5,
+        beta: ArrayLike = 0.5,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        pool: Pool = "samples",
+        recall: float = 0.95,
+    ) -> None:
+        self.confidences = dict(confidences)
+        self.correct = correct
+        self.ood = {name: dict(by_score) for name, by_score in ood.items()}
+        self.alpha = _numbers("alpha", alpha)
+        self.beta = _numbers("beta", beta)
+        check_unit_interval("recall", recall)
+        self.recall = recall
+        if pool not in ("samples", "datasets"):
+            raise ValueError(f'`pool` must be "samples" or "datasets"; got {pool!r}')
+        self.pool: Pool = pool
+        self.groups = _check_groups(groups or {}, list(self.ood))
+        self._rankings: dict[tuple[str, str], Ranking] = {}
+        self._table: pd.DataFrame | None = None
+
+    def __repr__(self) -> str:
+        right = int(self.correct.sum())
+        sets = ", ".join(f"{name} {len(next(iter(x.values())))}" for name, x in self.ood.items()) or "no OOD"
+        return f"Evaluation({len(self.confidences)} scores; {right} correct, {len(self.correct) - right} wrong; {sets})"
+
+    @property
+    def scores(self) -> list[str]:
+        """The names of the scores."""
+        return list(self.confidences)
+
+    @property
+    def negatives(self) -> list[str]:
+        """What ID✓ is compared with: `wrong`, each OOD set, their mean, their union, and the groups."""
+        some = [*self.ood, MEAN, POOLED, *self.groups] if self.ood else []
+        return [*([WRONG] if not bool(self.correct.all()) else []), *some]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Every metric: score, negative, metric, alpha, beta (NaN where they play no part), value (a fraction)."""
+        if self._table is None:
+            rows = [row for score in self.scores for row in self._rows(score)]
+            self._table = pd.DataFrame(rows, columns=COLUMNS)
+        return self._table.copy()
+
+    def ranking(self, score: str, negative: str = POOLED) -> Ranking:
+        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+        self._check_score(score)
+        if (score, negative) not in self._rankings:
+            own = self.confidences[score]
+            sets = [] if negative == WRONG else self._members(negative)
+            values = [self.ood[name][score] for name in sets]
+            weights = None
+            if self.pool == "datasets" and len(values) > 1:
+                weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
+            outside = torch.cat(values) if values else None
+            ranking = Ranking(own[self.correct], own[~self.correct], outside, ood_weights=weights)
+            self._rankings[score, negative] = ranking
+        return self._rankings[score, negative]
+
+    def sweep(
+        self,
+        alphas: ArrayLike,
+        betas: ArrayLike,
+        groups: Sequence[str] | None = None,
+        scores: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """AURR, Risk@recall and AURC on the whole (α, β) grid, for `pooled` and each group (or those asked for)."""
+        a, b = _numbers("alphas", alphas), _numbers("betas", betas)
+        frames = []
+        for score in self.scores if scores is None else scores:
+            for negative in [POOLED, *self.groups] if groups is None else groups:
+                for metric, grid in self._mixture_metrics(self.ranking(score, negative), a, b).items():
+                    values = torch.as_tensor(grid).cpu().reshape(-1).numpy()
+                    index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
+                    frame = pd.DataFrame({"value": values}, index=index).reset_index()
+                    frames.append(frame.assign(score=score, negative=negative, metric=metric))
+        return pd.concat(frames, ignore_index=True)[COLUMNS]
+
+    def curves(
+        self,
+        kind: Literal["risk_recall", "risk_coverage"] = "risk_recall",
+        *,
+        negative: str = POOLED,
+        alpha: float | None = None,
+        beta: float | None = None,
+        scores: Sequence[str] | None = None,
+    ) -> dict[str, Curve]:
+        """The curve of each score; with `risk_coverage` also that of the `oracle`."""
+        if kind not in ("risk_recall", "risk_coverage"):
+            raise ValueError(f'`kind` must be "risk_recall" or "risk_coverage"; got {kind!r}')
+        a, b = self._one("alpha", alpha), self._one("beta", beta)
+        wanted = self.scores if scores is None else list(scores)
+        found = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
+        if kind == "risk_coverage" and wanted:
+            found["oracle"] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
+        return found
+
+    def intervals(
+        self,
+        *,
+        draws: int = 1000,
+        level: float = 0.95,
+        seed: int = 0,
+        alpha: float | None = None,
+        beta: float | None = None,
+    ) -> pd.DataFrame:
+        """Every metric with the percentile interval of a stratified bootstrap: `value`, `low`, `high`."""
+        samples, frame = self._bootstrap(draws, seed, alpha, beta)
+        return frame.assign(**_percentiles(samples, level))
+
+    def compare(
+        self,
+        baseline: str,
+        *,
+        draws: int = 1000,
+        level: float = 0.95,
+        seed: int = 0,
+        alpha: float | None = None,
+        beta: float | None = None,
+    ) -> pd.DataFrame:
+        """Every metric against a baseline's on the same resamples.
+
+        `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
+        score is the better one (equal ones count half).
+        """
+        self._check_score(baseline)
+        samples, frame = self._bootstrap(draws, seed, alpha, beta)
+        keys = list(zip(frame["negative"], frame["metric"], strict=True))
+        base_rows = {
+            key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline
+        }
+        against = torch.tensor([base_rows[key] for key in keys])
+        difference = samples - samples[against]
+        value = frame["value"].to_numpy()
+        sign = torch.tensor([-1.0 if m.partition("@")[0] in LOWER_IS_BETTER else 1.0 for m in frame["metric"]])[:, None]
+        wins = (difference * sign > 0).double().mean(1) + (difference == 0).double().mean(1) / 2
+        frame = frame.assign(
+            difference=value - value[against.numpy()], **_percentiles(difference, level), wins=wins.numpy()
+        )
+        return frame[frame["score"] != baseline].reset_index(drop=True)
+
+    def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
+        nan = float("nan")
+        inside = self.ranking(score, WRONG)
+        rows = [(score, WRONG, "error", nan, nan, 1 - inside.accuracy)]
+        if inside.num_wrong:
+            rows += [(score, WRONG, m, nan, nan, v) for m, v in self._separation(inside, "wrong").items()]
+        mixture: dict[str, list[tuple[str, float, float, float]]] = {}
+        for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
+            ranking = self.ranking(score, negative)
+            found = [(m, nan, nan, v) for m, v in self._separation(ranking, "ood").items()]
+            for metric, grid in self._mixture_metrics(ranking, self.alpha, self.beta).items():
+                values = torch.as_tensor(grid)
+                for i, a in enumerate(self.alpha.tolist()):
+                    found += [(metric, a, b, float(values[i, j])) for j, b in enumerate(self.beta.tolist())]
+            mixture[negative] = found
+        if self.ood:
+            each = [mixture[name] for name in self.ood]
+            mean = [(*cells[0][:3], sum(cell[3] for cell in cells) / len(cells)) for cells in zip(*each, strict=True)]
+            mixture = {**{name: mixture[name] for name in self.ood}, MEAN: mean, **mixture}
+        for negative in [n for n in self.negatives if n != WRONG]:
+            rows += [(score, negative, *cell) for cell in mixture[negative]]
+        return rows
+
+    def _separation(self, ranking: Ranking, negative: Literal["wrong", "ood"]) -> dict[str, float]:
+        at = f"fpr@{100 * self.recall:g}"
+        return {"auroc": ranking.auroc(negative), at: ranking.fpr(negative, recall=self.recall)}
+
+    def _mixture_metrics(self, ranking: Ranking, alpha: Tensor, beta: Tensor) -> dict[str, float | Tensor]:
+        return {
+            "aurr": ranking.aurr(alpha, beta),
+            f"risk@{100 * self.recall:g}": ranking.risk_at_recall(self.recall, alpha, beta),
+            "aurc": ranking.aurc(alpha, beta),
+            "augrc": ranking.augrc(alpha, beta),
+        }
+
+    def _members(self, negative: str) -> Sequence[str]:
+        if negative in self.ood:
+            return [negative]
+        if negative == POOLED and self.ood:
+            return list(self.ood)
+        if negative in self.groups:
+            return self.groups[negative]
+        known = [n for n in self.negatives if n != MEAN]
+        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {negative!r}")
+
+    def _bootstrap(self, draws: int, seed: int, alpha: float | None, beta: float | None) -> tuple[Tensor, pd.DataFrame]:
+        """The metrics in each draw, (rows, draws), and the rows of the table that they belong to."""
+        a, b = self._one("alpha", alpha), self._one("beta", beta)
+        unions = {name: self._members(name) for name in self.negatives if name not in (WRONG, MEAN)}
+        samples = bootstrap(
+            self.confidences,
+            self.correct,
+            self.ood,
+            unions,
+            equal_sets=self.pool == "datasets",
+            recall=self.recall,
+            alpha=a,
+            beta=b,
+            draws=check_positive("draws", draws),
+            seed=seed,
+        )
+        if self.ood:
+            for score in self.scores:
+                for metric in METRICS:
+                    each = [samples[score, name, metric] for name in self.ood]
+                    samples[score, MEAN, metric] = torch.stack(each).mean(0)
+        point = Evaluation(
+            self.confidences,
+            self.correct,
+            self.ood,
+            alpha=a,
+            beta=b,
+            groups=self.groups,
+            pool=self.pool,
+            recall=self.recall,
+        )
+        point._rankings = self._rankings
+        frame = point.table.query("metric != 'error'").reset_index(drop=True)
+        rows = [
+            samples[score, negative, metric.partition("@")[0]]
+            for score, negative, metric in zip(frame["score"], frame["negative"], frame["metric"], strict=True)
+        ]
+        return torch.stack(rows), frame
+
+    def _one(self, name: str, value: float | None) -> float:
+        known: Tensor = getattr(self, name)
+        if value is not None:
+            return float(_numbers(name, value)[0])
+        if len(known) != 1:
+            raise ValueError(
+                f"this evaluation has several values of {name}: {known.tolist()}; pass `{name}=` one of them"
+            )
+        return float(known[0])
+
+    def _check_score(self, score: str) -> None:
+        if score not in self.confidences:
+            raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
+
+
+def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
+    """The tables of several training runs as one: `mean`, `std` (sample, n − 1), `low` and `high` (± 2 std), `runs`.
+
+    Takes evaluations or their tables, which must have the same rows. One run alone has no std: it is NaN.
+    """
+    tables = [run.table if isinstance(run, Evaluation) else run for run in runs]
+    if not tables:
+        raise ValueError("`runs` must hold at least one evaluation; got none")
+    keys = COLUMNS[:-1]
+    first = set(_rows_of(tables[0]))
+    for number, table in enumerate(tables[1:], start=1):
+        if odd := first ^ set(_rows_of(table)):
+            example = ", ".join(f"{k}={v}" for k, v in zip(keys, sorted(odd, key=str)[0], strict=True))
+            raise ValueError(
+                f"runs combine when they have the same scores, sets, α and β; run {number} and run 0 differ in "
+                f"{len(odd)} rows, such as {example}"
+            )
+    together = pd.concat(tables, ignore_index=True)
+    found = together.groupby(keys, sort=False, dropna=False)["value"].agg(mean="mean", std="std", runs="count")
+    found["low"], found["high"] = found["mean"] - 2 * found["std"], found["mean"] + 2 * found["std"]
+    return found.reset_index()[[*keys, "mean", "std", "low", "high", "runs"]]
+
+
+def _rows_of(table: pd.DataFrame) -> list[tuple[object, ...]]:
+    # NaN is not equal to itself, and would make every row differ.
+    keys = table[COLUMNS[:-1]].astype(object)
+    return list(keys.where(keys.notna(), "").itertuples(index=False, name=None))
+
+
+def _numbers(name: str, value: ArrayLike) -> Tensor:
+    check_unit_interval(name, value)
+    return as_tensor(name, value).double().reshape(-1).cpu()
+
+
+def _percentiles(samples: Tensor, level: float) -> dict[str, FloatArray]:
+    check_unit_interval("level", level)
+    ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
+    return {name: samples.quantile(q, dim=1).numpy() for name, q in ends.items()}
+
+
+def _check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> dict[str, list[str]]:
+    reserved = {WRONG, MEAN, POOLED}
+    for name in (*sets, *groups):
+        if name in reserved:
+            raise ValueError(f"{name!r} has a meaning of its own in the table; name the OOD set or group otherwise")
+    for name, members in groups.items():
+        if name in sets:
+            raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
+        if isinstance(members, str) or not members:
+            raise ValueError(f"group {name!r} must be a list of OOD sets; got {members!r}")
+        if unknown := [member for member in members if member not in sets]:
+            raise ValueError(f"group {name!r} has {unknown[0]!r}, which is not among the OOD sets: {', '.join(sets)}")
+    return {name: list(members) for name, members in groups.items()}

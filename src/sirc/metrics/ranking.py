@@ -1,0 +1,352 @@
+"""Ranking: the scores of ID✓, ID✗ and OOD sorted once; every metric, for every α and β, follows from counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import check_unit_interval
+from sirc.metrics import _core
+from sirc.metrics._groups import check_scores, check_weights
+
+Negative = Literal["wrong", "ood"]
+Positive = Literal["correct", "id"]
+Shares = tuple[Tensor, Tensor, Tensor]
+
+_CHUNK = 1 << 20  # thresholds looked at together, so that memory stays near that of the scores
+
+
+@final
+@dataclass(frozen=True)
+class Curve:
+    """Points of a curve, one for each threshold from the strictest on; 1-D float64 tensors."""
+
+    x: Tensor
+    """Recall or coverage."""
+    risk: Tensor
+    threshold: Tensor
+    """Accepting scores at or above it gives the point."""
+
+
+@final
+class Ranking:
+    """Scores of the three groups, sorted once.
+
+    `wrong` and `ood` may be empty or None; without OOD scores, α must be 1. `ood_weights` gives each OOD score its
+    share of the OOD mass, up to a common factor; by default all weigh the same. Infinite scores are fine, NaN is not.
+
+    Metrics take α and β as numbers or 1-D arrays: two numbers give a float, one array a 1-D tensor, two arrays the
+    (α, β) grid.
+
+    >>> r = Ranking(correct=[0.9, 0.8, 0.7], wrong=[0.4], ood=[0.75, 0.1])
+    >>> round(r.auroc("ood"), 4), r.fpr("ood", recall=0.95)
+    (0.8333, 0.5)
+    """
+
+    def __init__(
+        self,
+        correct: ArrayLike,
+        wrong: ArrayLike | None = None,
+        ood: ArrayLike | None = None,
+        *,
+        ood_weights: ArrayLike | None = None,
+    ) -> None:
+        groups = check_scores(correct, wrong, ood)
+        self.num_correct, self.num_wrong, self.num_ood = (len(group) for group in groups)
+        weights = None if ood_weights is None else check_weights(ood_weights, groups[2])
+        scores, order = torch.cat(groups).sort(descending=True)
+        # Equal scores are accepted together: a threshold stands at the last of each run.
+        last = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+        torch.ne(scores[:-1], scores[1:], out=last[:-1])
+        kept = slice(None) if bool(last.all()) else last
+        self.thresholds = scores[kept]
+        inside = self.num_correct + self.num_wrong
+        self._correct = (order < self.num_correct).cumsum(0, dtype=torch.int32)[kept]
+        self._wrong = ((order >= self.num_correct) & (order < inside)).cumsum(0, dtype=torch.int32)[kept]
+        if weights is None:
+            self._ood = (order >= inside).cumsum(0, dtype=torch.int32)[kept]
+        else:
+            mass = torch.cat((weights.new_zeros(inside), weights))[order]
+            self._ood = mass.cumsum(0)[kept]
+        self._areas: dict[tuple[float, ...], Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.num_correct + self.num_wrong + self.num_ood
+
+    def __repr__(self) -> str:
+        return f"Ranking({self.num_correct} correct, {self.num_wrong} wrong, {self.num_ood} ood)"
+
+    @property
+    def accuracy(self) -> float:
+        """p, the share of right predictions on ID data."""
+        return self.num_correct / (self.num_correct + self.num_wrong)
+
+    def auroc(self, negative: Negative, *, positive: Positive = "correct") -> float:
+        """P(positive > negative) + ½·P(equal). `positive="id"` is plain OOD detection, OOD|ID."""
+        self._check_pair(negative, positive)
+        area = 0.0
+        for shares in self._chunks():
+            pos, neg = self._pair(shares, negative, positive)
+            area += float(_core.trapezoids(neg, pos))
+        return area
+
+    def auroc_interval(
+        self, negative: Negative, *, positive: Positive = "correct", level: float = 0.95
+    ) -> tuple[float, float]:
+        """DeLong's interval for the AUROC: normal, with the variance of the two groups' structural components."""
+        check_unit_interval("level", level)
+        self._check_pair(negative, positive)
+        sizes = (
+            self.num_correct + (self.num_wrong if positive == "id" else 0),
+            self.num_wrong if negative == "wrong" else self.num_ood,
+        )
+        if min(sizes) < 2 or self._ood.is_floating_point():
+            raise ValueError(
+                f"DeLong's interval needs two samples of each group, all weighing the same; this is {self!r}"
+            )
+        area = self.auroc(negative, positive=positive)
+        spread = [0.0, 0.0]
+        for shares in self._chunks():
+            pair = self._pair(shares, negative, positive)
+            for which, (own, other) in enumerate((pair, pair[::-1])):
+                # Each sample of a group has as its component the share of the other group that it is ranked against.
+                component = (other[1:] + other[:-1]) / 2
+                centre = 1 - area if which == 0 else area
+                spread[which] += float(own.diff() @ (component - centre).square())
+        deviation = sum(s / (n - 1) for s, n in zip(spread, sizes, strict=True)) ** 0.5
+        reach = deviation * float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
+        return max(0.0, area - reach), min(1.0, area + reach)
+
+    def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
+        """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives."""
+        self._check_pair(negative, positive)
+        at = self._reaching(recall, positive)
+        return float(self._pair(self._shares(at), negative, positive)[1])
+
+    def aurr(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ."""
+        a, b = self._mixture(alpha, beta)
+        s = self._area_sums(a)
+        return _over_beta(a * s[:, 0], (1 - a) * s[:, 1], b, alpha, beta)
+
+    def aurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ."""
+        a, b = self._mixture(alpha, beta)
+        s = self._area_sums(a)
+        wrong = a * (a * s[:, 2] + (1 - a) * s[:, 3])
+        ood = (1 - a) * (a * s[:, 4] + (1 - a) * s[:, 5])
+        return _over_beta(wrong, ood, b, alpha, beta)
+
+    def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        """AURC less the area under the oracle's curve: what a better score could still gain."""
+        a, b = self._mixture(alpha, beta)
+        oracle = _core.oracle_area(self.accuracy, a[:, None], b[None, :])
+        return self.aurc(alpha, beta) - _shaped(oracle, alpha, beta)
+
+    def augrc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        """The area under the generalised risk–coverage curve: loss over coverage, by trapezoids from (0, 0)."""
+        a, b = self._mixture(alpha, beta)
+        t = torch.zeros(4, dtype=torch.float64, device=a.device)
+        for c, x, o in self._chunks():
+            inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
+            t += torch.stack([_core.trapezoids(k, bad) for bad in (wrong, o) for k in (inside, o)])
+        return _over_beta(a * (a * t[0] + (1 - a) * t[1]), (1 - a) * (a * t[2] + (1 - a) * t[3]), b, alpha, beta)
+
+    def risk_at_recall(self, recall: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`."""
+        return self._risk_at(self._reaching(recall), alpha, beta)
+
+    def risk_recall(self, alpha: float, beta: float) -> Curve:
+        """The risk against the recall of ID✓."""
+        c, x, o = self._as_shares(slice(None))
+        return Curve(c, self._coverage_risk((c, x, o), alpha, beta)[1], self.thresholds)
+
+    def risk_coverage(self, alpha: float, beta: float) -> Curve:
+        """The risk against the coverage."""
+        coverage, risk = self._coverage_risk(self._as_shares(slice(None)), alpha, beta)
+        return Curve(coverage, risk, self.thresholds)
+
+    def oracle_risk_coverage(self, alpha: float, beta: float, *, points: int = 512) -> Curve:
+        """The least risk any score could have at each coverage: ID✓ first, then the cheaper of ID✗ and OOD.
+
+        No score has these thresholds; they are NaN.
+        """
+        a, b = self._numbers(alpha, beta)
+        good, first, _, _ = _core.oracle_parts(self.accuracy, a, b)
+        even = torch.linspace(0, 1, points + 1, dtype=torch.float64)
+        knots = torch.stack((good, good + first)).clamp(0, 1)
+        coverage = torch.cat((even[1:], knots[knots > 0])).sort().values.to(self.thresholds.device)
+        risk = _core.ratio(_core.oracle_loss(coverage, self.accuracy, a, b), coverage)
+        return Curve(coverage, risk, torch.full_like(coverage, torch.nan))
+
+    def accepted(self, threshold: float) -> tuple[float, float, float]:
+        """The shares of ID✓, ID✗ and OOD accepted at a threshold, S ≥ t."""
+        c, x, o = self._shares(self._index(threshold))
+        return float(c), float(x), float(o)
+
+    def recall(self, threshold: float) -> float:
+        """The share of ID✓ accepted at a threshold."""
+        return self.accepted(threshold)[0]
+
+    def coverage(self, threshold: float, alpha: float) -> float:
+        """The share of all input accepted at a threshold."""
+        return float(self._coverage_risk(self._shares(self._index(threshold)), alpha, 0.5)[0])
+
+    def risk(self, threshold: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        """The mean loss of what is accepted at a threshold; 0 where nothing is."""
+        return self._risk_at(self._index(threshold), alpha, beta)
+
+    def threshold(
+        self,
+        *,
+        recall: float | None = None,
+        coverage: float | None = None,
+        risk: float | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+    ) -> float:
+        """The threshold at a recall, a coverage (which needs α) or a risk (which needs α and β).
+
+        At a recall or a coverage, the highest threshold that accepts at least that share. At a risk, the one with the
+        largest coverage among those whose risk is at most that; +inf, which accepts nothing, where there is none.
+        """
+        given = {"recall": recall, "coverage": coverage, "risk": risk}
+        if sum(value is not None for value in given.values()) != 1:
+            raise ValueError(f"give exactly one of recall=, coverage= and risk=; got {given}")
+        if recall is not None:
+            return self._threshold_of(self._reaching(recall))
+        if alpha is None or (risk is not None and beta is None):
+            raise ValueError("a threshold at a coverage needs alpha=, one at a risk alpha= and beta=")
+        curve = self.risk_coverage(alpha, 0.5 if beta is None else beta)
+        if coverage is not None:
+            check_unit_interval("coverage", coverage)
+            return self._threshold_of(int(_core.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
+        assert risk is not None
+        check_unit_interval("risk", risk)
+        within = (curve.risk <= risk).nonzero()
+        return self._threshold_of(int(within[-1]) if len(within) else -1)
+
+    def _threshold_of(self, at: int) -> float:
+        return float(self.thresholds[at]) if at >= 0 else float("inf")
+
+    def _index(self, threshold: float) -> int:
+        """The last threshold at or above this one; −1 where there is none."""
+        return int((self.thresholds >= threshold).sum()) - 1
+
+    def _reaching(self, recall: float, positive: Positive = "correct") -> int:
+        check_unit_interval("recall", recall)
+        if recall == 0:
+            return -1
+        if positive == "correct":
+            # As float64 shares: 19/20 reaches 0.95, which 0.95·20 need not.
+            share = self._correct.double() / self.num_correct
+        else:
+            share = (self._correct + self._wrong).double() / (self.num_correct + self.num_wrong)
+        return int(_core.first_reaching(share, recall))
+
+    def _shares(self, at: int) -> Shares:
+        """The accepted shares at one threshold; at −1 nothing is accepted."""
+        if at < 0:
+            zero = torch.zeros((), dtype=torch.float64, device=self.thresholds.device)
+            return zero, zero, zero
+        c, x, o = self._as_shares(slice(at, at + 1))
+        return c[0], x[0], o[0]
+
+    def _as_shares(self, where: slice) -> Shares:
+        ood_total = float(self._ood[-1]) if self.num_ood else 1.0
+        return (
+            self._correct[where].double() / self.num_correct,
+            self._wrong[where].double() / max(1, self.num_wrong),
+            self._ood[where].double() / ood_total,
+        )
+
+    def _chunks(self) -> Iterator[Shares]:
+        """Shares at runs of thresholds, each run after the last point of the one before it, the first after 0."""
+        for start in range(0, len(self.thresholds), _CHUNK):
+            c, x, o = self._as_shares(slice(max(0, start - 1), start + _CHUNK))
+            if start == 0:
+                zero = c.new_zeros(1)
+                c, x, o = torch.cat((zero, c)), torch.cat((zero, x)), torch.cat((zero, o))
+            yield c, x, o
+
+    def _area_sums(self, alpha: Tensor) -> Tensor:
+        """Σ Δ·bad/coverage for each α, over the steps Δ and the mistakes that AURR and AURC are made of, (A, 6)."""
+        key = tuple(alpha.tolist())
+        if key not in self._areas:
+            total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
+            for c, x, o in self._chunks():
+                inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
+                dc, di, do = c.diff(), inside.diff(), o.diff()
+                columns = torch.stack([step * bad[1:] for bad in (wrong, o) for step in (dc, di, do)], -1)
+                for number, one in enumerate(alpha):
+                    covered = torch.lerp(o[1:], inside[1:], one)
+                    inverse = torch.where(covered > 0, covered.reciprocal(), 0.0)
+                    total[number] += inverse @ columns
+            self._areas = {key: total[:, [0, 3, 1, 2, 4, 5]]}
+        return self._areas[key]
+
+    def _coverage_risk(self, shares: Shares, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+        a, b = self._numbers(alpha, beta)
+        covered = _core.coverage(*shares, self.accuracy, a)
+        return covered, _core.ratio(_core.loss(shares[1], shares[2], self.accuracy, a, b), covered)
+
+    def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+        a, b = self._mixture(alpha, beta)
+        c, x, o = self._shares(at)
+        covered = _core.coverage(c, x, o, self.accuracy, a)
+        wrong = _core.ratio(a * (1 - self.accuracy) * x, covered)
+        return _over_beta(wrong, _core.ratio((1 - a) * o, covered), b, alpha, beta)
+
+    def _mixture(self, alpha: ArrayLike, beta: ArrayLike) -> tuple[Tensor, Tensor]:
+        """α and β as 1-D float64 tensors, checked."""
+        pair = []
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            check_unit_interval(name, value)
+            tensor = as_tensor(name, value).to(self.thresholds.device, torch.float64)
+            if tensor.dim() > 1:
+                raise ValueError(f"`{name}` must be a number or a 1-D array; got shape {tuple(tensor.shape)}")
+            pair.append(tensor.reshape(-1))
+        if not self.num_ood and bool((pair[0] < 1).any()):
+            raise ValueError(
+                f"`alpha` must be 1 where there are no OOD scores; got {float(pair[0].min()):g}. "
+                "Pass `Ranking(correct, wrong, ood)`, or alpha=1 for selective classification on ID data alone"
+            )
+        return pair[0], pair[1]
+
+    def _numbers(self, alpha: float, beta: float) -> tuple[float, float]:
+        a, b = self._mixture(alpha, beta)
+        if len(a) != 1 or len(b) != 1:
+            raise ValueError("a curve or a threshold is for one alpha and one beta; got arrays. Loop over them")
+        return float(a), float(b)
+
+    def _check_pair(self, negative: Negative, positive: Positive) -> None:
+        if negative not in ("wrong", "ood") or positive not in ("correct", "id"):
+            raise ValueError(
+                f'`negative` must be "wrong" or "ood" and `positive` "correct" or "id"; got {negative!r}, {positive!r}'
+            )
+        if negative == "wrong" and positive == "id":
+            raise ValueError('`negative="wrong"` is itself ID: it is compared with `positive="correct"` only')
+        if not (self.num_wrong if negative == "wrong" else self.num_ood):
+            raise ValueError(f"`{negative}` has no scores to compare with; this ranking is {self!r}")
+
+    def _pair(self, shares: Shares, negative: Negative, positive: Positive) -> tuple[Tensor, Tensor]:
+        c, x, o = shares
+        return c if positive == "correct" else _core.id_share(c, x, self.accuracy), x if negative == "wrong" else o
+
+
+def _over_beta(wrong: Tensor, ood: Tensor, beta: Tensor, alpha: ArrayLike, given_beta: ArrayLike) -> float | Tensor:
+    """β·wrong + (1−β)·ood on the (α, β) grid."""
+    return _shaped(wrong[:, None] * beta + ood[:, None] * (1 - beta), alpha, given_beta)
+
+
+def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
+    """The (A, B) grid without the axes of what was given as a number."""
+    for axis, given in ((1, beta), (0, alpha)):
+        if as_tensor("given", given).dim() == 0:
+            grid = grid.squeeze(axis)
+    return float(grid) if grid.dim() == 0 else grid

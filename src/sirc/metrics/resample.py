@@ -1,0 +1,233 @@
+"""Stratified bootstrap: metrics of resampled data from weights on the sorted order, with no sort per draw.
+
+A resample of a group is a count of how often each of its samples was drawn. Scores are sorted once. For each sample,
+in sorted order, it is known how many of every group rank at or above it, so the accepted shares at its score, in any
+resample, are looked up in running sums of the counts. Every metric is a mean of such shares:
+
+    AUROC  = 1 − mean over ID✓ of the share of negatives above (equal ones half)
+    AURR   = mean over ID✓ of the risk at its score          AURC = mean over all input of the risk at its score
+
+The same counts serve every score, so that differences between scores are paired.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sirc.metrics import _core
+
+Values = dict[str, Tensor]
+
+METRICS = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
+
+_BLOCK = 1 << 23  # counts held at a time
+_EXACT = 1 << 24  # integers that float32 counts without error
+
+
+def bootstrap(
+    confidences: Mapping[str, Tensor],
+    correct: Tensor,
+    ood: Mapping[str, Mapping[str, Tensor]],
+    unions: Mapping[str, Sequence[str]],
+    *,
+    equal_sets: bool,
+    recall: float,
+    alpha: float,
+    beta: float,
+    draws: int,
+    seed: int,
+) -> dict[tuple[str, str, str], Tensor]:
+    """By (score, negative, metric), the value in each draw; ID✓, ID✗ and every OOD set are resampled separately.
+
+    `unions` names the mixtures of OOD sets to take as the OOD data; with `equal_sets` sets weigh the same in each,
+    else samples do.
+    """
+    sizes = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
+    right = int(correct.sum())
+    plan = Draws(
+        {"correct": right, "wrong": len(correct) - right, **{f"ood {n}": k for n, k in sizes.items()}},
+        draws,
+        seed,
+        correct.device,
+    )
+    resampled = {
+        score: ResampledScore(
+            own[correct],
+            own[~correct],
+            {name: torch.cat([ood[member][score] for member in members]) for name, members in unions.items()},
+            recall=recall,
+        )
+        for score, own in confidences.items()
+    }
+    found: dict[tuple[str, str, str], list[Tensor]] = {}
+    for counts in plan.blocks():
+        masses = {}
+        for name, members in unions.items():
+            parts = [counts[f"ood {member}"] / (sizes[member] if equal_sets else 1) for member in members]
+            masses[name] = torch.cat(parts, 1)
+        for score, one in resampled.items():
+            values = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
+            for negative, by_metric in values.items():
+                for metric, value in by_metric.items():
+                    found.setdefault((score, negative, metric), []).append(value.double().cpu())
+    return {key: torch.cat(parts) for key, parts in found.items()}
+
+
+class Draws:
+    """Counts of stratified resamples of groups of samples: the same for whoever asks with the same seed."""
+
+    def __init__(self, sizes: Mapping[str, int], draws: int, seed: int, device: torch.device) -> None:
+        self.sizes = dict(sizes)
+        self.draws = draws
+        self.device = device
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def blocks(self) -> Iterator[Values]:
+        """Blocks of draws: by group, how often each sample was drawn, (draws of the block, n)."""
+        rows = max(1, _BLOCK // max(1, sum(self.sizes.values())))
+        for start in range(0, self.draws, rows):
+            count = min(rows, self.draws - start)
+            yield {name: self._counts(size, count) for name, size in self.sizes.items()}
+
+    def _counts(self, size: int, draws: int) -> Tensor:
+        drawn = torch.randint(max(1, size), (draws, size), generator=self._generator)
+        drawn += torch.arange(0, draws * size, max(1, size))[:draws, None]
+        counts = torch.bincount(drawn.view(-1), minlength=draws * size).view(draws, size)
+        return counts.to(self.device, torch.float32 if size < _EXACT else torch.float64)
+
+
+class _Group:
+    """The scores of one group in sorted order."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores, self.order = scores.sort(descending=True)
+        # Negated, as searchsorted wants an ascending order.
+        self._ascending = -self.scores
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def at_least(self, scores: Tensor) -> Tensor:
+        """How many of this group score at least as high as each of those."""
+        return torch.searchsorted(self._ascending, -scores, right=True)
+
+    def above(self, scores: Tensor) -> Tensor:
+        """How many of this group score higher than each of those."""
+        return torch.searchsorted(self._ascending, -scores, right=False)
+
+
+class _Place:
+    """Where the sorted samples of one group stand in another group's running sums."""
+
+    def __init__(self, samples: _Group, other: _Group) -> None:
+        self.at_least = other.at_least(samples.scores)
+        above = other.above(samples.scores)
+        self.above = None if torch.equal(above, self.at_least) else above
+        self.tied = samples is other and not torch.equal(self.at_least, torch.arange(1, len(other) + 1).to(above))
+
+    def shares(self, running: Tensor) -> Tensor:
+        """The share of the other group accepted at each sample's score."""
+        return running.index_select(1, self.at_least)
+
+    def halved(self, running: Tensor, shares: Tensor) -> Tensor:
+        """The share above each sample, with equal ones counted half."""
+        return shares if self.above is None else (shares + running.index_select(1, self.above)) / 2
+
+
+class ResampledScore:
+    """One score's ranking of ID✓, ID✗ and one or more OOD mixtures, ready for any resample of them."""
+
+    def __init__(self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, recall: float) -> None:
+        self._correct, self._wrong = _Group(correct), _Group(wrong)
+        self._oods = {name: _Group(scores) for name, scores in oods.items()}
+        self._accuracy = len(correct) / (len(correct) + len(wrong))
+        # The least count of ID✓ whose share, as a float64, reaches the recall.
+        least = math.ceil(recall * len(correct))
+        self._least = least - 1 if (least - 1) / len(correct) >= recall else least
+        groups = {"correct": self._correct, "wrong": self._wrong, **{f"ood {n}": g for n, g in self._oods.items()}}
+        self._places: dict[tuple[str, str], _Place] = {}
+        for of, samples in groups.items():
+            for among, other in groups.items():
+                if not (of.startswith("ood ") and among.startswith("ood ") and of != among):
+                    self._places[of, among] = _Place(samples, other)
+
+    @cached_property
+    def _recall_end(self) -> Tensor:
+        """For each sorted ID✓, the place of the last one that it is tied with."""
+        return self._places["correct", "correct"].at_least
+
+    def metrics(
+        self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, alpha: float, beta: float
+    ) -> dict[str, Values]:
+        """By negative (`wrong` and each mixture), every metric in each draw.
+
+        Takes how often each ID✓ and ID✗ was drawn, (draws, n), and for each mixture the mass of each sample.
+        """
+        p = self._accuracy
+        w_c, run_c = _running(correct[:, self._correct.order])
+        w_x, run_x = _running(wrong[:, self._wrong.order])
+        c = {e: self._places[e, "correct"].shares(run_c) for e in ("correct", "wrong")}
+        x = {e: self._places[e, "wrong"].shares(run_x) for e in ("correct", "wrong")}
+        at = self._at_recall(correct)
+
+        def above(samples: str, other: str, running: Tensor, shares: Tensor) -> Tensor:
+            return self._places[samples, other].halved(running, shares)
+
+        def risk(c: Tensor, x: Tensor, o: Tensor) -> Tensor:
+            return _core.ratio(_core.loss(x, o, p, alpha, beta), _core.coverage(c, x, o, p, alpha))
+
+        def picked(shares: Tensor) -> Tensor:
+            return shares.gather(1, at[:, None])[:, 0]
+
+        found: dict[str, Values] = {}
+        miss_x = _mean(w_c, above("correct", "wrong", run_x, x["correct"]))
+        if len(self._wrong):
+            found["wrong"] = {"auroc": 1 - miss_x, "fpr": picked(x["correct"])}
+        for name, group in self._oods.items():
+            key = f"ood {name}"
+            w_o, run_o = _running(oods[name][:, group.order])
+            o = {e: self._places[e, key].shares(run_o) for e in ("correct", "wrong", key)}
+            c_o, x_o = self._places[key, "correct"].shares(run_c), self._places[key, "wrong"].shares(run_x)
+            miss_o = _mean(w_c, above("correct", key, run_o, o["correct"]))
+            wrong_above = 1 - _mean(w_x, above("wrong", key, run_o, o["wrong"])) if len(self._wrong) else miss_o * 0
+            aurr = _mean(w_c, risk(c["correct"], x["correct"], o["correct"]))
+            id_risk = p * aurr + (1 - p) * _mean(w_x, risk(c["wrong"], x["wrong"], o["wrong"]))
+            found[name] = {
+                "auroc": 1 - miss_o,
+                "fpr": picked(o["correct"]),
+                "aurr": aurr,
+                "risk": risk(picked(c["correct"]), picked(x["correct"]), picked(o["correct"])),
+                "aurc": alpha * id_risk + (1 - alpha) * _mean(w_o, risk(c_o, x_o, o[key])),
+                "augrc": _augrc(miss_x, miss_o, wrong_above, p, alpha, beta),
+            }
+        return found
+
+    def _at_recall(self, correct: Tensor) -> Tensor:
+        """In each draw, the sorted ID✓ at whose score the recall is first reached."""
+        counts = correct[:, self._correct.order].cumsum(1)
+        if self._places["correct", "correct"].tied:
+            counts = counts.index_select(1, self._recall_end - 1)
+        return (counts < self._least).sum(1).clamp_max(len(self._correct) - 1)
+
+
+def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha: float, beta: float) -> Tensor:
+    """AUGRC from three probabilities: ID✗ above ID✓, OOD above ID✓, ID✗ above OOD (equal ones half)."""
+    wrong = alpha * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2) + (1 - alpha) * (1 - p) * wrong_above
+    ood = alpha * (p * miss_o + (1 - p) * (1 - wrong_above)) + (1 - alpha) / 2
+    return alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood
+
+
+def _running(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights scaled to add up to 1, and their running sum from 0 on (summed first: counts add up without rounding)."""
+    running = torch.cat((weights.new_zeros(len(weights), 1), weights.cumsum(1)), 1)
+    total = running[:, -1:].clone().clamp_min(torch.finfo(running.dtype).tiny)
+    return weights / total, running.div_(total)
+
+
+def _mean(weights: Tensor, values: Tensor) -> Tensor:
+    return (weights * values).sum(1).double()

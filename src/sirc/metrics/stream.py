@@ -1,0 +1,112 @@
+"""A streaming accumulator of the metrics for training loops; a `torchmetrics.Metric` where that is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import check_same_length, check_unit_interval
+from sirc.metrics._groups import as_scores
+from sirc.metrics.ranking import Ranking
+
+
+class _Plain:
+    """The little of `torchmetrics.Metric` that the accumulator uses."""
+
+    def __init__(self) -> None:
+        self._defaults: dict[str, list[Tensor]] = {}
+
+    def add_state(self, name: str, default: list[Tensor], dist_reduce_fx: str) -> None:
+        self._defaults[name] = default
+        setattr(self, name, list(default))
+
+    def reset(self) -> None:
+        for name, default in self._defaults.items():
+            setattr(self, name, list(default))
+
+
+if TYPE_CHECKING:
+    _Base = _Plain
+else:
+    try:
+        from torchmetrics import Metric as _Base
+    except ImportError:
+        _Base = _Plain
+
+
+class SelectiveMetrics(_Base):
+    """Collects confidences batch by batch and gives all metrics at the end.
+
+    ```python
+    metric = SelectiveMetrics(alpha=0.5, beta=0.5)
+    metric.update(confidence, correct, is_ood)
+    metric.compute()["aurr"]
+    ```
+
+    Across processes, torchmetrics gathers the batches by itself; without it, `merge` takes in another accumulator.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+
+    confidence: list[Tensor]
+    group: list[Tensor]
+
+    def __init__(self, *, alpha: float = 0.5, beta: float = 0.5, recall: float = 0.95, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, value in (("alpha", alpha), ("beta", beta), ("recall", recall)):
+            check_unit_interval(name, value)
+        self.alpha, self.beta, self.recall = alpha, beta, recall
+        self.add_state("confidence", default=[], dist_reduce_fx="cat")
+        self.add_state("group", default=[], dist_reduce_fx="cat")
+
+    def update(self, confidence: ArrayLike, correct: ArrayLike, is_ood: ArrayLike | None = None) -> None:
+        """Take in a batch: confidences, whether each prediction is right, whether each input is OOD (by default none).
+
+        What `correct` says of an OOD input does not matter.
+        """
+        scores = as_scores("confidence", confidence)
+        right = as_tensor("correct", correct).to(scores.device)
+        outside = torch.zeros_like(right) if is_ood is None else as_tensor("is_ood", is_ood).to(scores.device)
+        for name, flags in (("correct", right), ("is_ood", outside)):
+            check_same_length(name, flags, "confidence", scores)
+            if flags.dtype != torch.bool and not bool(((flags == 0) | (flags == 1)).all()):
+                raise ValueError(f"`{name}` must hold True and False, or 1 and 0; got {flags.dtype} with other values")
+        self.confidence.append(scores)
+        self.group.append(torch.where(outside.bool(), 2, torch.where(right.bool(), 0, 1)))
+
+    def merge(self, other: SelectiveMetrics) -> SelectiveMetrics:
+        """Take in all that another accumulator has seen; returns itself."""
+        self.confidence = [*_parts(self.confidence), *_parts(other.confidence)]
+        self.group = [*_parts(self.group), *_parts(other.group)]
+        return self
+
+    def ranking(self) -> Ranking:
+        """The `Ranking` of all that was seen, for any other α, β or threshold."""
+        if not _parts(self.confidence):
+            raise ValueError("nothing was seen yet: call `update` first")
+        scores, group = torch.cat(_parts(self.confidence)), torch.cat(_parts(self.group))
+        return Ranking(*(scores[group == number] for number in range(3)))
+
+    def compute(self) -> dict[str, Tensor]:
+        """All metrics that what was seen allows: without OOD inputs, those of the mixture only for α = 1."""
+        r = self.ranking()
+        at = f"{100 * self.recall:g}"
+        found: dict[str, float | Tensor] = {"error": 1 - r.accuracy}
+        if r.num_wrong:
+            found |= {"auroc_wrong": r.auroc("wrong"), f"fpr@{at}_wrong": r.fpr("wrong", recall=self.recall)}
+        if r.num_ood:
+            found |= {"auroc_ood": r.auroc("ood"), f"fpr@{at}_ood": r.fpr("ood", recall=self.recall)}
+        if r.num_ood or self.alpha == 1:
+            mixture = (self.alpha, self.beta)
+            found |= {"aurr": r.aurr(*mixture), f"risk@{at}": r.risk_at_recall(self.recall, *mixture)}
+            found |= {"aurc": r.aurc(*mixture), "augrc": r.augrc(*mixture)}
+        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+
+def _parts(state: list[Tensor] | Tensor) -> list[Tensor]:
+    """A state as a list: torchmetrics leaves one tensor after it has gathered."""
+    return [state] if isinstance(state, Tensor) else state
