@@ -67,8 +67,8 @@ class Pair:
 
 
 def versus(
-    ours: Callable[[], object],
-    reference: Callable[[], object],
+    ours: Sequence[Callable[[], object]],
+    reference: Sequence[Callable[[], object]],
     *,
     device: torch.device,
     repeats: int,
@@ -77,22 +77,23 @@ def versus(
 ) -> Pair:
     """Time two sides in turns, so that whatever else the machine does falls on both.
 
-    The first turn is a warm-up and left out, unless both sides are long. `repeats` turns follow; once `budget` seconds
-    are spent, three are enough. `scale` multiplies the reference's time, for a
-    reference that ran on a part of the rows.
+    Each side comes in as many parts as the other, which alternate within a turn. The first turn is a warm-up and left
+    out, unless both sides are long. `repeats` turns follow; once `budget` seconds are spent, three are enough. `scale`
+    multiplies the reference's time, for a reference that runs on some of the rows.
     """
     began = time.perf_counter()
 
-    def turn(number: int) -> tuple[float, float]:
-        taken = {}
-        for side in (ours, reference) if number % 2 else (reference, ours):
-            taken[side] = seconds(side, device)
-        return taken[ours], taken[reference]
+    def turn() -> tuple[float, float]:
+        taken = [0.0, 0.0]
+        for number, parts in enumerate(zip(ours, reference, strict=True)):
+            for side in (0, 1) if number % 2 else (1, 0):
+                taken[side] += seconds(parts[side], device)
+        return taken[0], taken[1]
 
-    first = turn(0)
+    first = turn()
     turns = [first] if min(first) > _LONG else []
     while len(turns) < repeats and not (len(turns) >= 3 and time.perf_counter() - began > budget):
-        turns.append(turn(len(turns)))
+        turns.append(turn())
     return Pair(
         ours=min(a for a, _ in turns),
         reference=min(b for _, b in turns) * scale,

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from _timing import Row, report, seconds, standard_options, versus
@@ -24,7 +25,10 @@ SIXTEEN = [
     *("msp", "doctor", "entropy", "l1", "residual", "max_logit", "energy", "gradnorm", "vim", "mahalanobis"),
 ]
 _SLICE = {"cpu": 64, "cuda": 1024}  # rows for what takes a class, or a neighbour, at a time
+_PART = 8192  # rows at which long work on a CPU changes sides, as other processes come and go
 _ROW_BLOCKS = {"cpu": (512, 2048, 8192), "cuda": (8192, 32768)}
+
+Work = Callable[[sirc.Outputs], object]
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Bench:
         return self.outputs.device
 
     @property
-    def slice(self) -> sirc.Outputs:
+    def few(self) -> sirc.Outputs:
         """The first few rows."""
         return self.outputs[: _SLICE[self.device.type]]
 
@@ -69,18 +73,33 @@ class Bench:
     def row(
         self,
         what: str,
-        ours: Callable[[], object],
+        ours: Work,
         compared: str,
-        reference: Callable[[], object],
+        reference: Work,
         *,
+        on: sirc.Outputs | None = None,
         limit: float | None = None,
-        faster: bool = False,
-        scale: float = 1.0,
+        long: bool = False,
     ) -> Row:
-        """Time two sides and state the target."""
-        pair = versus(ours, reference, device=self.device, repeats=self.repeats, scale=scale)
-        ratio = 1 / pair.ratio if faster else pair.ratio
-        return Row(what, pair.ours, compared, pair.reference, ratio, limit, faster)
+        """Time two sides on the same rows; long work alternates part by part."""
+        rows = on or self.outputs
+        size = _PART if long and self.device.type == "cpu" else len(rows)
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        pair = versus(
+            [partial(ours, part) for part in parts],
+            [partial(reference, part) for part in parts],
+            device=self.device,
+            repeats=self.repeats,
+        )
+        return Row(what, pair.ours, compared, pair.reference, pair.ratio, limit)
+
+    def row_on_few(self, what: str, ours: Work, compared: str, reference: Work, *, limit: float | None = None) -> Row:
+        """Time a reference hundreds of times slower on a few of the rows; one turn tells."""
+        scale = len(self.outputs) / len(self.few)
+        one, other = partial(ours, self.outputs), partial(reference, self.few)
+        pair = versus([one], [other], device=self.device, repeats=1, scale=scale)
+        compared = f"{compared}, on {len(self.few):,} rows, scaled"
+        return Row(what, pair.ours, compared, pair.reference, 1 / pair.ratio, limit, faster=True)
 
 
 def main() -> None:
@@ -128,69 +147,56 @@ def prepare(n: int, classes: int, features: int, device: torch.device, repeats: 
 
 
 def logit_side(bench: Bench, rows: list[Row], notes: list[str]) -> None:
-    v, device = bench.logits, bench.device
-
-    def quantities(compile: bool | None) -> tuple[Tensor, ...]:
-        p = Softmax.of(v, compile=compile)
+    def quantities(outputs: sirc.Outputs, *, compile: bool | None) -> tuple[Tensor, ...]:
+        p = Softmax.of(outputs.logits, compile=compile)
         gaps = (functional.log_gap(p, name) for name in ("msp", "doctor", "entropy"))
         return p.prediction, functional.max_logit(p), functional.energy(p), p.deviation, *gaps
 
-    fallback = _Records()
+    def logsumexp(outputs: sirc.Outputs) -> Tensor:
+        return torch.logsumexp(outputs.logits, -1)
+
+    said = _Records()
     log = logging.getLogger("sirc")
     level = log.level
-    log.addHandler(fallback)
+    log.addHandler(said)
     log.setLevel(logging.DEBUG)
-    compiling = seconds(lambda: quantities(True), device)
-    log.removeHandler(fallback)
+    compiling = seconds(partial(quantities, bench.outputs, compile=True), bench.device)
+    log.removeHandler(said)
     log.setLevel(level)
-    if fallback.messages:
-        notes.append(f"no compiler: {fallback.messages[0].splitlines()[0][:160]}")
-    else:
-        notes.append(f"the first call with compile=True, which compiles, took {compiling:.1f} s")
-
-    def whole() -> Tensor:
-        return torch.logsumexp(v, -1)
-
-    what = "logit-side quantities"
-    if not fallback.messages:
-        rows.append(bench.row(f"{what}, compile=True", lambda: quantities(True), "torch.logsumexp", whole, limit=2))
-    rows.append(bench.row(f"{what}, compile=False", lambda: quantities(False), "torch.logsumexp", whole, limit=5))
-    limit = 5 if fallback.messages else 2
-    rows.append(bench.row(f"{what}, default", lambda: quantities(None), "torch.logsumexp", whole, limit=limit))
-    # On a CPU much of a whole logsumexp goes into memory for its intermediate values; a blocked one has none.
-    block, blocked = _fastest_logsumexp(bench)
-    rows.append(bench.row(f"{what}, default", lambda: quantities(None), f"torch.logsumexp by {block:,} rows", blocked))
+    compiles = not said.messages
+    notes.append(
+        f"the first call with compile=True, which compiles, took {compiling:.1f} s"
+        if compiles
+        else f"no compiler: {said.messages[0].splitlines()[0][:160]}"
+    )
+    what, whole = "logit-side quantities", "torch.logsumexp"
+    if compiles:
+        rows.append(bench.row(f"{what}, compile=True", partial(quantities, compile=True), whole, logsumexp))
+    rows.append(bench.row(f"{what}, compile=False", partial(quantities, compile=False), whole, logsumexp, limit=5))
+    default = partial(quantities, compile=None)
+    rows.append(bench.row(f"{what}, default", default, whole, logsumexp, limit=2 if compiles else 5))
+    # On a CPU most of a whole logsumexp goes into memory for its intermediate values; a blocked one has none.
+    block = _best_block(bench)
+    rows.append(bench.row(f"{what}, default", default, f"{whole}, by {block:,} rows", partial(_logsumexp, block=block)))
 
 
 def mahalanobis(bench: Bench, rows: list[Row], notes: list[str]) -> None:
     scorer = bench.only("mahalanobis")
     products = _products(bench, residual=False)
-    rows.append(bench.row("mahalanobis", lambda: scorer(bench.outputs), "its two matrix products", products, limit=1.5))
-    found = bench.parameters("mahalanobis")
-    precision = found["whitener"] @ found["whitener"].T
-    means = bench.class_means
-    z = bench.slice.features
-    assert z is not None
+    rows.append(bench.row("mahalanobis", scorer, "its two matrix products", products, limit=1.5, long=True))
+    whitener = bench.parameters("mahalanobis")["whitener"]
+    precision = whitener @ whitener.T
 
-    def class_by_class() -> Tensor:
+    def class_by_class(outputs: sirc.Outputs) -> Tensor:
         distances = []
-        for mean in means:
-            centered = z - mean
+        for mean in bench.class_means:
+            centered = outputs.features - mean
             distances.append(((centered @ precision) * centered).sum(1))
         return -torch.stack(distances, 1).amin(1)
 
-    rows.append(
-        bench.row(
-            "mahalanobis",
-            lambda: scorer(bench.outputs),
-            f"a quadratic form per class, on {len(z)} rows, scaled",
-            class_by_class,
-            limit=100,
-            faster=True,
-            scale=len(bench.features) / len(z),
-        )
-    )
-    notes.append(f"mahalanobis, per class: {_difference(scorer(bench.slice)['mahalanobis'], class_by_class())}")
+    rows.append(bench.row_on_few("mahalanobis", scorer, "a quadratic form per class", class_by_class, limit=100))
+    gap = _difference(scorer(bench.few)["mahalanobis"], class_by_class(bench.few))
+    notes.append(f"mahalanobis, per class: {gap}")
 
 
 def sixteen(bench: Bench, rows: list[Row], notes: list[str]) -> None:
@@ -200,19 +206,17 @@ def sixteen(bench: Bench, rows: list[Row], notes: list[str]) -> None:
     blocks in which it is fastest here. One over the features for ‖z‖₁. The products with the residual's basis, with
     the whitening map, and of what that gives with the class means.
     """
-    _, logsumexp = _fastest_logsumexp(bench)
+    block = _best_block(bench)
     products = _products(bench, residual=True)
     scorer = sirc.Scorer(SIXTEEN, bench.scorer.parameters)
 
-    def passes() -> None:
-        logsumexp()
-        torch.linalg.vector_norm(bench.features, 1, dim=-1)
-        products()
+    def passes(outputs: sirc.Outputs) -> None:
+        _logsumexp(outputs, block=block)
+        torch.linalg.vector_norm(outputs.features, 1, dim=-1)
+        products(outputs)
 
     rows.append(
-        bench.row(
-            "all sixteen specs of the paper", lambda: scorer(bench.outputs), "the passes it needs", passes, limit=1.3
-        )
+        bench.row("the paper's sixteen specs together", scorer, "the passes they need", passes, limit=1.3, long=True)
     )
 
 
@@ -220,23 +224,21 @@ def neighbours(bench: Bench, rows: list[Row], notes: list[str]) -> None:
     try:
         from sklearn.neighbors import NearestNeighbors
     except ImportError:
-        notes.append("scikit-learn is not installed: `pip install scikit-learn` adds knn's rows")
+        notes.append("scikit-learn is not installed: `pip install scikit-learn` adds a row for knn")
         return
     if bench.device.type != "cpu":
-        notes.append("scikit-learn runs on the CPU only: no row for knn")
+        notes.append("scikit-learn runs on the CPU: no row for knn")
         return
     scorer = bench.only("knn")
-    part = bench.outputs[:2048]
-    assert part.features is not None
-    unit = torch.nn.functional.normalize(part.features, dim=-1).numpy()
-    bank = bench.scorer.parameters["knn"]["bank"].float().numpy()
-    search = NearestNeighbors(n_neighbors=10, algorithm="brute").fit(bank)
+    some = bench.outputs[:2048]
+    unit = torch.nn.functional.normalize(some.features, dim=-1).numpy()
+    search = NearestNeighbors(n_neighbors=10, algorithm="brute").fit(bench.parameters("knn")["bank"].numpy())
 
-    def peer() -> Tensor:
+    def peer(_: sirc.Outputs) -> Tensor:
         return -torch.from_numpy(search.kneighbors(unit)[0][:, -1]).square()
 
-    rows.append(bench.row(f"knn, {len(part):,} rows", lambda: scorer(part), "scikit-learn, brute force", peer))
-    notes.append(f"knn, scikit-learn: {_difference(scorer(part)['knn'], peer())}")
+    rows.append(bench.row(f"knn, {len(some):,} rows", scorer, "scikit-learn, brute force", peer, on=some))
+    notes.append(f"knn, scikit-learn: {_difference(scorer(some)['knn'], peer(some))}")
 
 
 def peer(bench: Bench, rows: list[Row], notes: list[str]) -> None:
@@ -245,71 +247,57 @@ def peer(bench: Bench, rows: list[Row], notes: list[str]) -> None:
     except ImportError:
         notes.append("pytorch-ood is not installed: `pip install pytorch-ood` adds rows against it")
         return
-    v = bench.logits
     detectors = {"msp": MaxSoftmax, "entropy": Entropy, "energy": EnergyBased, "max_logit": MaxLogit}
 
-    def theirs() -> list[Tensor]:
-        return [-detector.score(v) for detector in detectors.values()]
+    def theirs(outputs: sirc.Outputs) -> list[Tensor]:
+        return [-detector.score(outputs.logits) for detector in detectors.values()]
 
-    def ours() -> list[Tensor]:
-        p = Softmax.of(v)
+    def ours(outputs: sirc.Outputs) -> list[Tensor]:
+        p = Softmax.of(outputs.logits)
         return [getattr(functional, name)(p) for name in detectors]
 
     rows.append(bench.row(", ".join(detectors), ours, "pytorch-ood", theirs))
-    for name, mine, other in zip(detectors, ours(), theirs(), strict=True):
-        clipped = ", whose probabilities are clipped at 1e-7" if name == "entropy" else ""
+    for name, mine, other in zip(detectors, ours(bench.outputs), theirs(bench.outputs), strict=True):
+        clipped = ", which clips probabilities at 1e-7" if name == "entropy" else ""
         notes.append(f"{name}, pytorch-ood{clipped}: {_difference(mine, other)}")
 
+    # Both get our fitted parameters, so that what differs is the scoring alone.
     found = bench.parameters("residual")
     vim = ViM(None, 1, bench.head.weight, bench.head.bias)
     vim.u, vim.principal_subspace = found["origin"], found["basis"]
     vim.alpha = float(bench.scorer.parameters["vim"]["c"])
+
+    def their_vim(outputs: sirc.Outputs) -> Tensor:
+        return -vim.predict_features(outputs.features)
+
     scorer = bench.only("vim")
-    rows.append(
-        bench.row(
-            "vim",
-            lambda: scorer(bench.outputs),
-            "pytorch-ood, which also makes the logits",
-            lambda: vim.predict_features(bench.features),
-        )
-    )
-    notes.append(
-        f"vim, pytorch-ood: {_difference(scorer(bench.slice)['vim'], -vim.predict_features(bench.slice.features))}"
-    )
+    rows.append(bench.row("vim", scorer, "pytorch-ood, which also makes the logits", their_vim, long=True))
+    notes.append(f"vim, pytorch-ood: {_difference(scorer(bench.few)['vim'], their_vim(bench.few))}")
 
-    found = bench.parameters("mahalanobis")
+    whitener = bench.parameters("mahalanobis")["whitener"]
     gauss = Mahalanobis(None)
-    gauss.mu, gauss.precision = bench.class_means, found["whitener"] @ found["whitener"].T
+    gauss.mu, gauss.precision = bench.class_means, whitener @ whitener.T
+
+    def their_mahalanobis(outputs: sirc.Outputs) -> Tensor:
+        return -2 * gauss.predict_features(outputs.features)  # it halves the squared distance
+
     scorer = bench.only("mahalanobis")
-    rows.append(
-        bench.row(
-            "mahalanobis",
-            lambda: scorer(bench.outputs),
-            f"pytorch-ood, on {len(part)} rows, scaled",
-            lambda: gauss.predict_features(part.features),
-            faster=True,
-            scale=len(bench.features) / len(part),
-        )
-    )
-    halved = gauss.predict_features(part.features)
-    notes.append(f"mahalanobis, pytorch-ood: {_difference(scorer(part)['mahalanobis'], -2 * halved)}")
+    rows.append(bench.row_on_few("mahalanobis", scorer, "pytorch-ood", their_mahalanobis))
+    gap = _difference(scorer(bench.few)["mahalanobis"], their_mahalanobis(bench.few))
+    notes.append(f"mahalanobis, pytorch-ood: {gap}")
 
 
-def _products(bench: Bench, *, residual: bool) -> Callable[[], None]:
+def _products(bench: Bench, *, residual: bool) -> Work:
     """The matrix products of mahalanobis, with `residual` that one's too: into memory set aside, in the best blocks."""
-    z = bench.features
     found = bench.parameters("mahalanobis")
     whitener, means = found["whitener"], found["means"].T
     basis = bench.parameters("residual")["basis"]
 
-    def by(rows: int) -> Callable[[int], None]:
-        white = z.new_empty(rows, whitener.shape[1])
-        near = z.new_empty(rows, means.shape[1])
-        rest = z.new_empty(rows, basis.shape[1])
+    def by(rows: int) -> Work:
+        white, near, rest = (bench.features.new_empty(rows, m.shape[1]) for m in (whitener, means, basis))
 
-        def run(n: int) -> None:
-            for start in range(0, n, rows):
-                block = z[start : start + rows]
+        def run(outputs: sirc.Outputs) -> None:
+            for block in outputs.features.split(rows):
                 y = torch.mm(block, whitener, out=white[: len(block)])
                 torch.mm(y, means, out=near[: len(block)])
                 if residual:
@@ -317,27 +305,24 @@ def _products(bench: Bench, *, residual: bool) -> Callable[[], None]:
 
         return run
 
-    n = len(z)
-    trial = min(n, 4 * max(_ROW_BLOCKS[z.device.type]))
-    runs = [by(rows) for rows in (*_ROW_BLOCKS[z.device.type], trial) if rows <= n]
-    best = min(runs, key=lambda run: min(seconds(lambda: run(trial), z.device) for _ in range(2)))
-    return lambda: best(n)
+    sizes = _ROW_BLOCKS[bench.device.type]
+    trial = bench.outputs[: max(sizes)]
+    works = [by(rows) for rows in sizes]
+    return min(works, key=lambda work: min(seconds(partial(work, trial), bench.device) for _ in range(3)))
 
 
-def _fastest_logsumexp(bench: Bench) -> tuple[int, Callable[[], None]]:
-    """The rows of the block in which a logsumexp over all logits is fastest, and that pass."""
-    v = bench.logits
+def _best_block(bench: Bench) -> int:
+    """The rows of the blocks in which a logsumexp over all logits is fastest."""
 
-    def by(rows: int) -> Callable[[], None]:
-        def run() -> None:
-            for start in range(0, len(v), rows):
-                torch.logsumexp(v[start : start + rows], -1)
+    def time_by(block: int) -> float:
+        return min(seconds(partial(_logsumexp, bench.outputs, block=block), bench.device) for _ in range(3))
 
-        return run
+    return min((*_ROW_BLOCKS[bench.device.type], len(bench.outputs)), key=time_by)
 
-    runs = {rows: by(rows) for rows in (*_ROW_BLOCKS[v.device.type], len(v))}
-    best = min(runs, key=lambda rows: min(seconds(runs[rows], v.device) for _ in range(3)))
-    return best, runs[best]
+
+def _logsumexp(outputs: sirc.Outputs, *, block: int) -> None:
+    for part in outputs.logits.split(block):
+        torch.logsumexp(part, -1)
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> str:

@@ -1,0 +1,91 @@
+"""Everything runs where its tensors are, and a GPU gives the CPU's numbers."""
+
+import pytest
+import torch
+
+import sirc
+from sirc.metrics.resample import bootstrap
+from sirc.scores.softmax import Softmax
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+SPECS = ["msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "gradnorm", "vim", "mahalanobis", "knn"]
+SPECS += ["sirc(msp, l1)", "sirc(entropy, residual)", "sirc(doctor, mahalanobis, knn, vim)", "product(msp, l1)"]
+
+
+@pytest.fixture(scope="module")
+def data():
+    torch.manual_seed(0)
+    n, L, K = 3000, 96, 20
+    labels = torch.randint(0, K, (n,))
+    features = (2 * torch.randn(K, L)[labels] + torch.randn(n, L)).relu().double()
+    head = sirc.Head(torch.randn(K, L).double() / 8, torch.randn(K).double())
+    return sirc.Outputs(features @ head.weight.T + head.bias, features, labels), head
+
+
+@pytest.mark.parametrize("crossfit", [0, 5])
+def test_a_gpu_fits_and_scores_as_a_cpu_does(data, crossfit):
+    outputs, head = data
+    here = sirc.fit(SPECS, outputs, head=head, crossfit=crossfit)
+    there = sirc.fit(SPECS, outputs.to("cuda"), head=head.to("cuda"), crossfit=crossfit)
+    expected, got = here(outputs), there(outputs.to("cuda"))
+    for spec in SPECS:
+        assert got[spec].device.type == "cuda"
+        torch.testing.assert_close(got[spec].cpu(), expected[spec], rtol=1e-7, atol=1e-9)
+
+
+def test_a_scorer_fitted_on_a_gpu_is_saved_and_scores_on_a_cpu(data, tmp_path):
+    outputs, head = data
+    scorer = sirc.fit(SPECS, outputs.to("cuda"), head=head)
+    scorer.save(tmp_path / "scorer.safetensors")
+    loaded = sirc.Scorer.load(tmp_path / "scorer.safetensors")
+    for spec, value in scorer(outputs).items():
+        assert torch.equal(loaded(outputs)[spec], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_compiled_pass_gives_the_eager_numbers(dtype):
+    logits = (torch.randn(500, 1000, device="cuda") * 5).to(dtype)
+    logits[:100, 0] += 400
+    eager, fused = Softmax.of(logits, compile=False), Softmax.of(logits, compile=True)
+    assert torch.equal(eager.prediction, fused.prediction)
+    for name in ("top", "second", "t", "w", "q", "deviation"):
+        torch.testing.assert_close(getattr(fused, name), getattr(eager, name), rtol=1e-12, atol=1e-14)
+
+
+def test_large_inputs_are_fused_without_being_asked():
+    logits = torch.randn(20_000, 1000, device="cuda")
+    torch.testing.assert_close(Softmax.of(logits).t, Softmax.of(logits, compile=False).t, rtol=1e-12, atol=0)
+
+
+def test_ranking_and_bootstrap_on_a_gpu_are_those_of_a_cpu():
+    generator = torch.Generator().manual_seed(0)
+    groups = [torch.randn(n, generator=generator).round(decimals=1).double() for n in (900, 300, 700)]
+    here, there = sirc.Ranking(*groups), sirc.Ranking(*(g.cuda() for g in groups))
+    grid = torch.linspace(0.1, 1, 5)
+    for metric in ("aurr", "aurc", "augrc", "eaurc"):
+        torch.testing.assert_close(getattr(there, metric)(grid, grid).cpu(), getattr(here, metric)(grid, grid))
+    assert there.auroc("ood") == pytest.approx(here.auroc("ood"), abs=1e-12)
+    assert there.threshold(recall=0.95) == here.threshold(recall=0.95)
+    assert there.threshold(risk=0.3, alpha=0.5, beta=0.5) == here.threshold(risk=0.3, alpha=0.5, beta=0.5)
+    correct = torch.arange(1200) < 900
+    settings = {"equal_sets": False, "recall": 0.95, "alpha": 0.4, "beta": 0.6, "draws": 20, "seed": 3}
+    found = [
+        bootstrap(
+            {"s": torch.cat(groups[:2]).to(d)}, correct.to(d), {"o": {"s": groups[2].to(d)}}, {"o": ["o"]}, **settings
+        )
+        for d in ("cpu", "cuda")
+    ]
+    for key, values in found[0].items():
+        torch.testing.assert_close(found[1][key], values, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_of_gpu_outputs(data):
+    outputs, head = data
+    scorer = sirc.fit(["msp", "sirc(msp, residual)"], outputs, head=head)
+    ev = sirc.evaluate(
+        scorer, outputs.to("cuda"), ood={"shifted": sirc.Outputs(outputs.logits / 3, outputs.features).to("cuda")}
+    )
+    here = sirc.evaluate(scorer, outputs, ood={"shifted": sirc.Outputs(outputs.logits / 3, outputs.features)})
+    assert ev.table["value"].to_numpy() == pytest.approx(here.table["value"].to_numpy(), abs=1e-9)
+    assert len(ev.compare("msp", draws=10)) == 20
