@@ -2,6 +2,8 @@
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/fit.py`. Each fit has a process of its own, so that its peak
 memory is its own too. The rows are a small pool of blocks over and over, since only their number matters here.
+On a machine with other work, `OMP_WAIT_POLICY=passive` keeps waiting threads from taking the cores from working ones:
+without it the eigendecompositions between the passes may take ten times as long.
 """
 
 from __future__ import annotations

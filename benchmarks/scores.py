@@ -2,6 +2,7 @@
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/scores.py`. The rows against pytorch-ood appear where it is
 installed (`pip install pytorch-ood`), those against scikit-learn where that is. Both sides of a ratio run in turns.
+On a machine with other work, `OMP_WAIT_POLICY=passive` keeps waiting threads from taking the cores from working ones.
 """
 
 from __future__ import annotations

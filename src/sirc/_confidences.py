@@ -8,9 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_same_length
-from sirc.metrics._groups import as_scores
+from sirc._arrays import ArrayLike
+from sirc.metrics._groups import as_flags, as_scores
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
 from sirc.store import OutputStore
@@ -43,14 +42,15 @@ def ood_confidences(
         if isinstance(data, Mapping):
             raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got a dict of confidences")
         found: dict[str, Tensor] = {s: c for s, c in scorer(data).items() if s in scores}
-        return found
-    if not isinstance(data, Mapping):
-        raise ValueError(
-            f"OOD set {name!r} must be {{score: confidence}}, as for the ID data; got {type(data).__name__}"
-        )
-    if missing := [score for score in scores if score not in data]:
-        raise ValueError(f"OOD set {name!r} has no confidences for {missing[0]!r}; it has {', '.join(data) or 'none'}")
-    found = {score: as_scores(f"ood[{name!r}][{score!r}]", data[score]) for score in scores}
+    else:
+        if not isinstance(data, Mapping):
+            raise ValueError(
+                f"OOD set {name!r} must be {{score: confidence}}, as for the ID data; got {type(data).__name__}"
+            )
+        if missing := [score for score in scores if score not in data]:
+            known = ", ".join(data) or "none"
+            raise ValueError(f"OOD set {name!r} has no confidences for {missing[0]!r}; it has {known}")
+        found = {score: as_scores(f"ood[{name!r}][{score!r}]", data[score]) for score in scores}
     lengths = {len(values) for values in found.values()}
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError(
@@ -61,6 +61,8 @@ def ood_confidences(
 
 def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
     wanted = list(scorer.specs) if scores is None else list(scores)
+    if not wanted:
+        raise ValueError(f"`scores` must name at least one of the scorer's specs, {', '.join(scorer.specs)}; got none")
     if unknown := [score for score in wanted if score not in scorer.specs]:
         raise ValueError(f"`scores` must be among the scorer's specs, {', '.join(scorer.specs)}; got {unknown[0]!r}")
     parts, right = [], []
@@ -88,15 +90,12 @@ def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"score {score!r} must come as (confidence, correct); got {type(pair).__name__}")
         confidences[score] = as_scores(f"confidence of {score!r}", pair[0])
-        right = as_tensor("correct", pair[1]).to(confidences[score].device)
-        check_same_length(f"correct of {score!r}", right, "confidence", confidences[score])
-        if right.dtype != torch.bool and not bool(((right == 0) | (right == 1)).all()):
-            raise ValueError(f"`correct` of {score!r} must hold True and False; got {right.dtype} with other values")
-        if correct is not None and not torch.equal(correct, right.bool()):
+        right = as_flags(f"correct of {score!r}", pair[1], confidences[score])
+        if correct is not None and not torch.equal(correct, right):
             raise ValueError(
                 f"all scores must judge the same predictions; `correct` differs between {wanted[0]!r} and {score!r}. "
                 "Evaluate other models separately, and see `sirc.combine`"
             )
-        correct = right.bool()
+        correct = right
     assert correct is not None
     return confidences, correct

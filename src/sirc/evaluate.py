@@ -71,6 +71,10 @@ class Evaluation:
     ) -> None:
         self.confidences = dict(confidences)
         self.correct = correct
+        if not bool(correct.any()):
+            raise ValueError(
+                f"at least one prediction must be right for there to be something to accept; got {len(correct)} wrong"
+            )
         self.ood = {name: dict(by_score) for name, by_score in ood.items()}
         self.alpha = _numbers("alpha", alpha)
         self.beta = _numbers("beta", beta)
@@ -252,6 +256,8 @@ class Evaluation:
     def _bootstrap(self, draws: int, seed: int, alpha: float | None, beta: float | None) -> tuple[Tensor, pd.DataFrame]:
         """The metrics in each draw, (rows, draws), and the rows of the table that they belong to."""
         a, b = self._one("alpha", alpha), self._one("beta", beta)
+        if not self.negatives:
+            raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {self!r}")
         unions = {name: self._members(name) for name in self.negatives if name not in (WRONG, MEAN)}
         samples = bootstrap(
             self.confidences,
@@ -291,7 +297,9 @@ class Evaluation:
     def _one(self, name: str, value: float | None) -> float:
         known: Tensor = getattr(self, name)
         if value is not None:
-            return float(_numbers(name, value)[0])
+            known = _numbers(name, value)
+            if len(known) != 1:
+                raise ValueError(f"`{name}` must be one number here; got {len(known)} of them")
         if len(known) != 1:
             raise ValueError(
                 f"this evaluation has several values of {name}: {known.tolist()}; pass `{name}=` one of them"

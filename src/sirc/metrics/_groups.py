@@ -39,8 +39,23 @@ def as_scores(name: str, value: ArrayLike) -> Tensor:
 
 def check_weights(weights: ArrayLike, ood: Tensor) -> Tensor:
     """One non-negative finite weight for each OOD score, not all of them 0."""
-    values = as_tensor("ood_weights", weights).to(ood.device, torch.float64)
-    check_same_length("ood_weights", values, "ood", ood)
+    values = _one_each("ood_weights", weights, "ood", ood).double()
     if not bool((values >= 0).all()) or not bool(values.isfinite().all()) or (len(values) and not float(values.sum())):
         raise ValueError("`ood_weights` must be finite, not negative, and not all 0")
+    return values
+
+
+def as_flags(name: str, value: ArrayLike, scores: Tensor) -> Tensor:
+    """One True or False (or 1 or 0) for each score."""
+    flags = _one_each(name, value, "confidence", scores)
+    if flags.dtype != torch.bool and not bool(((flags == 0) | (flags == 1)).all()):
+        raise ValueError(f"`{name}` must hold True and False, or 1 and 0; got {flags.dtype} with other values")
+    return flags.bool()
+
+
+def _one_each(name: str, value: ArrayLike, other: str, scores: Tensor) -> Tensor:
+    values = as_tensor(name, value).to(scores.device)
+    if values.dim() != 1:
+        raise ValueError(f"`{name}` must be 1-D, one value for each sample; got shape {tuple(values.shape)}")
+    check_same_length(name, values, other, scores)
     return values

@@ -105,7 +105,7 @@ class Ranking:
             self.num_correct + (self.num_wrong if positive == "id" else 0),
             self.num_wrong if negative == "wrong" else self.num_ood,
         )
-        if min(sizes) < 2 or self._ood.is_floating_point():
+        if min(sizes) < 2 or (negative == "ood" and self._ood.is_floating_point()):
             raise ValueError(
                 f"DeLong's interval needs two samples of each group, all weighing the same; this is {self!r}"
             )
@@ -163,13 +163,12 @@ class Ranking:
 
     def risk_recall(self, alpha: float, beta: float) -> Curve:
         """The risk against the recall of ID✓."""
-        c, x, o = self._as_shares(slice(None))
-        return Curve(c, self._coverage_risk((c, x, o), alpha, beta)[1], self.thresholds)
+        recall = self._correct.double() / self.num_correct
+        return Curve(recall, self._coverage_risk(slice(None), alpha, beta)[1], self.thresholds.double())
 
     def risk_coverage(self, alpha: float, beta: float) -> Curve:
         """The risk against the coverage."""
-        coverage, risk = self._coverage_risk(self._as_shares(slice(None)), alpha, beta)
-        return Curve(coverage, risk, self.thresholds)
+        return Curve(*self._coverage_risk(slice(None), alpha, beta), self.thresholds.double())
 
     def oracle_risk_coverage(self, alpha: float, beta: float, *, points: int = 512) -> Curve:
         """The least risk any score could have at each coverage: ID✓ first, then the cheaper of ID✗ and OOD.
@@ -195,7 +194,9 @@ class Ranking:
 
     def coverage(self, threshold: float, alpha: float) -> float:
         """The share of all input accepted at a threshold."""
-        return float(self._coverage_risk(self._shares(self._index(threshold)), alpha, 0.5)[0])
+        at = self._index(threshold)
+        covered = self._coverage_risk(slice(max(0, at), at + 1), alpha, 0.5)[0]
+        return float(covered.sum())
 
     def risk(self, threshold: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The mean loss of what is accepted at a threshold; 0 where nothing is."""
@@ -290,17 +291,27 @@ class Ranking:
             self._areas = {key: total[:, [0, 3, 1, 2, 4, 5]]}
         return self._areas[key]
 
-    def _coverage_risk(self, shares: Shares, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+    def _masses(self, where: slice) -> Shares:
+        """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.
+
+        Thresholds at a coverage or a risk rest on these: at α = 1 both are ratios of counts, so 1 of 20 is 0.05.
+        """
+        wrong = self._wrong[where].double()
+        ood_total = float(self._ood[-1]) if self.num_ood else 1.0
+        ood = self._ood[where].double() * (self.num_correct + self.num_wrong) / ood_total
+        return self._correct[where].double() + wrong, wrong, ood
+
+    def _coverage_risk(self, where: slice, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
         a, b = self._numbers(alpha, beta)
-        covered = _core.coverage(*shares, self.accuracy, a)
-        return covered, _core.ratio(_core.loss(shares[1], shares[2], self.accuracy, a, b), covered)
+        inside, wrong, ood = self._masses(where)
+        covered = a * (inside / (self.num_correct + self.num_wrong)) + (1 - a) * self._as_shares(where)[2]
+        return covered, _core.ratio(b * a * wrong + (1 - b) * (1 - a) * ood, a * inside + (1 - a) * ood)
 
     def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         a, b = self._mixture(alpha, beta)
-        c, x, o = self._shares(at)
-        covered = _core.coverage(c, x, o, self.accuracy, a)
-        wrong = _core.ratio(a * (1 - self.accuracy) * x, covered)
-        return _over_beta(wrong, _core.ratio((1 - a) * o, covered), b, alpha, beta)
+        inside, wrong, ood = (mass.sum() for mass in self._masses(slice(max(0, at), at + 1)))
+        covered = a * inside + (1 - a) * ood
+        return _over_beta(_core.ratio(a * wrong, covered), _core.ratio((1 - a) * ood, covered), b, alpha, beta)
 
     def _mixture(self, alpha: ArrayLike, beta: ArrayLike) -> tuple[Tensor, Tensor]:
         """α and β as 1-D float64 tensors, checked."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,7 +24,10 @@ Values = dict[str, Tensor]
 
 METRICS = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
 
-_BLOCK = 1 << 23  # counts held at a time
+# Draws lie side by side in memory, so that one look-up serves all of a block. A block holds about this many counts
+# (on a CPU, what its cache does) and a number of draws within these bounds.
+_BLOCK, _BLOCK_ELSEWHERE = 1 << 20, 1 << 26
+_FEWEST, _MOST = 8, 64
 _EXACT = 1 << 24  # integers that float32 counts without error
 
 
@@ -69,7 +71,7 @@ def bootstrap(
         masses = {}
         for name, members in unions.items():
             parts = [counts[f"ood {member}"] / (sizes[member] if equal_sets else 1) for member in members]
-            masses[name] = torch.cat(parts, 1)
+            masses[name] = torch.cat(parts)
         for score, one in resampled.items():
             values = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
             for negative, by_metric in values.items():
@@ -88,17 +90,20 @@ class Draws:
         self._generator = torch.Generator().manual_seed(seed)
 
     def blocks(self) -> Iterator[Values]:
-        """Blocks of draws: by group, how often each sample was drawn, (draws of the block, n)."""
-        rows = max(1, _BLOCK // max(1, sum(self.sizes.values())))
-        for start in range(0, self.draws, rows):
-            count = min(rows, self.draws - start)
-            yield {name: self._counts(size, count) for name, size in self.sizes.items()}
+        """Blocks of draws: by group, how often each sample was drawn, (n, draws of the block)."""
+        room = _BLOCK if self.device.type == "cpu" else _BLOCK_ELSEWHERE
+        size = min(_MOST, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
+        for start in range(0, self.draws, size):
+            count = min(size, self.draws - start)
+            yield {name: self._counts(n, count) for name, n in self.sizes.items()}
 
-    def _counts(self, size: int, draws: int) -> Tensor:
-        drawn = torch.randint(max(1, size), (draws, size), generator=self._generator)
-        drawn += torch.arange(0, draws * size, max(1, size))[:draws, None]
-        counts = torch.bincount(drawn.view(-1), minlength=draws * size).view(draws, size)
-        return counts.to(self.device, torch.float32 if size < _EXACT else torch.float64)
+    def _counts(self, n: int, draws: int) -> Tensor:
+        dtype = torch.float32 if n < _EXACT else torch.float64
+        if n == 0:
+            return torch.zeros(0, draws, dtype=dtype, device=self.device)
+        drawn = torch.randint(n, (draws, n), generator=self._generator).mul_(draws)
+        drawn += torch.arange(draws)[:, None]
+        return torch.bincount(drawn.view(-1), minlength=n * draws).view(n, draws).to(self.device, dtype)
 
 
 class _Group:
@@ -132,11 +137,11 @@ class _Place:
 
     def shares(self, running: Tensor) -> Tensor:
         """The share of the other group accepted at each sample's score."""
-        return running.index_select(1, self.at_least)
+        return running.index_select(0, self.at_least)
 
     def halved(self, running: Tensor, shares: Tensor) -> Tensor:
         """The share above each sample, with equal ones counted half."""
-        return shares if self.above is None else (shares + running.index_select(1, self.above)) / 2
+        return shares if self.above is None else (shares + running.index_select(0, self.above)) / 2
 
 
 class ResampledScore:
@@ -156,24 +161,19 @@ class ResampledScore:
                 if not (of.startswith("ood ") and among.startswith("ood ") and of != among):
                     self._places[of, among] = _Place(samples, other)
 
-    @cached_property
-    def _recall_end(self) -> Tensor:
-        """For each sorted ID✓, the place of the last one that it is tied with."""
-        return self._places["correct", "correct"].at_least
-
     def metrics(
         self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, alpha: float, beta: float
     ) -> dict[str, Values]:
         """By negative (`wrong` and each mixture), every metric in each draw.
 
-        Takes how often each ID✓ and ID✗ was drawn, (draws, n), and for each mixture the mass of each sample.
+        Takes how often each ID✓ and ID✗ was drawn, (n, draws), and for each mixture the mass of each sample.
         """
         p = self._accuracy
-        w_c, run_c = _running(correct[:, self._correct.order])
-        w_x, run_x = _running(wrong[:, self._wrong.order])
+        w_c, run_c = _running(correct.index_select(0, self._correct.order))
+        w_x, run_x = _running(wrong.index_select(0, self._wrong.order))
         c = {e: self._places[e, "correct"].shares(run_c) for e in ("correct", "wrong")}
         x = {e: self._places[e, "wrong"].shares(run_x) for e in ("correct", "wrong")}
-        at = self._at_recall(correct)
+        at = self._at_recall(run_c[1:])
 
         def above(samples: str, other: str, running: Tensor, shares: Tensor) -> Tensor:
             return self._places[samples, other].halved(running, shares)
@@ -182,7 +182,8 @@ class ResampledScore:
             return _core.ratio(_core.loss(x, o, p, alpha, beta), _core.coverage(c, x, o, p, alpha))
 
         def picked(shares: Tensor) -> Tensor:
-            return shares.gather(1, at[:, None])[:, 0]
+            # A recall of 0 is reached by accepting nothing.
+            return shares.gather(0, at[None])[0] if self._least else shares.new_zeros(shares.shape[1])
 
         found: dict[str, Values] = {}
         miss_x = _mean(w_c, above("correct", "wrong", run_x, x["correct"]))
@@ -190,7 +191,7 @@ class ResampledScore:
             found["wrong"] = {"auroc": 1 - miss_x, "fpr": picked(x["correct"])}
         for name, group in self._oods.items():
             key = f"ood {name}"
-            w_o, run_o = _running(oods[name][:, group.order])
+            w_o, run_o = _running(oods[name].index_select(0, group.order))
             o = {e: self._places[e, key].shares(run_o) for e in ("correct", "wrong", key)}
             c_o, x_o = self._places[key, "correct"].shares(run_c), self._places[key, "wrong"].shares(run_x)
             miss_o = _mean(w_c, above("correct", key, run_o, o["correct"]))
@@ -207,12 +208,13 @@ class ResampledScore:
             }
         return found
 
-    def _at_recall(self, correct: Tensor) -> Tensor:
+    def _at_recall(self, shares: Tensor) -> Tensor:
         """In each draw, the sorted ID✓ at whose score the recall is first reached."""
-        counts = correct[:, self._correct.order].cumsum(1)
+        # Shares are counts over n, rounded: half a count tells the least count from the one below it.
+        short = shares < (self._least - 0.5) / len(self._correct)
         if self._places["correct", "correct"].tied:
-            counts = counts.index_select(1, self._recall_end - 1)
-        return (counts < self._least).sum(1).clamp_max(len(self._correct) - 1)
+            short = short.index_select(0, self._places["correct", "correct"].at_least - 1)
+        return short.sum(0).clamp_max(len(self._correct) - 1)
 
 
 def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha: float, beta: float) -> Tensor:
@@ -224,10 +226,11 @@ def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha:
 
 def _running(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights scaled to add up to 1, and their running sum from 0 on (summed first: counts add up without rounding)."""
-    running = torch.cat((weights.new_zeros(len(weights), 1), weights.cumsum(1)), 1)
-    total = running[:, -1:].clone().clamp_min(torch.finfo(running.dtype).tiny)
-    return weights / total, running.div_(total)
+    running = weights.new_zeros(len(weights) + 1, weights.shape[1])
+    torch.cumsum(weights, 0, out=running[1:])
+    scale = running[-1].clamp_min(torch.finfo(running.dtype).tiny).reciprocal()
+    return weights.mul_(scale), running.mul_(scale)
 
 
 def _mean(weights: Tensor, values: Tensor) -> Tensor:
-    return (weights * values).sum(1).double()
+    return (weights * values).sum(0).double()

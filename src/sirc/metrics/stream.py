@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_same_length, check_unit_interval
-from sirc.metrics._groups import as_scores
+from sirc._arrays import ArrayLike
+from sirc._checks import check_unit_interval
+from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Ranking
 
 
@@ -18,6 +18,8 @@ class _Plain:
 
     def __init__(self) -> None:
         self._defaults: dict[str, list[Tensor]] = {}
+        self._computed: object = None
+        self._update_count = 0
 
     def add_state(self, name: str, default: list[Tensor], dist_reduce_fx: str) -> None:
         self._defaults[name] = default
@@ -69,31 +71,33 @@ class SelectiveMetrics(_Base):
         What `correct` says of an OOD input does not matter.
         """
         scores = as_scores("confidence", confidence)
-        right = as_tensor("correct", correct).to(scores.device)
-        outside = torch.zeros_like(right) if is_ood is None else as_tensor("is_ood", is_ood).to(scores.device)
-        for name, flags in (("correct", right), ("is_ood", outside)):
-            check_same_length(name, flags, "confidence", scores)
-            if flags.dtype != torch.bool and not bool(((flags == 0) | (flags == 1)).all()):
-                raise ValueError(f"`{name}` must hold True and False, or 1 and 0; got {flags.dtype} with other values")
-        self.confidence.append(scores)
-        self.group.append(torch.where(outside.bool(), 2, torch.where(right.bool(), 0, 1)))
+        right = as_flags("correct", correct, scores)
+        outside = torch.zeros_like(right) if is_ood is None else as_flags("is_ood", is_ood, scores)
+        self.confidence.append(scores.clone())  # the caller may fill the same memory with the next batch
+        self.group.append(torch.where(outside, 2, torch.where(right, 0, 1)))
 
     def merge(self, other: SelectiveMetrics) -> SelectiveMetrics:
         """Take in all that another accumulator has seen; returns itself."""
         self.confidence = [*_parts(self.confidence), *_parts(other.confidence)]
         self.group = [*_parts(self.group), *_parts(other.group)]
+        # torchmetrics keeps the last result until the next update, and warns of a metric without any.
+        self._computed, self._update_count = None, self._update_count + other._update_count
         return self
 
     def ranking(self) -> Ranking:
         """The `Ranking` of all that was seen, for any other α, β or threshold."""
-        if not _parts(self.confidence):
-            raise ValueError("nothing was seen yet: call `update` first")
-        scores, group = torch.cat(_parts(self.confidence)), torch.cat(_parts(self.group))
-        return Ranking(*(scores[group == number] for number in range(3)))
+        return Ranking(*self._scores())
 
     def compute(self) -> dict[str, Tensor]:
-        """All metrics that what was seen allows: without OOD inputs, those of the mixture only for α = 1."""
-        r = self.ranking()
+        """All metrics that what was seen allows: without OOD inputs, those of the mixture only for α = 1.
+
+        `error` alone without right predictions, nothing without ID inputs: a batch of them, such as `forward` looks
+        at by itself, may have none.
+        """
+        scores = self._scores()
+        if not len(scores[0]):
+            return {"error": torch.ones((), dtype=torch.float64)} if len(scores[1]) else {}
+        r = Ranking(*scores)
         at = f"{100 * self.recall:g}"
         found: dict[str, float | Tensor] = {"error": 1 - r.accuracy}
         if r.num_wrong:
@@ -105,6 +109,13 @@ class SelectiveMetrics(_Base):
             found |= {"aurr": r.aurr(*mixture), f"risk@{at}": r.risk_at_recall(self.recall, *mixture)}
             found |= {"aurc": r.aurc(*mixture), "augrc": r.augrc(*mixture)}
         return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+    def _scores(self) -> list[Tensor]:
+        """The scores of ID✓, ID✗ and OOD."""
+        if not _parts(self.confidence):
+            raise ValueError("nothing was seen yet: call `update` first")
+        scores, group = torch.cat(_parts(self.confidence)), torch.cat(_parts(self.group))
+        return [scores[group == number] for number in range(3)]
 
 
 def _parts(state: list[Tensor] | Tensor) -> list[Tensor]:

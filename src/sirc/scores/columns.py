@@ -37,12 +37,10 @@ class Columns:
         self._parameters = parameters
         self._compile = compile
         self._values: dict[str, Tensor] = {}
+        self._log_gaps: dict[str, Tensor] = {}
+        # What reads the big arrays is computed now, block by block; all else when it is asked for.
         leaves = needed_leaves(specs)
-        by_rows = [leaf for leaf in leaves if {"features", "logits"} & set(registry.get(leaf.name).needs)]
-        self._fill_by_rows(by_rows)
-        for leaf in leaves:
-            if str(leaf) not in self._values:
-                self._values[str(leaf)] = self._compute(leaf, slice(None))
+        self._fill_by_rows([s for s in leaves if {"features", "logits"} & set(registry.get(s.name).needs)])
 
     @cached_property
     def softmax(self) -> Softmax:
@@ -51,13 +49,19 @@ class Columns:
 
     def plain(self, leaf: Spec) -> Tensor:
         """The plain value of a leaf."""
-        return self._values[str(leaf)]
+        key = str(leaf)
+        if key not in self._values:
+            self._values[key] = self._compute(leaf, slice(None))
+        return self._values[key]
 
     def log_gap(self, leaf: Spec) -> Tensor:
         """log(S1max − S1) of a bounded leaf."""
-        score = registry.get(leaf.name)
+        key, score = str(leaf), registry.get(leaf.name)
         assert score.log_gap is not None
-        return score.log_gap(*self._inputs(score, slice(None), None), **self._keywords(leaf)).double()
+        if key not in self._log_gaps:
+            inputs = self._inputs(score, slice(None), None)
+            self._log_gaps[key] = score.log_gap(*inputs, **self._keywords(leaf)).double()
+        return self._log_gaps[key]
 
     def value(self, spec: Spec) -> Tensor:
         """The plain value of any spec."""
@@ -102,9 +106,7 @@ class Columns:
                 assert features is not None
                 given.append(features)
             else:
-                if need not in self._values:
-                    self._values[need] = self._compute(Spec(need), slice(None))
-                given.append(self._values[need][rows])
+                given.append(self.plain(Spec(need))[rows])
         return given
 
 

@@ -15,6 +15,7 @@ a confident row keeps its rank however large its gap.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,15 +52,20 @@ class Softmax:
     def __getitem__(self, rows: slice) -> Softmax:
         return Softmax(*(getattr(self, f.name)[rows] for f in fields(self)))
 
-    @property
+    @cached_property
     def gap(self) -> Tensor:
         """g = v₁ − v₂."""
         return self.top - self.second
 
-    @property
+    @cached_property
     def rest(self) -> Tensor:
         """s = Σ_{k≠ŷ} exp(v_k − v₁), the runner-up and below against the winner; may underflow to 0."""
         return self.t * torch.exp(-self.gap)
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """‖π‖₂."""
+        return torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest)
 
 
 def log_one_minus_max(p: Softmax) -> Tensor:
@@ -79,15 +85,11 @@ def log_entropy(p: Softmax) -> Tensor:
 def log_one_minus_norm(p: Softmax) -> Tensor:
     """log(1 − ‖π‖₂)."""
     s = p.rest
-    norm = _norm(p)
+    norm = p.norm
     shrink = torch.exp(-p.gap)
     small = torch.log(2 * p.t + shrink * (p.t * p.t - p.w)) - p.gap - 2 * torch.log1p(s) - torch.log1p(norm)
     # Below ½ the norm itself is the accurate quantity: its distance to 1 has nothing to cancel.
     return torch.where(norm < 0.5, torch.log1p(-norm.clamp_max(0.5)), small)
-
-
-def _norm(p: Softmax) -> Tensor:
-    return torch.sqrt(1 + torch.exp(-2 * p.gap) * p.w) / (1 + p.rest)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ def msp(p: Softmax) -> Tensor:
 @score(needs="softmax", log_gap=log_one_minus_norm)
 def doctor(p: Softmax) -> Tensor:
     """The 2-norm of the softmax: ‖π‖₂. Granese et al. 2021."""
-    return _norm(p)
+    return p.norm
 
 
 @score(needs="softmax", log_gap=log_entropy)

@@ -131,7 +131,7 @@ class Statistics:
         """μ and σ of an S2."""
         form = _linear_form(s2, found)
         moments = self._outside if self._reservoir is not None and self._banked & set(form) else self._all
-        weight = torch.tensor([form.get(name, 0.0) for name in self._terms]).to(moments.mean)
+        weight = torch.tensor([form.get(name, 0.0) for name in self._terms], dtype=torch.float64).to(moments.mean)
         mean = float(weight @ moments.mean)
         sigma = float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
         floor = max([1e-12 * abs(mean), *(self._resolution(name) for name in form)])
