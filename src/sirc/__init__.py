@@ -3,15 +3,20 @@
 Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns.
 """
 
+from typing import TYPE_CHECKING
+
 from sirc import functional, metrics, moments
 from sirc.errors import NotFittedError, StoreError
 from sirc.evaluate import Evaluation, combine, evaluate
 from sirc.head import Head, find_head
-from sirc.metrics import Ranking, SelectiveMetrics
+from sirc.metrics import Ranking
 from sirc.moments import Moments
 from sirc.outputs import Outputs
 from sirc.scores import Fitter, Scorer, fit, known_names, score
 from sirc.store import OutputStore
+
+if TYPE_CHECKING:
+    from sirc.metrics import SelectiveMetrics
 
 __version__ = "0.1.0"
 
@@ -37,3 +42,10 @@ __all__ = [
     "moments",
     "score",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "SelectiveMetrics":
+        globals()[name] = metrics.SelectiveMetrics
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,7 +60,7 @@ def ood_confidences(
 
 
 def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
-    wanted = list(scorer.specs) if scores is None else list(scores)
+    wanted = list(scorer.specs) if scores is None else _names(scores)
     if not wanted:
         raise ValueError(f"`scores` must name at least one of the scorer's specs, {', '.join(scorer.specs)}; got none")
     if unknown := [score for score in wanted if score not in scorer.specs]:
@@ -78,7 +78,7 @@ def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[d
 
 
 def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
-    wanted = list(plain) if scores is None else list(scores)
+    wanted = list(plain) if scores is None else _names(scores)
     if not wanted:
         raise ValueError("at least one score is needed: `evaluate({score: (confidence, correct)}, …)`")
     confidences: dict[str, Tensor] = {}
@@ -99,3 +99,7 @@ def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor
         correct = right
     assert correct is not None
     return confidences, correct
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)

@@ -22,7 +22,8 @@ FloatArray = npt.NDArray[np.float64]
 Pool = Literal["samples", "datasets"]
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
-WRONG, MEAN, POOLED = "wrong", "OOD mean", "pooled"
+WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
+_EQUAL = 1e-6
 LOWER_IS_BETTER = ("fpr", "aurr", "risk", "aurc", "augrc", "error")
 
 
@@ -70,6 +71,8 @@ class Evaluation:
         recall: float = 0.95,
     ) -> None:
         self.confidences = dict(confidences)
+        if ORACLE in self.confidences:
+            raise ValueError(f"{ORACLE!r} names the best possible curve; name the score otherwise")
         self.correct = correct
         if not bool(correct.any()):
             raise ValueError(
@@ -136,8 +139,8 @@ class Evaluation:
         """AURR, Risk@recall and AURC on the whole (α, β) grid, for `pooled` and each group (or those asked for)."""
         a, b = _numbers("alphas", alphas), _numbers("betas", betas)
         frames = []
-        for score in self.scores if scores is None else scores:
-            for negative in [POOLED, *self.groups] if groups is None else groups:
+        for score in self._wanted(scores):
+            for negative in [POOLED, *self.groups] if groups is None else _names(groups):
                 for metric, grid in self._mixture_metrics(self.ranking(score, negative), a, b).items():
                     values = torch.as_tensor(grid).cpu().reshape(-1).numpy()
                     index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
@@ -158,10 +161,10 @@ class Evaluation:
         if kind not in ("risk_recall", "risk_coverage"):
             raise ValueError(f'`kind` must be "risk_recall" or "risk_coverage"; got {kind!r}')
         a, b = self._one("alpha", alpha), self._one("beta", beta)
-        wanted = self.scores if scores is None else list(scores)
+        wanted = self._wanted(scores)
         found = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
         if kind == "risk_coverage" and wanted:
-            found["oracle"] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
+            found[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
         return found
 
     def intervals(
@@ -202,7 +205,9 @@ class Evaluation:
         difference = samples - samples[against]
         value = frame["value"].to_numpy()
         sign = torch.tensor([-1.0 if m.partition("@")[0] in LOWER_IS_BETTER else 1.0 for m in frame["metric"]])[:, None]
-        wins = (difference * sign > 0).double().mean(1) + (difference == 0).double().mean(1) / 2
+        # Draws have single precision: what differs by less is equal.
+        better, equal = difference * sign > _EQUAL, difference.abs() <= _EQUAL
+        wins = better.double().mean(1) + equal.double().mean(1) / 2
         frame = frame.assign(
             difference=value - value[against.numpy()], **_percentiles(difference, level), wins=wins.numpy()
         )
@@ -214,15 +219,13 @@ class Evaluation:
         rows = [(score, WRONG, "error", nan, nan, 1 - inside.accuracy)]
         if inside.num_wrong:
             rows += [(score, WRONG, m, nan, nan, v) for m, v in self._separation(inside, "wrong").items()]
+            # Without OOD data the mixture is all ID: selective classification as it was before.
+            rows += [(score, WRONG, *cell) for cell in self._cells(inside, torch.ones(1, dtype=torch.float64))]
         mixture: dict[str, list[tuple[str, float, float, float]]] = {}
         for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
             ranking = self.ranking(score, negative)
             found = [(m, nan, nan, v) for m, v in self._separation(ranking, "ood").items()]
-            for metric, grid in self._mixture_metrics(ranking, self.alpha, self.beta).items():
-                values = torch.as_tensor(grid)
-                for i, a in enumerate(self.alpha.tolist()):
-                    found += [(metric, a, b, float(values[i, j])) for j, b in enumerate(self.beta.tolist())]
-            mixture[negative] = found
+            mixture[negative] = found + self._cells(ranking, self.alpha)
         if self.ood:
             each = [mixture[name] for name in self.ood]
             mean = [(*cells[0][:3], sum(cell[3] for cell in cells) / len(cells)) for cells in zip(*each, strict=True)]
@@ -230,6 +233,15 @@ class Evaluation:
         for negative in [n for n in self.negatives if n != WRONG]:
             rows += [(score, negative, *cell) for cell in mixture[negative]]
         return rows
+
+    def _cells(self, ranking: Ranking, alpha: Tensor) -> list[tuple[str, float, float, float]]:
+        """The metrics of the mixture for each α and β."""
+        found = []
+        for metric, grid in self._mixture_metrics(ranking, alpha, self.beta).items():
+            values = torch.as_tensor(grid)
+            for i, a in enumerate(alpha.tolist()):
+                found += [(metric, a, b, float(values[i, j])) for j, b in enumerate(self.beta.tolist())]
+        return found
 
     def _separation(self, ranking: Ranking, negative: Literal["wrong", "ood"]) -> dict[str, float]:
         at = f"fpr@{100 * self.recall:g}"
@@ -306,6 +318,9 @@ class Evaluation:
             )
         return float(known[0])
 
+    def _wanted(self, scores: Sequence[str] | None) -> list[str]:
+        return self.scores if scores is None else _names(scores)
+
     def _check_score(self, score: str) -> None:
         if score not in self.confidences:
             raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
@@ -340,6 +355,11 @@ def _rows_of(table: pd.DataFrame) -> list[tuple[object, ...]]:
     return list(keys.where(keys.notna(), "").itertuples(index=False, name=None))
 
 
+def _names(given: Sequence[str]) -> list[str]:
+    """A list of names; one name alone counts as a list of one."""
+    return [given] if isinstance(given, str) else list(given)
+
+
 def _numbers(name: str, value: ArrayLike) -> Tensor:
     check_unit_interval(name, value)
     return as_tensor(name, value).double().reshape(-1).cpu()
@@ -348,7 +368,7 @@ def _numbers(name: str, value: ArrayLike) -> Tensor:
 def _percentiles(samples: Tensor, level: float) -> dict[str, FloatArray]:
     check_unit_interval("level", level)
     ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
-    return {name: samples.quantile(q, dim=1).numpy() for name, q in ends.items()}
+    return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> dict[str, list[str]]:

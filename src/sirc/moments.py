@@ -112,6 +112,13 @@ class Moments:
         offset = self.mean - origin.to(self.mean)
         return self.covariance.addr_(offset, offset)
 
+    def mean_square(self, origin: Tensor) -> float:
+        """The mean of ‖z − u‖² about an origin u: the trace of the second moment, without making it."""
+        if self._scatter is None:
+            raise ValueError("second moments were not kept, or no rows were seen: use `Moments(second=True)`")
+        spread = self._scatter.diagonal().sum() / self.count
+        return float(spread + (self.mean - origin.to(self.mean)).square().sum())
+
     @property
     def class_count(self) -> Tensor:
         """The number of rows of each class, (K,)."""

@@ -32,11 +32,6 @@ def ratio(loss: Tensor, coverage: Tensor) -> Tensor:
     return torch.where(coverage > 0, loss / coverage.clamp_min(torch.finfo(coverage.dtype).tiny), 0.0)
 
 
-def steps(x: Tensor, y: Tensor) -> Tensor:
-    """The area Σ (xᵢ − xᵢ₋₁)·yᵢ: each threshold's value holds over the whole step that it takes."""
-    return (x.diff() * y[..., 1:]).sum(-1)
-
-
 def trapezoids(x: Tensor, y: Tensor) -> Tensor:
     """The area Σ (xᵢ − xᵢ₋₁)·(yᵢ + yᵢ₋₁)/2."""
     return (x.diff() * (y[..., 1:] + y[..., :-1])).sum(-1) / 2

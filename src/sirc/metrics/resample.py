@@ -12,8 +12,9 @@ The same counts serve every score, so that differences between scores are paired
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ METRICS = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
 # (on a CPU, what its cache does) and a number of draws within these bounds.
 _BLOCK, _BLOCK_ELSEWHERE = 1 << 20, 1 << 26
 _FEWEST, _MOST = 8, 64
-_EXACT = 1 << 24  # integers that float32 counts without error
+_EXACT = 1 << 22  # counts that float32 tells apart by halves, with room to spare
 
 
 def bootstrap(
@@ -81,29 +82,39 @@ def bootstrap(
 
 
 class Draws:
-    """Counts of stratified resamples of groups of samples: the same for whoever asks with the same seed."""
+    """Counts of stratified resamples of groups of samples.
+
+    Each group has a stream of random numbers of its own, from the seed and the group's name: its draws are the same
+    whatever other groups there are, however draws are blocked, and on every device.
+    """
 
     def __init__(self, sizes: Mapping[str, int], draws: int, seed: int, device: torch.device) -> None:
         self.sizes = dict(sizes)
         self.draws = draws
         self.device = device
-        self._generator = torch.Generator().manual_seed(seed)
+        self.seed = seed
 
     def blocks(self) -> Iterator[Values]:
         """Blocks of draws: by group, how often each sample was drawn, (n, draws of the block)."""
         room = _BLOCK if self.device.type == "cpu" else _BLOCK_ELSEWHERE
         size = min(_MOST, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
+        streams = {name: torch.Generator().manual_seed(_mixed(self.seed, name)) for name in self.sizes}
         for start in range(0, self.draws, size):
             count = min(size, self.draws - start)
-            yield {name: self._counts(n, count) for name, n in self.sizes.items()}
+            yield {name: self._counts(n, count, streams[name]) for name, n in self.sizes.items()}
 
-    def _counts(self, n: int, draws: int) -> Tensor:
+    def _counts(self, n: int, draws: int, stream: torch.Generator) -> Tensor:
         dtype = torch.float32 if n < _EXACT else torch.float64
         if n == 0:
             return torch.zeros(0, draws, dtype=dtype, device=self.device)
-        drawn = torch.randint(n, (draws, n), generator=self._generator).mul_(draws)
+        # One draw at a time, so that a draw takes the same numbers from the stream in a block of any size.
+        drawn = torch.stack([torch.randint(n, (n,), generator=stream) for _ in range(draws)]).mul_(draws)
         drawn += torch.arange(draws)[:, None]
         return torch.bincount(drawn.view(-1), minlength=n * draws).view(n, draws).to(self.device, dtype)
+
+
+def _mixed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
 
 
 class _Group:
@@ -188,7 +199,7 @@ class ResampledScore:
         found: dict[str, Values] = {}
         miss_x = _mean(w_c, above("correct", "wrong", run_x, x["correct"]))
         if len(self._wrong):
-            found["wrong"] = {"auroc": 1 - miss_x, "fpr": picked(x["correct"])}
+            found["wrong"] = self._id_metrics(c, x, w_c, w_x, miss_x, picked, beta)
         for name, group in self._oods.items():
             key = f"ood {name}"
             w_o, run_o = _running(oods[name].index_select(0, group.order))
@@ -207,6 +218,32 @@ class ResampledScore:
                 "augrc": _augrc(miss_x, miss_o, wrong_above, p, alpha, beta),
             }
         return found
+
+    def _id_metrics(
+        self,
+        c: Values,
+        x: Values,
+        w_c: Tensor,
+        w_x: Tensor,
+        miss_x: Tensor,
+        picked: Callable[[Tensor], Tensor],
+        beta: float,
+    ) -> Values:
+        """ID✗ as the only mistakes: the metrics of the mixture at α = 1."""
+        p = self._accuracy
+
+        def risk(c: Tensor, x: Tensor) -> Tensor:
+            return _core.ratio(beta * (1 - p) * x, _core.id_share(c, x, p))
+
+        aurr = _mean(w_c, risk(c["correct"], x["correct"]))
+        return {
+            "auroc": 1 - miss_x,
+            "fpr": picked(x["correct"]),
+            "aurr": aurr,
+            "risk": risk(picked(c["correct"]), picked(x["correct"])),
+            "aurc": p * aurr + (1 - p) * _mean(w_x, risk(c["wrong"], x["wrong"])),
+            "augrc": beta * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2),
+        }
 
     def _at_recall(self, shares: Tensor) -> Tensor:
         """In each draw, the sorted ID✓ at whose score the recall is first reached."""

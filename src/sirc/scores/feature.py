@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -51,7 +53,7 @@ def _residual_resolution(evidence: Evidence) -> float:
     """Rounding of the features, carried into the residual: features that never leave the subspace show only that."""
     moments, head = _moments(evidence), evidence.head
     assert head is not None
-    return 1e-6 * float(moments.second_moment(head.origin).trace().clamp_min(0).sqrt())
+    return 1e-6 * math.sqrt(moments.mean_square(head.origin))
 
 
 @score(
@@ -71,8 +73,8 @@ def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
     moments = _moments(evidence)
     values, vectors = torch.linalg.eigh(moments.within_class_covariance)
     kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
-    noise = len(values) * torch.finfo(values.dtype).eps * moments.covariance.trace()
-    if float(values[-1]) <= float(noise):
+    noise = len(values) * torch.finfo(values.dtype).eps * moments.mean_square(moments.mean)
+    if float(values[-1]) <= noise:
         raise ValueError(
             "`mahalanobis` needs features that vary within classes; every row equals its class mean. "
             "Fit on more rows per class"

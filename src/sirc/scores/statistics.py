@@ -134,7 +134,7 @@ class Statistics:
         weight = torch.tensor([form.get(name, 0.0) for name in self._terms], dtype=torch.float64).to(moments.mean)
         mean = float(weight @ moments.mean)
         sigma = float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
-        floor = max([1e-12 * abs(mean), *(self._resolution(name) for name in form)])
+        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
         if not sigma > floor:
             raise ValueError(
                 f"`{s2}` is the same for all training rows (σ = {sigma:.3g}), so `{spec}` has no scale to read it on. "

@@ -1,0 +1,77 @@
+"""What is public is what `__all__` says, and all of it is explained."""
+
+import inspect
+import types
+
+import pytest
+
+import sirc
+from sirc import functional
+
+
+def test_all_is_exactly_what_is_public():
+    assert sirc.SelectiveMetrics is sirc.metrics.SelectiveMetrics  # made when first asked for
+    public = {
+        name
+        for name, value in vars(sirc).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "TYPE_CHECKING"
+    }
+    modules = {name for name in sirc.__all__ if isinstance(getattr(sirc, name), types.ModuleType)}
+    assert set(sirc.__all__) == public | modules
+    assert {"functional", "moments"} <= modules
+    assert sorted(sirc.__all__) == list(sirc.__all__)
+    assert len(set(sirc.__all__)) == len(sirc.__all__)
+
+
+def test_the_contract_s_names_are_there():
+    wanted = {"Outputs", "OutputStore", "Head", "find_head", "fit", "Scorer", "Fitter", "NotFittedError", "StoreError"}
+    assert wanted <= set(sirc.__all__)
+    assert issubclass(sirc.NotFittedError, ValueError)
+    assert issubclass(sirc.StoreError, ValueError)
+
+
+def test_functional_has_exactly_its_formulas():
+    defined = {
+        name
+        for name, value in vars(functional).items()
+        if inspect.isfunction(value) and value.__module__ == "sirc.functional" and not name.startswith("_")
+    }
+    assert set(functional.__all__) == defined
+    leaves = set(sirc.known_names()) - {"sirc", "linear", "product"}
+    assert leaves <= defined
+
+
+def documented(owner):
+    for name, value in vars(owner).items():
+        if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, property | classmethod)):
+            yield name, inspect.getdoc(value)
+
+
+@pytest.mark.parametrize("name", sirc.__all__)
+def test_every_public_name_is_explained(name):
+    value = getattr(sirc, name)
+    assert len(inspect.getdoc(value) or "") > 15
+    if inspect.isclass(value):
+        for method, text in documented(value):
+            assert text, f"{name}.{method}"
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_every_formula_is_explained_and_typed(name):
+    function = getattr(functional, name)
+    assert len(inspect.getdoc(function)) >= 10
+    signature = inspect.signature(function)
+    assert signature.return_annotation is not inspect.Signature.empty
+    assert all(p.annotation is not p.empty for p in signature.parameters.values())
+
+
+def test_options_are_keyword_only():
+    parameters = inspect.signature(sirc.fit).parameters
+    assert list(parameters)[:2] == ["specs", "train"]
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[2:])
+
+
+def test_submodules_are_reachable_by_their_dotted_name():
+    assert sirc.scores.softmax.Softmax.__module__ == "sirc.scores.softmax"
+    assert sirc.scores.feature.BANK_SIZE == 12_500
+    assert sirc.scores.logit.energy.__module__ == "sirc.scores.logit"
