@@ -9,12 +9,12 @@ wrong: ID✗), the digits 7–9, patches of photographs, and noise, none of whic
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits, load_sample_images
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import sirc
@@ -75,52 +75,39 @@ def outputs(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> s
     return sirc.Outputs(model[-1](features), features, labels)
 
 
-def auroc(positive: Tensor, negative: Tensor) -> float:
-    truth = np.r_[np.ones(len(positive)), np.zeros(len(negative))]
-    return float(roc_auc_score(truth, torch.cat((positive, negative)).numpy()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/digits"), help="folder for the table and the picture")
     parser.add_argument("--seeds", type=int, default=5, help="how many networks to train and average over")
     args = parser.parse_args()
 
-    tables, errors, last = [], [], None
+    evaluations = []
     for seed in range(args.seeds):
+        print(f"training network {seed + 1} of {args.seeds} …", file=sys.stderr)
         images, train_labels, test_labels = load(np.random.default_rng(seed))
         model = train_network(images["train"], train_labels, seed)
         head = sirc.find_head(model, images["test"][:2])
         scorer = sirc.fit(SPECS, outputs(model, images["train"], train_labels), head=head)
         test = outputs(model, images["test"], test_labels)
         ood = {name: outputs(model, x) for name, x in images.items() if name not in ("train", "test")}
-        confidence, right = scorer(test), test.correct
-        ood_confidence = {name: scorer(x) for name, x in ood.items()}
-        tables.append(
-            [
-                [auroc(confidence[s][right], confidence[s][~right])]
-                + [auroc(confidence[s][right], c[s]) for c in ood_confidence.values()]
-                for s in SPECS
-            ]
-        )
-        errors.append(1 - float(right.float().mean()))
-        last = (scorer, test, ood)
+        evaluations.append(sirc.evaluate(scorer, test, ood))
 
-    table = np.array(tables).mean(0)
-    names = ["ID✗", *ood, "OOD mean"]
-    table = np.column_stack((table, table[:, 1:].mean(1)))
-    lines = [f"%AUROC against ID✓, mean over {args.seeds} networks; ID error {100 * np.mean(errors):.1f}%", ""]
-    lines.append(f"{'score':<24}" + "".join(f"{name:>13}" for name in names))
-    lines += [
-        f"{s:<24}" + "".join(f"{100 * value:13.1f}" for value in row) for s, row in zip(SPECS, table, strict=True)
-    ]
-    text = "\n".join(lines)
+    results = sirc.combine(evaluations)
+    error = results.loc[results["metric"] == "error", "mean"].iloc[0]
+    table = results[results["metric"] == "auroc"].pivot(index="score", columns="negative", values="mean")
+    table = table.rename(columns={"wrong": "ID✗"}).loc[SPECS, ["ID✗", *ood, "OOD mean"]]
+    aurr = results[(results["metric"] == "aurr") & (results["negative"] == "pooled")].set_index("score")["mean"]
+    table["AURR"] = aurr
+    text = (
+        "%AUROC against ID✓ (higher is better) and AURR × 100 at α = β = ½ (lower is better),\n"
+        f"mean over {args.seeds} networks; ID error {100 * error:.1f}%\n\n"
+    )
+    text += (100 * table).rename_axis(index=None, columns=None).to_string(float_format="%.1f")
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "table.txt").write_text(text + "\n", encoding="utf-8")
-    print(text)
-    assert last is not None
-    draw(*last, args.out / "plane.png")
-    print(f"\nwrote {args.out / 'table.txt'} and {args.out / 'plane.png'}")
+    results.to_csv(args.out / "results.csv", index=False)
+    draw(scorer, test, ood, args.out / "plane.png")
+    print(f"{text}\n\nwrote table.txt, results.csv and plane.png into {args.out}")
 
 
 def draw(scorer: sirc.Scorer, test: sirc.Outputs, ood: dict[str, sirc.Outputs], path: Path) -> None:
