@@ -13,10 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
-from _timing import Row, report, seconds, standard_options, synchronize
+from _timing import Row, peak_memory, report, reset_peak, seconds, standard_options, synchronize
 from torch import Tensor
 
 import sirc
@@ -165,11 +164,11 @@ def fit_cost(rows: int, crossfit: Crossfit, classes: int, features: int, kind: s
     """One streaming fit, alone in its process."""
     device = torch.device(kind)
     stream = Stream(rows, classes, features, device)
-    before = _reset_peak(device)
+    before = reset_peak(device)
     began = stream.clock()
     sirc.fit(SPECS, stream, head=stream.head, crossfit=crossfit)
     ended = stream.clock()
-    peak = _peak(device)
+    peak = peak_memory(device)
     first_ended, second_began, second_ended = stream.marks[1:]
     product = sum(stream.products) / len(stream.products) * rows / _BLOCK
     # Cross-fitting solves the folds when their first rows come, within the second pass.
@@ -207,29 +206,6 @@ def merged_difference(crossfit: int, device: torch.device) -> float:
         if name in ("a", "b", "c")
     ]
     return max(gaps)
-
-
-def _reset_peak(device: torch.device) -> int | None:
-    """The memory in use now, in bytes; the peak is counted from here."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.memory_allocated(device)
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return None
-    return _status("VmRSS")
-
-
-def _peak(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
-
-
-def _status(key: str) -> int | None:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 if __name__ == "__main__":

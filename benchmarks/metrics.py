@@ -6,14 +6,12 @@ Run it from a checkout: `PYTHONPATH=src python benchmarks/metrics.py`. Defaults 
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
-import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import torch
-from _timing import Row, report, seconds, standard_options, versus
+from _timing import Row, peak_memory, report, reset_peak, seconds, standard_options, versus
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
@@ -151,44 +149,26 @@ def large_rows(device: torch.device) -> list[Row]:
         groups = make_groups((total // 4, total // 12, total - total // 4 - total // 12), device)
         own_metrics(groups)
         times[total] = min(seconds(lambda g=groups: own_metrics(g), device) for _ in range(2))
-    ideal = 10 * np.log(1e7) / np.log(1e6)
+    ideal = float(10 * np.log(1e7) / np.log(1e6))
     grown = times[10_000_000] / times[1_000_000]
     rows = [
         Row("all metrics of 10,000,000 scores", times[10_000_000], "of 1,000,000", times[1_000_000], grown, 1.5 * ideal)
     ]
-    size = 8 * 10_000_000
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        own_metrics(groups)
-        peak = torch.cuda.max_memory_allocated() - before
-    else:
-        peak = _peak_growth(lambda: own_metrics(groups))
-    rows.append(Row("their memory, in arrays of the input", peak / size, limit=10, unit="arrays", limit_of="measured"))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        growth = pool.apply(memory_growth, (10_000_000, device.type))
+    what = "their memory, in arrays of the input"
+    rows.append(Row(what, growth / (8 * 10_000_000), limit=10, unit="arrays", limit_of="measured"))
     return rows
 
 
-def _peak_growth(work: object) -> int:
-    """The growth of resident memory during a call, seen by a thread that looks every few milliseconds."""
-    page = 4096
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * page
-
-    before = resident()
-    peak, done = [before], threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            peak[0] = max(peak[0], resident())
-            time.sleep(0.002)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    work()  # type: ignore[operator]
-    done.set()
-    thread.join()
-    return peak[0] - before
+def memory_growth(total: int, kind: str) -> int:
+    """The peak memory of all metrics over that of the scores alone, in a process of its own."""
+    device = torch.device(kind)
+    own_metrics(make_groups((100, 100, 100), device))
+    groups = make_groups((total // 4, total // 12, total - total // 4 - total // 12), device)
+    before = reset_peak(device)
+    own_metrics(groups)
+    return (peak_memory(device) or 0) - (before or 0)
 
 
 def main() -> None:
