@@ -22,6 +22,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/scores.py
 	$(BIN)/python benchmarks/fit.py
+	$(BIN)/python benchmarks/metrics.py
 
 $(STAMP): pyproject.toml src/sirc/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
