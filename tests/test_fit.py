@@ -405,7 +405,7 @@ def test_fitters_say_why_they_do_not_merge_or_finish():
         sirc.Fitter("msp").update(sirc.Outputs(LOGITS)).merge(other)
     with pytest.raises(ValueError, match=r"pass `finish\(train\)` for a second pass, or make the fitter with"):
         sirc.Fitter("sirc(msp, l1)").update(TRAIN).finish()
-    with pytest.raises(ValueError, match="`index` must give one place for each of the 240 rows"):
+    with pytest.raises(ValueError, match="`index` must give one whole number for each of the 240 rows"):
         sirc.Fitter("msp").update(TRAIN, index=torch.arange(3))
 
 

@@ -445,6 +445,16 @@ def test_a_wrong_registration_says_why(scratch_registry, keywords, words):
     assert "toy" not in sirc.known_names()
 
 
+@pytest.mark.parametrize("name", ["sirc", "linear", "product", "vim"])
+def test_the_names_of_combinations_are_not_for_scores(scratch_registry, name):
+    def taken(logits):
+        return logits.amax(-1)
+
+    taken.__name__ = name
+    with pytest.raises(ValueError, match=f"`{name}` is a combination of the grammar"):
+        sirc.score(needs="logits")(taken)
+
+
 def test_a_name_is_registered_once(scratch_registry):
     with pytest.raises(ValueError, match="a score named `msp` is registered already, by sirc"):
 

@@ -8,6 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from sirc._arrays import ArrayLike, as_tensor
 from sirc.head import Head
 from sirc.moments import Evidence, Moments, Reservoir, fold_of
 from sirc.outputs import Outputs
@@ -94,27 +95,29 @@ class Fitter:
         self._pending: list[tuple[Tensor, Outputs]] = []
         self._probe = 0.0
 
-    def update(self, batch: object, *, index: Tensor | None = None) -> Fitter:
+    def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
         """Take in a batch; `index` gives the rows' places in the dataset, by default those after the rows so far."""
         outputs = Outputs.of(batch)
         self._check_batch(outputs)
         if index is None:
             index = torch.arange(self.count, self.count + len(outputs))
-        elif index.shape != (len(outputs),):
+        places = as_tensor("index", index).cpu()
+        if places.shape != (len(outputs),) or places.is_floating_point():
             raise ValueError(
-                f"`index` must give one place for each of the {len(outputs)} rows; got {tuple(index.shape)}"
+                f"`index` must give one whole number for each of the {len(outputs)} rows; got {places.dtype} of shape "
+                f"{tuple(places.shape)}"
             )
         self.count += len(outputs)
         if not self._evidence and self._reservoir is None:
             return self
         if len(outputs) < _BLOCK_ROWS:
             # Copied, as the caller may fill the same memory again before these rows' turn comes.
-            self._pending.append((index.cpu().clone(), self._copy(outputs)))
+            self._pending.append((places.clone(), self._copy(outputs)))
             if sum(len(rows) for rows, _ in self._pending) >= _BLOCK_ROWS:
                 self._flush()
         else:
             self._flush()
-            self._take(index.cpu(), outputs)
+            self._take(places, outputs)
         return self
 
     def merge(self, other: Fitter) -> Fitter:

@@ -18,6 +18,7 @@ _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
 _EVIDENCE = ("second", "by_class", "bank")
+_RESERVED = ("sirc", "linear", "product", "vim")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def score(
                 f"score `{name}` has parameters {list(parameters)} and {'a' if solve else 'no'} `solve`: "
                 "keyword-only arguments without a default are found by `solve`, and it needs at least one"
             )
+        if name in _RESERVED:
+            raise ValueError(f"`{name}` is a combination of the grammar; name the score otherwise")
         if name in _SCORES and _SCORES[name].compute.__module__ != function.__module__:
             raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
         _SCORES[name] = Score(

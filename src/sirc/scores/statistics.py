@@ -138,7 +138,7 @@ class Statistics:
         if not sigma > floor:
             raise ValueError(
                 f"`{s2}` is the same for all training rows (σ = {sigma:.3g}), so `{spec}` has no scale to read it on. "
-                "Choose another S2, fit on more rows, or give a= and b= yourself"
+                "Choose another S2, fit on more rows, cross-fit if you did not (`crossfit=5`), or give a= and b="
             )
         return mean, sigma
 
