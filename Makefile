@@ -4,6 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# uv trusts the certificates of the system, as pip does: networks with a proxy of their own need it.
+export UV_NATIVE_TLS := 1
+export UV_SYSTEM_CERTS := 1
+
 .PHONY: test demo lint bench clean
 
 test: $(STAMP)
