@@ -207,17 +207,23 @@ def test_three_images_per_class_keep_s1_on_wrong_predictions(classes, size):
 
     train, test = draw(np.tile(np.arange(classes), 3)), draw(rng.integers(0, classes, 3000))
     right = test.correct.numpy()
-    specs = ["msp", "sirc(msp, residual)", "sirc(msp, knn)"]
+    specs = ["msp", "sirc(msp, residual)", "sirc(msp, knn)", "sirc(msp, vim)"]
 
     def aurocs(crossfit):
         conf = sirc.fit(specs, train, head=sirc.Head(weight, bias), crossfit=crossfit)(test)
         return [100 * reference.auroc(conf[s].numpy()[right], conf[s].numpy()[~right]) for s in specs]
 
-    msp, with_residual, with_knn = aurocs("auto")
+    msp, with_residual, with_knn, with_vim = aurocs("auto")
     assert 80 < msp < 92
     assert with_residual > msp - 0.5
     assert with_knn > msp - 0.5
+    assert with_vim > msp - 0.5
     assert aurocs(0)[1] < msp - 5
+    # Too few rows to know the directions of a covariance: told, not silently wrong.
+    with pytest.raises(
+        ValueError, match=r"`mahalanobis` inside `sirc` needs more training rows: it measures \d+ direct"
+    ):
+        sirc.fit("sirc(msp, mahalanobis)", train, crossfit="auto")
 
 
 class Shuffled:

@@ -14,6 +14,7 @@ import reference
 import sirc
 from sirc.moments import Moments, Reservoir, fold_of
 from sirc.scores import fitting
+from sirc.scores import rows as batches_module
 
 K, L, N = 5, 8, 240
 SPECS = ["msp", "residual", "vim", "mahalanobis", "knn", "sirc(msp, l1, residual)", "sirc(entropy, mahalanobis, knn)"]
@@ -70,7 +71,7 @@ def test_any_source_gives_the_same_fit(source, crossfit, tmp_path):
 
 def test_batches_larger_and_smaller_than_a_block_give_the_same_fit(monkeypatch):
     whole = sirc.fit(SPECS, TRAIN, head=HEAD)
-    monkeypatch.setattr(fitting, "_BLOCK_ROWS", 20)
+    monkeypatch.setattr(batches_module, "BLOCK_ROWS", 20)
     assert_same_fit(sirc.fit(SPECS, TRAIN, head=HEAD), whole)
     assert_same_fit(sirc.fit(SPECS, [TRAIN[i:j] for i, j in PARTS], head=HEAD), whole)
     assert_same_fit(sirc.fit(SPECS, (TRAIN[i:j] for i, j in PARTS), head=HEAD), whole)
@@ -109,7 +110,7 @@ def test_a_one_shot_iterator_takes_its_statistics_from_the_reservoir(crossfit, m
 
 @pytest.mark.parametrize("block", [20, 8192])
 def test_a_generator_may_fill_the_same_memory_again(block, monkeypatch):
-    monkeypatch.setattr(fitting, "_BLOCK_ROWS", block)
+    monkeypatch.setattr(batches_module, "BLOCK_ROWS", block)
     v, z, y = np.empty((30, K)), np.empty((30, L)), np.empty(30, dtype=np.int64)
 
     def batches():
@@ -307,12 +308,12 @@ def test_mahalanobis_keeps_its_digits_at_a_large_offset():
 def test_a_constant_s2_is_named():
     flat = sirc.Outputs(LOGITS, np.ones_like(Z), Y)
     with pytest.raises(
-        ValueError, match=r"`l1` is the same for all training rows \(σ = 0\), so `sirc\(msp, l1\)` has no"
+        ValueError, match=r"`l1` does not vary .*\(σ = 0, .*rounding\), so `sirc\(msp, l1\)` has no scale"
     ):
         sirc.fit("sirc(msp, l1)", flat)
-    with pytest.raises(ValueError, match="`l1` is the same for all training rows"):
+    with pytest.raises(ValueError, match="`l1` does not vary over the training rows"):
         sirc.fit("sirc(msp, energy, l1)", flat)
-    with pytest.raises(ValueError, match="`energy` is the same for all training rows"):
+    with pytest.raises(ValueError, match="`energy` does not vary over the training rows"):
         sirc.fit("sirc(msp, energy)", sirc.Outputs(np.tile(LOGITS[:1], (9, 1))))
 
 
@@ -320,7 +321,7 @@ def test_features_that_stay_in_the_subspace_have_no_residual_to_read():
     z = np.random.default_rng(0).normal(size=(N, 2)) @ np.random.default_rng(1).normal(size=(2, L))
     for dtype in (np.float64, np.float32):
         train = sirc.Outputs(LOGITS, z.astype(dtype), Y)
-        with pytest.raises(ValueError, match="`residual` is the same for all training rows"):
+        with pytest.raises(ValueError, match="`residual` does not vary over the training rows"):
             sirc.fit("sirc(msp, residual)", train, head=sirc.Head(WEIGHT))
         with pytest.raises(ValueError, match="`vim` needs features with a part outside their principal subspace"):
             sirc.fit("vim", train, head=sirc.Head(WEIGHT))
@@ -330,7 +331,7 @@ def test_the_same_row_over_and_over():
     flat = sirc.Outputs(np.tile(LOGITS[:1], (N, 1)), np.tile(Z[:1], (N, 1)), Y)
     for spec in ("sirc(msp, residual)", "sirc(msp, knn)", "sirc(msp, l1)"):
         for crossfit in (0, 5):
-            with pytest.raises(ValueError, match="is the same for all training rows"):
+            with pytest.raises(ValueError, match="does not vary over the training rows"):
                 sirc.fit(spec, flat, head=HEAD, crossfit=crossfit)
 
 
@@ -373,7 +374,10 @@ def test_one_row_per_class_has_no_covariance(order):
         (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:11], crossfit=5), "`knn` needs at least k = 10 training rows"),
         (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS[:, :4], Z)]), "got 4 logits after batches with 5"),
         (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS, Z[:, :3])]), "got 3 features after batches with 8"),
-        (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS)]), "got None features after batches with 8"),
+        (
+            lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS)]),
+            "all batches of `train` must be alike: features is float64, got none",
+        ),
         (lambda: sirc.fit("msp", [3]), "a batch must be an `Outputs`"),
         (lambda: sirc.fit("msp", [(LOGITS * np.nan,)]), "`logits` must be finite"),
         (lambda: sirc.fit("msp", [(LOGITS, Z, Y + 1)]), "`labels` must be in 0…4"),

@@ -123,7 +123,7 @@ def test_update_does_not_touch_its_rows():
 
 def test_moments_say_what_is_wrong():
     m = Moments(classes=3)
-    with pytest.raises(ValueError, match=r"`rows` must have shape \(n, L\); got \(3,\)"):
+    with pytest.raises(ValueError, match=r"`rows` must have shape \(n, L\) with n ≥ 0, L ≥ 1; got \(3,\)"):
         m.update(torch.zeros(3), torch.zeros(3))
     with pytest.raises(ValueError, match="`labels` must give the class of each of the 3 rows; got none"):
         m.update(torch.zeros(3, 2))

@@ -175,7 +175,7 @@ def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
 
 
 def _damaged(path: PathLike, why: str) -> StoreError:
-    return StoreError(f"'{path}' cannot be trusted: {why}. Delete it and write it again.")
+    return StoreError(f"'{path}' cannot be trusted: {why}. If sirc wrote it, write it again.")
 
 
 def _describe(tensor: Tensor) -> dict[str, object]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import check_positive
 from sirc.outputs import Outputs
 from sirc.scores import combine, feature, logit, registry
 from sirc.scores import softmax as _softmax
@@ -95,7 +96,13 @@ def gradnorm(logits: ArrayLike | Softmax, features: ArrayLike) -> Tensor:
 def residual(features: ArrayLike, origin: ArrayLike, basis: ArrayLike) -> Tensor:
     """Minus the part of z − u outside the principal subspace: −‖(z − u)N‖₂, with N an orthonormal (L, L − D) basis."""
     z = _features(features)
-    return feature.residual(z, origin=as_tensor("origin", origin).to(z), basis=as_tensor("basis", basis).to(z)).double()
+    u, n = as_tensor("origin", origin).to(z), as_tensor("basis", basis).to(z)
+    if u.shape != z.shape[1:] or n.dim() != 2 or len(n) != z.shape[1]:
+        raise ValueError(
+            f"`origin` must be (L,) and `basis` (L, L − D) for features with L = {z.shape[1]}; got "
+            f"{tuple(u.shape)} and {tuple(n.shape)}"
+        )
+    return feature.residual(z, origin=u, basis=n).double()
 
 
 def vim(logits: ArrayLike | Softmax, residual: ArrayLike, c: float) -> Tensor:
@@ -107,7 +114,15 @@ def mahalanobis(features: ArrayLike, means: ArrayLike, precision: ArrayLike) -> 
     """−min_k (z − μ_k)ᵀ P (z − μ_k) for (K, L) means and a symmetric positive semi-definite (L, L) precision P."""
     z = _features(features).double()
     mu, p = as_tensor("means", means).to(z), as_tensor("precision", precision).to(z)
+    size = z.shape[1]
+    if mu.dim() != 2 or mu.shape[1] != size or p.shape != (size, size):
+        raise ValueError(
+            f"`means` must be (K, L) and `precision` (L, L) for features with L = {size}; got {tuple(mu.shape)} and "
+            f"{tuple(p.shape)}"
+        )
     values, vectors = torch.linalg.eigh(p)
+    if float(values[0]) < -1e-9 * float(values.abs().max()):
+        raise ValueError(f"`precision` must be positive semi-definite; its least eigenvalue is {float(values[0]):.3g}")
     whitener = vectors * values.clamp_min(0).sqrt()
     center = mu.mean(0)
     return feature.mahalanobis(z, center=center, whitener=whitener, means=(mu - center) @ whitener)
@@ -116,7 +131,10 @@ def mahalanobis(features: ArrayLike, means: ArrayLike, precision: ArrayLike) -> 
 def knn(features: ArrayLike, bank: ArrayLike, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour in a bank of features, all scaled to unit length."""
     z = _features(features)
+    k = check_positive("k", k)
     rows = torch.nn.functional.normalize(_features(bank).to(z), dim=-1)
+    if rows.shape[1] != z.shape[1]:
+        raise ValueError(f"`bank` must have the {z.shape[1]} columns of the features; got {rows.shape[1]}")
     if len(rows) < k:
         raise ValueError(f"`bank` must hold at least k = {k} rows; got {len(rows)}")
     return feature.knn(z, bank=rows, k=k)
@@ -137,6 +155,8 @@ def sirc(
             "`a` and `b` must give one number for each S2; "
             f"got {len(slopes[0])} and {len(slopes[1])} numbers for {len(others) - 1} S2"
         )
+    if any(not slope > 0 for slope in slopes[1]):
+        raise ValueError(f"`b` must be positive: it is the slope against S2, 1/σ; got {slopes[1]}")
     return combine.sirc(others[0], others[1:], *slopes)
 
 

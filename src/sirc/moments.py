@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import check_finite, check_floating, check_integer, check_labels, check_shape
+from sirc._modes import exact
+
 if TYPE_CHECKING:
     from sirc.head import Head
 
@@ -37,10 +41,21 @@ class Moments:
         self._class_count: Tensor | None = None
         self._class_sum: Tensor | None = None
 
-    def update(self, rows: Tensor, labels: Tensor | None = None) -> Moments:
+    @exact
+    def update(self, rows: ArrayLike, labels: ArrayLike | None = None) -> Moments:
         """Take in (n, L) rows of any floating type, with labels where classes are counted; returns itself."""
-        if rows.dim() != 2:
-            raise ValueError(f"`rows` must have shape (n, L); got {tuple(rows.shape)}")
+        z = as_tensor("rows", rows)
+        check_shape("rows", z, n=0, L=1, hint="Pass one row for each sample.")
+        check_floating("rows", z)
+        check_finite("rows", z)
+        y = None if labels is None else as_tensor("labels", labels)
+        if self.classes is not None and y is not None and len(y):
+            check_integer("labels", y)
+            check_labels("labels", y, self.classes)
+        return self.add(z, y)
+
+    def add(self, rows: Tensor, labels: Tensor | None = None) -> Moments:
+        """The same for tensors that are known to be finite, and labels to be classes."""
         if self._mean is not None and rows.shape[1] != len(self._mean):
             raise ValueError(f"`rows` must have the {len(self._mean)} columns of earlier ones; got {rows.shape[1]}")
         if self.classes is not None and (labels is None or len(labels) != len(rows)):
@@ -56,6 +71,7 @@ class Moments:
                 add_gram_(self._scatter, block.sub_(mean))
         return self
 
+    @exact
     def merge(self, other: Moments) -> Moments:
         """Take in all that another instance has seen; returns itself."""
         if (self.second, self.classes) != (other.second, other.classes):
@@ -187,17 +203,18 @@ class Reservoir:
     def __init__(self, capacity: int, seed: int = 0) -> None:
         self.capacity = capacity
         self.seed = seed
-        self._keys = torch.full((capacity,), self._EMPTY)
-        self._index = torch.full((capacity,), -1)
+        self._keys = torch.full((capacity,), self._EMPTY, device="cpu")
+        self._index = torch.full((capacity,), -1, device="cpu")
         self._columns: dict[str, Tensor] = {}
 
+    @exact
     def update(self, index: Tensor, columns: dict[str, Tensor]) -> Reservoir:
         """Offer rows: their dataset indices and, by name, tensors with one row each; returns itself."""
         index = index.cpu()
         keys = row_hash(index, self.seed)
         offered = (keys < self._keys.max()).nonzero()[:, 0]
         both = torch.cat((self._keys, keys[offered]))
-        stays = torch.zeros(len(both), dtype=torch.bool)
+        stays = torch.zeros(len(both), dtype=torch.bool, device="cpu")
         stays[both.argsort()[: self.capacity]] = True
         # Newcomers take the places of the evicted (an empty place goes first), so rows kept are never copied.
         arrivals = offered[stays[self.capacity :]]
@@ -207,6 +224,8 @@ class Reservoir:
             if name not in self._columns:
                 self._columns[name] = value.new_empty(self.capacity, *value.shape[1:])
             kept = self._columns[name]
+            if value.dtype != kept.dtype:
+                raise ValueError(f"`{name}` must be {kept.dtype}, as in the rows before; got {value.dtype}")
             kept[places.to(kept.device)] = value[arrivals.to(value.device)].to(kept)
         return self
 
@@ -242,3 +261,5 @@ class Evidence:
     moments: Moments | None = None
     bank: Tensor | None = None
     head: Head | None = None
+    resolution: float = 1e-6
+    """Differences, relative to the size of the features, that are more than rounding."""

@@ -71,13 +71,17 @@ class Outputs:
         classes: ArrayLike | None = None,
     ) -> None:
         v = as_tensor("logits", logits)
-        check_shape("logits", v, n=1, K=2, hint="For a single sample, pass `logits[None]`.")
+        alone = "For a single sample, pass `logits[None]`."
+        binary = "Give each class a column; a binary model's one logit v is the pair (0, v)."
+        check_shape("logits", v, n=1, K=2, hint=alone if v.ndim == 1 else binary)
         check_floating("logits", v)
         check_finite("logits", v)
         z = None
         if features is not None:
             z = as_tensor("features", features)
-            check_shape("features", z, n=1, L=1, hint="Flatten or pool to one vector per sample first.")
+            mistaken = z.ndim == 1 and not z.is_floating_point()
+            pooled = "Flatten or pool to one vector per sample first."
+            check_shape("features", z, n=1, L=1, hint="Did you mean `labels=`?" if mistaken else pooled)
             check_floating("features", z)
             check_same_length("features", z, "logits", v)
             check_same_device("features", z, "logits", v)

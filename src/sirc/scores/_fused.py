@@ -28,6 +28,8 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
     if compile and kind not in _broken and len(logits):
         try:
             return _compiled_sums(logits)
+        except torch.OutOfMemoryError:
+            _log.debug("out of memory in the compiled pass on %s, running eagerly in blocks", kind)
         except Exception as error:  # whatever the toolchain lacks, the eager pass gives the same numbers
             _broken.add(kind)
             _log.debug("torch.compile is not usable on %s, running eagerly: %s", kind, error)

@@ -60,7 +60,7 @@ class Columns:
         assert score.log_gap is not None
         if key not in self._log_gaps:
             inputs = self._inputs(score, slice(None), None)
-            self._log_gaps[key] = score.log_gap(*inputs, **self._keywords(leaf)).double()
+            self._log_gaps[key] = _column(leaf, score.log_gap(*inputs, **self._keywords(leaf)), len(self._outputs))
         return self._log_gaps[key]
 
     def value(self, spec: Spec) -> Tensor:
@@ -90,7 +90,8 @@ class Columns:
 
     def _compute(self, leaf: Spec, rows: slice, features: Tensor | None = None) -> Tensor:
         score = registry.get(leaf.name)
-        return score.compute(*self._inputs(score, rows, features), **self._keywords(leaf)).double()
+        values = score.compute(*self._inputs(score, rows, features), **self._keywords(leaf))
+        return _column(leaf, values, len(range(len(self._outputs))[rows]))
 
     def _keywords(self, leaf: Spec) -> dict[str, object]:
         return {**registry.get(leaf.name).options, **leaf.options, **self._parameters.get(str(leaf), {})}
@@ -108,6 +109,15 @@ class Columns:
             else:
                 given.append(self.plain(Spec(need))[rows])
         return given
+
+
+def _column(leaf: Spec, values: Tensor, rows: int) -> Tensor:
+    """Values as float64; a score must give one for each row."""
+    if values.shape != (rows,):
+        raise ValueError(
+            f"score `{leaf}` must return one value for each row, shape ({rows},); it returned {tuple(values.shape)}"
+        )
+    return values.double()
 
 
 def working_dtype(features: torch.dtype) -> torch.dtype:

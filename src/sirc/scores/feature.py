@@ -53,7 +53,7 @@ def _residual_resolution(evidence: Evidence) -> float:
     """Rounding of the features, carried into the residual: features that never leave the subspace show only that."""
     moments, head = _moments(evidence), evidence.head
     assert head is not None
-    return 1e-6 * math.sqrt(moments.mean_square(head.origin))
+    return evidence.resolution * math.sqrt(moments.mean_square(head.origin))
 
 
 @score(

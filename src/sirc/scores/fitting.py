@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, final
 
@@ -9,12 +10,15 @@ import torch
 from torch import Tensor
 
 from sirc._arrays import ArrayLike, as_tensor
+from sirc._checks import differences
+from sirc._modes import exact
 from sirc.head import Head
 from sirc.moments import Evidence, Moments, Reservoir, fold_of
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.columns import needed_leaves
 from sirc.scores.feature import BANK_SIZE
+from sirc.scores.rows import Gatherer, copied, kind, numbered, probe
 from sirc.scores.scorer import Scorer, check_features, check_specs
 from sirc.scores.spec import Spec, parse
 from sirc.scores.statistics import Statistics, fitted_leaves, unsettled
@@ -23,7 +27,8 @@ Crossfit = int | Literal["auto"]
 
 _FOLDS = 5
 _ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
-_BLOCK_ROWS = 8192
+_MOST_FOLDS = 20  # each keeps second moments of its own
+_SAME_DIRECTIONS = 0.95
 
 
 def fit(
@@ -46,7 +51,7 @@ def fit(
     """
     one_shot = isinstance(train, Iterator)
     fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot)
-    for index, batch in _numbered(train):
+    for index, batch in numbered(train):
         fitter.update(batch, index=index)
     return fitter.finish(None if one_shot else train)
 
@@ -81,6 +86,11 @@ class Fitter:
         self._statistics = unsettled(self._parsed)
         # Cross-fitting is for statistics of scores that are themselves fitted; all others have nothing to hug.
         self._crossfitted = fitted_leaves(self._statistics)
+        if head is not None and not isinstance(head, Head):
+            raise ValueError(
+                f"`head` must be a `sirc.Head`; got {type(head).__name__}. Pass `sirc.find_head(model, example)` or "
+                "`sirc.Head(layer.weight, layer.bias)`"
+            )
         if head is None and (wanting := [str(s) for s in self._leaves if registry.get(s.name).head]):
             raise ValueError(
                 f"`head` is needed for {', '.join(f'`{s}`' for s in wanting)}: the weight and bias of the final linear "
@@ -92,34 +102,32 @@ class Fitter:
         inside = needed_leaves(self._statistics)
         self._keeps_features = bool(self._evidence) or any("features" in registry.get(s.name).needs for s in inside)
         self._folds: list[Moments] = []
-        self._pending: list[tuple[Tensor, Outputs]] = []
+        self._gatherer = Gatherer(self._take, self._copy)
+        self._kind: dict[str, str] = {}
+        self._own_index = False
         self._probe = 0.0
 
+    @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
         """Take in a batch; `index` gives the rows' places in the dataset, by default those after the rows so far."""
         outputs = Outputs.of(batch)
         self._check_batch(outputs)
+        given = index is not None
         if index is None:
-            index = torch.arange(self.count, self.count + len(outputs))
+            index = torch.arange(self.count, self.count + len(outputs), device="cpu")
         places = as_tensor("index", index).cpu()
         if places.shape != (len(outputs),) or places.is_floating_point():
             raise ValueError(
                 f"`index` must give one whole number for each of the {len(outputs)} rows; got {places.dtype} of shape "
                 f"{tuple(places.shape)}"
             )
+        self._own_index |= given
         self.count += len(outputs)
-        if not self._evidence and self._reservoir is None:
-            return self
-        if len(outputs) < _BLOCK_ROWS:
-            # Copied, as the caller may fill the same memory again before these rows' turn comes.
-            self._pending.append((places.clone(), self._copy(outputs)))
-            if sum(len(rows) for rows, _ in self._pending) >= _BLOCK_ROWS:
-                self._flush()
-        else:
-            self._flush()
-            self._take(places, outputs)
+        if self._evidence or self._reservoir is not None:
+            self._gatherer.add(places, outputs)
         return self
 
+    @exact
     def merge(self, other: Fitter) -> Fitter:
         """Take in all that another fitter with the same settings has seen; returns itself."""
         mine = (self.specs, self.crossfit, self.one_pass)
@@ -131,8 +139,20 @@ class Fitter:
             if known is not None and new is not None and known != new:
                 raise ValueError(f"fitters merge when they saw the same model; got {name} {known} and {new}")
             setattr(self, name, new if known is None else known)
-        self._flush()
-        other._flush()
+        if words := _head_differs(self.head, other.head):
+            raise ValueError(f"fitters merge when they have the same head; {words}")
+        if self._kind and other._kind and (words := differences(self._kind, other._kind)):
+            raise ValueError(f"fitters merge when their rows have one type; {words}")
+        placed = self._own_index and other._own_index
+        if self.count and other.count and not placed and (self._crossfitted or self._reservoir is not None):
+            raise ValueError(
+                "fitters that saw different rows merge when each row came with its place in the dataset, from which "
+                "its fold follows: pass `update(batch, index=…)`"
+            )
+        self._own_index |= other._own_index
+        self._kind = self._kind or other._kind
+        self._gatherer.flush()
+        other._gatherer.flush()
         self.count += other.count
         self._probe += other._probe
         if self._reservoir is not None and other._reservoir is not None:
@@ -146,14 +166,15 @@ class Fitter:
         self._settle_folds()
         return self
 
+    @exact
     def finish(self, train: Outputs | Iterable[object] | None = None) -> Scorer:
         """Solve all parameters, with a second pass over `train` where the specs need one."""
-        self._flush()
+        self._gatherer.flush()
         if not self.count:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
-        index, rows = self._reservoir.rows() if self._reservoir is not None else (torch.empty(0), {})
+        index, rows = self._reservoir.rows() if self._reservoir is not None else (torch.empty(0, device="cpu"), {})
         bank = rows.get("features") if "bank" in self._evidence else None
-        everything = Evidence(_union(self._folds) if self._folds else None, bank, self.head)
+        everything = Evidence(_union(self._folds) if self._folds else None, bank, self.head, self._resolution)
         parameters = {str(leaf): _solve(leaf, everything) for leaf in self._leaves}
         if self._statistics:
             parameters |= self._second_pass(train, parameters, everything, index, rows)
@@ -176,20 +197,24 @@ class Fitter:
         statistics = Statistics(self._statistics, parameters, everything)
         folds = self._active_folds()
         if folds and self._crossfitted:
-            statistics.use_folds(folds, lambda fold: self._solve_without(fold, folds, index, everything.bank))
-        elif self._reservoir is not None and everything.bank is not None:
+            statistics.use_folds(
+                folds, lambda fold: self._solve_without(fold, folds, index, everything.bank, parameters)
+            )
+        elif self._reservoir is not None and statistics.searches_bank:
             statistics.use_bank(self._reservoir, len(index) if train is None else self.count)
         if train is None:
             sample = Outputs._trusted(rows["logits"], rows.get("features"), None)
             statistics.update(sample, index)
             return statistics.settle()
-        seen, probe = 0, 0.0
-        for where, batch in _numbered(train):
+        seen, checksum = 0, 0.0
+        gatherer = Gatherer(lambda where, block: statistics.update(block, where), copied)
+        for where, batch in numbered(train):
             self._check_batch(batch)
-            statistics.update(batch, where)
+            gatherer.add(where, batch)
             seen += len(batch)
-            probe += _probe(where, batch) if statistics.order_matters else 0.0
-        self._check_second_pass(seen, probe, statistics.order_matters)
+            checksum += probe(where, batch) if statistics.order_matters else 0.0
+        gatherer.flush()
+        self._check_second_pass(seen, checksum, statistics)
         return statistics.settle()
 
     def _check_batch(self, outputs: Outputs) -> None:
@@ -200,6 +225,9 @@ class Fitter:
                 f"labels are needed to fit {', '.join(f'`{s}`' for s in wanting)}: the class of each training row. "
                 "Pass `Outputs(logits, features, labels)`"
             )
+        if self._kind and (words := differences(self._kind, kind(outputs))):
+            raise ValueError(f"all batches of `train` must be alike: {words}. Convert with `.to(device, dtype)`")
+        self._kind = self._kind or kind(outputs)
         for name in ("num_classes", "num_features"):
             known, new = getattr(self, name), getattr(outputs, name)
             if self.num_classes is not None and known != new:
@@ -221,18 +249,17 @@ class Fitter:
         """The parts that will be used, in memory of their own."""
         logits = outputs.logits.clone() if self._keeps_logits else outputs.logits[:, :1].clone()
         features = outputs.features.clone() if self._keeps_features and outputs.features is not None else None
-        return Outputs._trusted(logits, features, None if outputs.labels is None else outputs.labels.clone())
+        labels = outputs.labels.clone() if "by_class" in self._evidence and outputs.labels is not None else None
+        return Outputs._trusted(logits, features, labels)
 
-    def _flush(self) -> None:
-        if self._pending:
-            index = torch.cat([rows for rows, _ in self._pending])
-            outputs = Outputs.cat([part for _, part in self._pending])
-            self._pending = []
-            self._take(index, outputs)
+    @property
+    def _resolution(self) -> float:
+        """Differences, relative to the size of the features, that are more than rounding."""
+        return 1e-11 if self._kind.get("features") == "float64" else 1e-6
 
     def _take(self, index: Tensor, outputs: Outputs) -> None:
         features = outputs.features
-        self._probe += _probe(index, outputs)
+        self._probe += probe(index, outputs)
         if self._reservoir is not None:
             columns = {"logits": outputs.logits} if self._keeps_logits else {}
             if features is not None and self._keeps_features:
@@ -248,12 +275,12 @@ class Fitter:
             ]
             self._settle_folds()
         if len(self._folds) == 1:
-            self._folds[0].update(features, outputs.labels)
+            self._folds[0].add(features, outputs.labels)
         else:
             fold = fold_of(index, len(self._folds)).to(features.device)
             for number, moments in enumerate(self._folds):
                 rows = (fold == number).nonzero()[:, 0]
-                moments.update(features[rows], None if outputs.labels is None else outputs.labels[rows])
+                moments.add(features[rows], None if outputs.labels is None else outputs.labels[rows])
         self._settle_folds()
 
     def _settle_folds(self) -> None:
@@ -266,7 +293,9 @@ class Fitter:
             return self.crossfit
         return _FOLDS if self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features else 0
 
-    def _solve_without(self, fold: int, folds: int, index: Tensor, bank: Tensor | None) -> dict[str, dict[str, Tensor]]:
+    def _solve_without(
+        self, fold: int, folds: int, index: Tensor, bank: Tensor | None, parameters: dict[str, dict[str, Tensor]]
+    ) -> dict[str, dict[str, Tensor]]:
         """The parameters that statistics rest on, from all rows but those of one fold."""
         moments = None
         if self._folds:
@@ -278,19 +307,40 @@ class Fitter:
                 )
         if bank is not None:
             bank = bank[(fold_of(index, folds) != fold).to(bank.device)]
-        return {str(leaf): _solve(leaf, Evidence(moments, bank, self.head)) for leaf in self._crossfitted}
+        evidence = Evidence(moments, bank, self.head, self._resolution)
+        solved = {}
+        for leaf in self._crossfitted:
+            try:
+                solved[str(leaf)] = _solve(leaf, evidence)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}. Cross-fitting leaves one of {folds} folds out; `crossfit=0` leaves none"
+                ) from None
+            self._check_directions(leaf, solved[str(leaf)], parameters[str(leaf)])
+        return solved
 
-    def _check_second_pass(self, seen: int, probe: float, order_matters: bool) -> None:
+    def _check_directions(self, leaf: Spec, part: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+        """Statistics of the folds describe the final score only if the folds see the directions that it measures."""
+        for name, value in whole.items():
+            if part[name].shape[-1] < _SAME_DIRECTIONS * value.shape[-1]:
+                raise ValueError(
+                    f"`{leaf}` inside `sirc` needs more training rows: it measures {value.shape[-1]} directions of the "
+                    f"features, and only {part[name].shape[-1]} when a fold of the {self.count} rows is left out. Fit "
+                    f"on at least {2 * (self.num_features or 0) + (self.num_classes or 0)} rows, use `residual` or "
+                    "`l1`, or give a= and b="
+                )
+
+    def _check_second_pass(self, seen: int, checksum: float, statistics: Statistics) -> None:
         if seen != self.count:
             raise ValueError(
                 f"the second pass over `train` must bring the rows of the first; got {seen} rows after {self.count}. "
                 "Pass a list, an `OutputStore`, or a one-shot iterator"
             )
-        if order_matters and abs(probe - self._probe) > 1e-6 * (1 + abs(self._probe)):
+        if statistics.order_matters and abs(checksum - self._probe) > 1e-6 * (1 + abs(self._probe)):
             raise ValueError(
                 "the second pass over `train` must bring the same rows in the same order as the first: each row is "
-                "scored without its own fold. Does a DataLoader shuffle or augment? Set `shuffle=False`, or pass an "
-                "`OutputStore`"
+                f"scored without {statistics.left_out}. Does a DataLoader shuffle or augment? Set `shuffle=False`, or "
+                "pass an `OutputStore`"
             )
 
 
@@ -310,33 +360,25 @@ def _union(folds: Sequence[Moments]) -> Moments:
     return total
 
 
-def _numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Outputs]]:
-    """Batches with the dataset indices of their rows."""
-    batches: Iterable[object]
-    if isinstance(train, Outputs):
-        batches = [train[start : start + _BLOCK_ROWS] for start in range(0, len(train), _BLOCK_ROWS)]
-    else:
-        batches = train
-    start = 0
-    for batch in batches:
-        outputs = Outputs.of(batch)
-        yield torch.arange(start, start + len(outputs)), outputs
-        start += len(outputs)
-
-
-def _probe(index: Tensor, outputs: Outputs) -> float:
-    """A number that changes when rows change places: it weighs a few columns of each row by its index."""
-    rows = outputs.logits if outputs.features is None else outputs.features
-    some = rows[:, :: max(1, rows.shape[1] // 16)].double()
-    # Columns weigh differently: features that sum to the same number in all rows are common (LayerNorm, softmax).
-    column = torch.arange(1, some.shape[1] + 1).to(some)
-    weight = fold_of(index, 1009, seed=1).to(some)
-    return float(weight @ (some @ column))
-
-
 def _check_crossfit(crossfit: Crossfit) -> Crossfit:
-    if crossfit == "auto" or (
-        isinstance(crossfit, int) and not isinstance(crossfit, bool) and crossfit >= 0 and crossfit != 1
-    ):
+    if crossfit == "auto":
         return crossfit
-    raise ValueError(f'`crossfit` must be "auto", 0 (in-sample) or a number of folds of at least 2; got {crossfit!r}')
+    try:
+        folds = -1 if isinstance(crossfit, bool) else operator.index(crossfit)
+    except TypeError:
+        folds = -1
+    if folds == 0 or 2 <= folds <= _MOST_FOLDS:
+        return folds
+    raise ValueError(
+        f'`crossfit` must be "auto", 0 (in-sample) or a number of folds from 2 to {_MOST_FOLDS}; got {crossfit!r}'
+    )
+
+
+def _head_differs(mine: Head | None, theirs: Head | None) -> str:
+    if mine is theirs:
+        return ""
+    if mine is None or theirs is None:
+        return "one has none"
+    pairs = ((mine.weight, theirs.weight), (mine.bias, theirs.bias))
+    same = all(a is b or (a is not None and b is not None and torch.equal(a, b.to(a))) for a, b in pairs)
+    return "" if same else "their weights differ"

@@ -10,7 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from sirc._arrays import as_tensor
 from sirc._files import read_safetensors, write_safetensors
+from sirc._modes import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
@@ -31,6 +33,11 @@ class Confidences(dict[str, Tensor]):
                 return value
         raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
 
+    def __contains__(self, text: object) -> bool:
+        return super().__contains__(text) or (
+            isinstance(text, str) and any(str(parse(known)) == str(parse(text)) for known in self)
+        )
+
 
 @final
 class Scorer:
@@ -49,7 +56,10 @@ class Scorer:
         num_features: int | None = None,
     ) -> None:
         self.specs = check_specs(specs)
-        self.parameters = {key: dict(value) for key, value in (parameters or {}).items()}
+        self.parameters = {
+            key: {name: as_tensor(f"{key}/{name}", value) for name, value in part.items()}
+            for key, part in (parameters or {}).items()
+        }
         self.num_classes = num_classes
         self.num_features = num_features
         self._parsed = {text: parse(text) for text in self.specs}
@@ -66,11 +76,17 @@ class Scorer:
         self._check_fitted()
         if isinstance(outputs, Outputs):
             return self._score(outputs, compile)
+        if not isinstance(outputs, Iterable):
+            raise ValueError(
+                "`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
+                f"{type(outputs).__name__}"
+            )
         parts = [self._score(Outputs.of(batch), compile) for batch in outputs]
         if not parts:
             raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
         return Confidences({text: torch.cat([part[text] for part in parts]) for text in self.specs})
 
+    @exact
     def _score(self, outputs: Outputs, compile: bool | None) -> Confidences:
         self._check_outputs(outputs)
         dtype = torch.float64 if outputs.features is None else working_dtype(outputs.features.dtype)
@@ -91,8 +107,16 @@ class Scorer:
                         f"`{text}` learns from ID training data and was not fitted: make the scorer with "
                         f"`sirc.fit([{text!r}], train{', head=head' if needs_head([spec]) else ''})`"
                     )
+                wanted = set(registry.get(part.name).parameters) if part.is_leaf else set()
+                if wanted and set(self.parameters[str(part)]) != wanted:
+                    raise ValueError(
+                        f"the parameters of `{part}` must be {', '.join(sorted(wanted))}; got "
+                        f"{', '.join(sorted(self.parameters[str(part)]))}. Make the scorer with `sirc.fit`"
+                    )
 
     def _check_outputs(self, outputs: Outputs) -> None:
+        if outputs.device.type == "mps":
+            raise ValueError('scores are computed in float64, which this device has not: pass `outputs.to("cpu")`')
         check_features(self._parsed.values(), outputs)
         for what, mine, theirs in (
             ("logits", self.num_classes, outputs.num_classes),
@@ -114,7 +138,7 @@ class Scorer:
             "num_features": self.num_features,
         }
         # safetensors wants at least one tensor; an unfitted scorer has none of its own.
-        tensors["version"] = torch.tensor([_VERSION])
+        tensors["version"] = torch.tensor([_VERSION], device="cpu")
         write_safetensors(Path(path), tensors, {"sirc": json.dumps(about)}, overwrite=overwrite)
 
     @classmethod
@@ -137,11 +161,19 @@ class Scorer:
             spec, slash, key = name.rpartition("/")
             if slash:
                 parameters.setdefault(spec, {})[key] = value.clone()
-        return cls(about["specs"], parameters, num_classes=about["num_classes"], num_features=about["num_features"])
+        try:
+            return cls(about["specs"], parameters, num_classes=about["num_classes"], num_features=about["num_features"])
+        except ValueError as error:
+            raise StoreError(
+                f"{path} was saved with scores that are not known here: {error}. Import the module that registers them "
+                "first"
+            ) from None
 
 
 def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
     """The specs as a tuple of distinct texts, each of which parses."""
+    if not isinstance(specs, Iterable):
+        raise ValueError(f"`specs` must be a spec or a list of specs; got {type(specs).__name__}")
     texts = (specs,) if isinstance(specs, str) else tuple(specs)
     if not texts:
         raise ValueError('`specs` must name at least one score; got none. For example `["msp", "sirc(msp, l1)"]`')

@@ -131,7 +131,7 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
     if name in _COMBINATIONS:
         return _combination(name, args, options, text)
     if name not in registry.names() and name != "vim":
-        close = difflib.get_close_matches(name, known_names(), n=1)
+        close = difflib.get_close_matches(name.lower(), known_names(), n=1)
         hint = f" Did you mean `{close[0]}`?" if close else ""
         raise ValueError(f"unknown score `{name}` in `{text}`.{hint} Known: {', '.join(known_names())}")
     if args:

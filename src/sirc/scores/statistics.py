@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
@@ -54,6 +55,16 @@ class Statistics:
         self._cast: dict[tuple[torch.device, torch.dtype, int], Solved] = {}
 
     @property
+    def searches_bank(self) -> bool:
+        """Whether any of the values comes from a search of the bank."""
+        return bool(self._banked)
+
+    @property
+    def left_out(self) -> str:
+        """What no row is scored with."""
+        return "its own fold" if self._folds else "itself in the bank"
+
+    @property
     def order_matters(self) -> bool:
         """Whether a row must come back under the index it had in the first pass."""
         return self._folds > 0 or self._reservoir is not None
@@ -88,12 +99,12 @@ class Statistics:
             for number in range(self._folds):
                 rows = (fold == number).nonzero()[:, 0]
                 if len(rows):
-                    self._all.update(self._values(batch[rows], number))
+                    self._all.add(self._values(batch[rows], number))
             return
         values = self._values(batch, -1)
-        self._all.update(values)
+        self._all.add(values)
         if self._reservoir is not None:
-            self._outside.update(values[~self._reservoir.holds(index).to(values.device)])
+            self._outside.add(values[~self._reservoir.holds(index).to(values.device)])
 
     def _values(self, batch: Outputs, fold: int) -> Tensor:
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
@@ -120,10 +131,17 @@ class Statistics:
                         "`vim` needs features with a part outside their principal subspace; the residual is 0 on all "
                         "training rows. Leave it out, or give c= yourself: `linear(energy, residual, c=…)`"
                     )
-                found[str(spec)] = {"c": (mean[order.index(str(_MAX_LOGIT))] / norm).reshape(1)}
+                top = mean[order.index(str(_MAX_LOGIT))]
+                if not float(top) > 0:
+                    raise ValueError(
+                        f"`vim` scales the residual by the mean largest logit, which must be positive; it is "
+                        f"{float(top):.3g}. Are these log-probabilities? Pass the logits, or give c=: "
+                        "`linear(energy, residual, c=…)`"
+                    )
+                found[str(spec)] = {"c": (top / norm).reshape(1)}
             else:
                 spread = [self._spread(spec, s2, found) for s2 in spec.args[1:]]
-                mu, sigma = (torch.tensor(x, dtype=torch.float64) for x in zip(*spread, strict=True))
+                mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
                 found[str(spec)] = {"a": mu - 3 * sigma, "b": 1 / sigma}
         return found
 
@@ -131,14 +149,19 @@ class Statistics:
         """μ and σ of an S2."""
         form = _linear_form(s2, found)
         moments = self._outside if self._reservoir is not None and self._banked & set(form) else self._all
-        weight = torch.tensor([form.get(name, 0.0) for name in self._terms], dtype=torch.float64).to(moments.mean)
+        weight = moments.mean.new_tensor([form.get(name, 0.0) for name in self._terms])
         mean = float(weight @ moments.mean)
         sigma = float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
-        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
-        if not sigma > floor:
+        if not math.isfinite(mean) or not math.isfinite(sigma):
             raise ValueError(
-                f"`{s2}` is the same for all training rows (σ = {sigma:.3g}), so `{spec}` has no scale to read it on. "
-                "Choose another S2, fit on more rows, cross-fit if you did not (`crossfit=5`), or give a= and b="
+                f"`{s2}` must be finite on the training rows for `{spec}`; its mean is {mean}, σ is {sigma}"
+            )
+        floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
+        if sigma <= floor:
+            raise ValueError(
+                f"`{s2}` does not vary over the training rows by more than rounding (σ = {sigma:.3g}, of which up to "
+                f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, fit on more "
+                "rows, cross-fit if you did not (`crossfit=5`), or give a= and b="
             )
         return mean, sigma
 

@@ -1,0 +1,95 @@
+"""Training rows as they come: batches numbered, seen to be of one kind, and gathered into blocks worth working on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sirc._checks import dtype_name
+from sirc.moments import fold_of
+from sirc.outputs import Outputs
+
+BLOCK_ROWS = 8192
+
+
+def numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Outputs]]:
+    """Batches with the dataset indices of their rows."""
+    batches: Iterable[object]
+    if isinstance(train, Outputs):
+        batches = [train[start : start + BLOCK_ROWS] for start in range(0, len(train), BLOCK_ROWS)]
+    elif isinstance(train, Iterable) and not isinstance(train, dict | str | bytes):
+        batches = train
+    else:
+        raise ValueError(
+            "`train` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
+            f"{type(train).__name__}. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`"
+        )
+    start = 0
+    for batch in batches:
+        if isinstance(batch, Tensor):
+            raise ValueError(
+                "each batch of `train` must be an `Outputs`, a dict, or a tuple (logits, features, labels); got a "
+                "tensor. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`"
+            )
+        outputs = Outputs.of(batch)
+        yield torch.arange(start, start + len(outputs), device="cpu"), outputs
+        start += len(outputs)
+
+
+@final
+class Gatherer:
+    """Hands rows on in blocks of at least `BLOCK_ROWS`, however small the batches are that they come in."""
+
+    def __init__(self, take: Callable[[Tensor, Outputs], None], copy: Callable[[Outputs], Outputs]) -> None:
+        self._take = take
+        self._copy = copy
+        self._pending: list[tuple[Tensor, Outputs]] = []
+        self._rows = 0
+
+    def add(self, index: Tensor, outputs: Outputs) -> None:
+        """Take in a batch; a small one waits for others, in memory of its own, as its owner may fill it again."""
+        if len(outputs) >= BLOCK_ROWS:
+            self.flush()
+            self._take(index, outputs)
+            return
+        self._pending.append((index.clone(), self._copy(outputs)))
+        self._rows += len(outputs)
+        if self._rows >= BLOCK_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on what waits."""
+        if self._pending:
+            index = torch.cat([rows for rows, _ in self._pending])
+            outputs = Outputs.cat([part for _, part in self._pending])
+            self._pending, self._rows = [], 0
+            self._take(index, outputs)
+
+
+def kind(outputs: Outputs) -> dict[str, str]:
+    """What all batches of one training set share."""
+    features = outputs.features
+    return {
+        "logits": dtype_name(outputs.dtype),
+        "features": "none" if features is None else dtype_name(features.dtype),
+        "device": str(outputs.device),
+    }
+
+
+def copied(outputs: Outputs) -> Outputs:
+    """Logits and features in memory of their own."""
+    features = None if outputs.features is None else outputs.features.clone()
+    return Outputs._trusted(outputs.logits.clone(), features, None)
+
+
+def probe(index: Tensor, outputs: Outputs) -> float:
+    """A number that changes when rows change places: it weighs a few columns of each row by its index."""
+    rows = outputs.logits if outputs.features is None else outputs.features
+    some = rows[:, :: max(1, rows.shape[1] // 16)].double()
+    # Columns weigh differently: features that sum to the same number in all rows are common (LayerNorm, softmax).
+    column = torch.arange(1, some.shape[1] + 1, device=some.device).to(some)
+    weight = fold_of(index, 1009, seed=1).to(some)
+    return float(weight @ (some @ column))
