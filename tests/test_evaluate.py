@@ -418,7 +418,7 @@ def test_a_scorers_data_must_fit_it(outputs):
     ):
         with pytest.raises(ValueError, match=words):
             sirc.evaluate(*arguments)
-    with pytest.raises(ValueError, match="`scores` must be among the scorer's specs, msp, energy; got 'knn'"):
+    with pytest.raises(ValueError, match="`knn` is not among the scorer's specs: msp, energy"):
         sirc.evaluate(scorer, test, scores=["knn"])
     with pytest.raises(
         ValueError, match="`scores` must name at least one of the scorer's specs, msp, energy; got none"
@@ -453,3 +453,88 @@ def test_nothing_to_compare_with_is_said():
     assert ev.negatives == []
     with pytest.raises(ValueError, match="wrong predictions or OOD sets are needed to compare with"):
         ev.intervals(draws=5)
+
+
+def test_small_differences_that_are_real_count_as_wins():
+    generator = torch.Generator().manual_seed(0)
+    right = torch.arange(6060) < 6000
+    base = torch.randn(6060, generator=generator, dtype=torch.float64) + 4.0 * right
+    better = base - 0.05 * ~right
+    ev = sirc.evaluate({"base": (base, right), "better": (better, right)}, beta=0.01)
+    rows = ev.compare("base", draws=60).set_index("metric")
+    for metric in ("aurr", "aurc", "augrc"):
+        assert -1e-5 < rows.loc[metric, "high"] < 0
+        assert rows.loc[metric, "wins"] > 0.95
+
+
+def test_figures_do_not_change_with_the_callers_memory():
+    given, ood = small_problem()
+    confidence, right = (torch.as_tensor(x).clone() for x in given["one"])
+    ev = sirc.evaluate({"one": (confidence, right)}, ood={"a": {"one": ood["a"]["one"]}})
+    expected = sirc.evaluate({"one": (confidence.clone(), right)}, ood={"a": {"one": ood["a"]["one"]}}).table
+    confidence.zero_()
+    pd.testing.assert_frame_equal(ev.table, expected)
+
+
+def test_only_some_scores_and_negatives_may_be_resampled():
+    given, ood = small_problem()
+    ev = sirc.evaluate(given, ood=ood)
+    whole = ev.compare("one", draws=20)
+    part = ev.compare("one", draws=20, scores="two", negatives=["OOD mean", "wrong"])
+    expected = whole[whole["negative"].isin(["OOD mean", "wrong"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(part, expected)
+    with pytest.raises(ValueError, match="`negatives` must be among wrong, a, b, OOD mean, pooled; got 'c'"):
+        ev.intervals(draws=5, negatives=["c"])
+
+
+def test_alphas_of_single_precision_are_what_was_meant():
+    given, ood = small_problem()
+    sweep = sirc.evaluate(given, ood=ood).sweep(torch.linspace(0.1, 0.9, 9), [0.5])
+    assert len(sweep.query("alpha == 0.3")) == 8
+
+
+def test_combine_keeps_seeds_and_models_apart():
+    table = sirc.evaluate(*small_problem()[:1]).table
+    stored = pd.concat([table.assign(model=m, seed=s, value=table["value"] + s) for m in ("x", "y") for s in (1, 2, 3)])
+    got = sirc.combine([stored])
+    assert set(got["runs"]) == {3}
+    assert len(got) == 2 * len(table)
+    assert got["std"].to_numpy() == pytest.approx(1)
+    for twice in ([pd.concat([table, table])], [stored.drop(columns="seed")]):
+        with pytest.raises(ValueError, match="has the same row twice: keep runs apart"):
+            sirc.combine(twice)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda g, o: sirc.evaluate(g, ood=[o]), "`ood` must be a dict of OOD sets; got list"),
+        (lambda g, o: sirc.evaluate("msp"), "`scorer` must be a `Scorer`, or"),
+        (lambda g, o: sirc.evaluate(g, ood=o, groups=["a"]), "`groups` must be a dict"),
+        (lambda g, o: sirc.evaluate(g, ood=o, groups={"G": ["a", "a"]}), "must name each OOD set once"),
+        (lambda g, o: sirc.evaluate(g, ood=o, alpha=[]), "`alpha` must be numbers in"),
+        (lambda g, o: sirc.evaluate(g, ood=o, alpha=[[0.5]]), "`alpha` must be a number or a 1-D array"),
+        (lambda g, o: sirc.evaluate(g, ood=o, alpha=[0.5, 0.5]), "`alpha` must hold each value once"),
+        (lambda g, o: sirc.evaluate(g, ood=o, recall=[0.9, 0.95]), "`recall` must be one number; got list"),
+        (lambda g, o: sirc.combine(sirc.evaluate(g, ood=o)), "`runs` must be a list of evaluations"),
+        (lambda g, o: sirc.combine([pd.DataFrame({"a": [1]})]), "a table with score, negative"),
+        (lambda g, o: sirc.evaluate(g, ood=o).sweep([0.5], [0.5], groups=[]), "at least one score and one group"),
+        (lambda g, o: sirc.Evaluation({"m": torch.rand(5)}, torch.ones(4), {}), "`correct of 'm'` must have as many"),
+        (lambda g, o: sirc.evaluate({"oracle": g["one"]}), "'oracle' names the best possible curve"),
+    ],
+)
+def test_the_wrong_kind_of_container_is_told(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(*small_problem())
+
+
+def test_zeros_and_ones_are_flags_for_an_evaluation_too():
+    ev = sirc.Evaluation({"m": torch.arange(5.0)}, torch.tensor([1, 0, 1, 1, 0]), {})
+    assert ev.table.query("metric == 'error'")["value"].item() == pytest.approx(0.4)
+
+
+def test_without_ood_sweeps_and_curves_are_of_id_data():
+    given, _ = small_problem()
+    ev = sirc.evaluate(given)
+    assert set(ev.sweep([1], [0.5])["negative"]) == {"wrong"}
+    assert set(ev.curves("risk_coverage")) == {"one", "two", "oracle"}

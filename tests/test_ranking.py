@@ -802,3 +802,27 @@ def test_delongs_interval_needs_two_of_each_and_equal_weights():
             ValueError, match="DeLong's interval needs two samples of each group, all weighing the same"
         ):
             r.auroc_interval(negative)
+
+
+def test_accepting_nothing_has_a_threshold_even_among_infinite_scores():
+    r = Ranking([math.inf, 1.0], [0.0], [math.inf])
+    t = r.threshold(risk=0, alpha=0.5, beta=0.5)
+    assert math.isnan(t)
+    assert (r.accepted(t), r.risk(t, 0.5, 0.5)) == ((0, 0, 0), 0)
+    assert r.recall(r.threshold(recall=0)) == 0
+    assert Ranking([2.0, 1.0], [3.0]).threshold(risk=0, alpha=1, beta=1) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda r: r.fpr("ood", recall=[0.9, 0.95]), "`recall` must be one number; got list"),
+        (lambda r: r.threshold(coverage=[0.5], alpha=0.5), "`coverage` must be one number; got list"),
+        (lambda r: r.accepted("0.5"), "`threshold` must be one number; got str"),
+        (lambda r: r.recall(torch.tensor([0.5, 0.6])), "`threshold` must be one number; got Tensor"),
+        (lambda r: r.oracle_risk_coverage(0.5, 0.5, points=-3), "`points` must be a whole number"),
+    ],
+)
+def test_one_number_is_one_number(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(Ranking([3.0, 2.0], [1.0], [0.0]))

@@ -108,7 +108,11 @@ def check_same_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
 
 def check_unit_interval(name: str, value: ArrayLike) -> None:
     """Require a share or a cost, such as α or β: a number, or an array of numbers, in [0, 1]."""
-    values = as_tensor(name, value).to(torch.float64).reshape(-1)
+    given = as_tensor(name, value)
+    if given.is_complex() or given.numel() == 0:
+        got = "complex numbers" if given.is_complex() else "an empty array"
+        raise ValueError(f"`{name}` must be numbers in [0, 1]; got {got}. Pass a fraction such as 0.5.")
+    values = given.to(torch.float64).reshape(-1)
     wrong = ((values >= 0) & (values <= 1)).logical_not_()  # true for NaN too
     if wrong.any():
         at = int(wrong.nonzero()[0])
@@ -116,6 +120,23 @@ def check_unit_interval(name: str, value: ArrayLike) -> None:
         raise ValueError(
             f"`{name}` must lie in [0, 1]; got {values[at].item():g}{where}. Pass a fraction, not a percentage."
         )
+
+
+def check_fraction(name: str, value: float) -> float:
+    """Require one number in [0, 1], such as a recall, and return it as a plain float."""
+    number = check_number(name, value)
+    check_unit_interval(name, number)
+    return number
+
+
+def check_number(name: str, value: float) -> float:
+    """Require one real number and return it as a plain float."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise ValueError(f"`{name}` must be one number; got {type(value).__name__}. Loop over several.")
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"`{name}` must be one number; got {type(value).__name__}. Loop over several.") from error
 
 
 def check_positive(name: str, value: SupportsIndex) -> int:

@@ -22,6 +22,11 @@ def id_confidences(
     scorer: Scorer | Plain, test: Data | None, scores: Sequence[str] | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Confidences on ID data by score, and which predictions are right."""
+    if not isinstance(scorer, Scorer | Mapping):
+        raise ValueError(
+            f"`scorer` must be a `Scorer`, or {{score: (confidence, correct)}}; got {type(scorer).__name__}. Make one "
+            "with `sirc.fit`"
+        )
     if isinstance(scorer, Scorer):
         if test is None:
             raise ValueError("`test` must be labelled ID outputs when a scorer is evaluated; got none")
@@ -41,30 +46,24 @@ def ood_confidences(
     if isinstance(scorer, Scorer):
         if isinstance(data, Mapping):
             raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got a dict of confidences")
-        found: dict[str, Tensor] = {s: c for s, c in scorer(data).items() if s in scores}
-    else:
-        if not isinstance(data, Mapping):
-            raise ValueError(
-                f"OOD set {name!r} must be {{score: confidence}}, as for the ID data; got {type(data).__name__}"
-            )
-        if missing := [score for score in scores if score not in data]:
-            known = ", ".join(data) or "none"
-            raise ValueError(f"OOD set {name!r} has no confidences for {missing[0]!r}; it has {known}")
-        found = {score: as_scores(f"ood[{name!r}][{score!r}]", data[score]) for score in scores}
-    lengths = {len(values) for values in found.values()}
-    if len(lengths) > 1 or 0 in lengths:
+        if not isinstance(data, Outputs | OutputStore | Iterable):
+            raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got {type(data).__name__}")
+        return dict(scorer.only(scores)(data))
+    if not isinstance(data, Mapping):
         raise ValueError(
-            f"OOD set {name!r} must have the same samples, at least one, for each score; got {sorted(lengths)}"
+            f"OOD set {name!r} must be {{score: confidence}}, as for the ID data; got {type(data).__name__}"
         )
-    return found
+    if missing := [score for score in scores if score not in data]:
+        known = ", ".join(data) or "none"
+        raise ValueError(f"OOD set {name!r} has no confidences for {missing[0]!r}; it has {known}")
+    return {score: as_scores(f"ood[{name!r}][{score!r}]", data[score]) for score in scores}
 
 
 def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
     wanted = list(scorer.specs) if scores is None else _names(scores)
     if not wanted:
         raise ValueError(f"`scores` must name at least one of the scorer's specs, {', '.join(scorer.specs)}; got none")
-    if unknown := [score for score in wanted if score not in scorer.specs]:
-        raise ValueError(f"`scores` must be among the scorer's specs, {', '.join(scorer.specs)}; got {unknown[0]!r}")
+    scorer = scorer.only(wanted)
     parts, right = [], []
     for batch in [test] if isinstance(test, Outputs) else test:
         outputs = Outputs.of(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, final
 
 import numpy as np
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_positive, check_unit_interval
+from sirc._checks import check_fraction, check_positive, check_unit_interval
 from sirc._confidences import Data, Plain, id_confidences, ood_confidences
+from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Curve, Ranking
 from sirc.metrics.resample import METRICS, bootstrap
 from sirc.scores import Scorer
@@ -23,7 +24,8 @@ Pool = Literal["samples", "datasets"]
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
 WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
-_EQUAL = 1e-6
+_EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
+_RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
 LOWER_IS_BETTER = ("fpr", "aurr", "risk", "aurc", "augrc", "error")
 
 
@@ -49,6 +51,10 @@ def evaluate(
     `scores` picks some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
     `pooled` is the union of all. In a union, `pool="samples"` weighs samples equally, `"datasets"` sets equally.
     """
+    if ood is not None and not isinstance(ood, Mapping):
+        raise ValueError(
+            f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `ood={{'textures': outputs}}`"
+        )
     confidences, correct = id_confidences(scorer, test, scores)
     sets = {name: ood_confidences(scorer, name, data, list(confidences)) for name, data in (ood or {}).items()}
     return Evaluation(confidences, correct, sets, alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
@@ -70,19 +76,23 @@ class Evaluation:
         pool: Pool = "samples",
         recall: float = 0.95,
     ) -> None:
-        self.confidences = dict(confidences)
+        # In memory of their own: figures are computed when asked for, and must not change with the caller's arrays.
+        self.confidences = {s: as_scores(f"confidence of {s!r}", c).clone() for s, c in confidences.items()}
         if ORACLE in self.confidences:
             raise ValueError(f"{ORACLE!r} names the best possible curve; name the score otherwise")
-        self.correct = correct
-        if not bool(correct.any()):
+        if not self.confidences:
+            raise ValueError("at least one score is needed; got none")
+        for score, values in self.confidences.items():
+            self.correct = as_flags(f"correct of {score!r}", correct, values).clone()
+        if not bool(self.correct.any()):
             raise ValueError(
-                f"at least one prediction must be right for there to be something to accept; got {len(correct)} wrong"
+                "at least one prediction must be right for there to be something to accept; got "
+                f"{len(self.correct)} wrong"
             )
-        self.ood = {name: dict(by_score) for name, by_score in ood.items()}
+        self.ood = {name: _check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
         self.alpha = _numbers("alpha", alpha)
         self.beta = _numbers("beta", beta)
-        check_unit_interval("recall", recall)
-        self.recall = recall
+        self.recall = check_fraction("recall", recall)
         if pool not in ("samples", "datasets"):
             raise ValueError(f'`pool` must be "samples" or "datasets"; got {pool!r}')
         self.pool: Pool = pool
@@ -118,16 +128,20 @@ class Evaluation:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
         self._check_score(score)
         if (score, negative) not in self._rankings:
-            own = self.confidences[score]
-            sets = [] if negative == WRONG else self._members(negative)
-            values = [self.ood[name][score] for name in sets]
-            weights = None
-            if self.pool == "datasets" and len(values) > 1:
-                weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
-            outside = torch.cat(values) if values else None
-            ranking = Ranking(own[self.correct], own[~self.correct], outside, ood_weights=weights)
-            self._rankings[score, negative] = ranking
+            if len(self._rankings) >= _RANKINGS:
+                self._rankings.pop(next(iter(self._rankings)))
+            self._rankings[score, negative] = self._rank(score, negative)
         return self._rankings[score, negative]
+
+    def _rank(self, score: str, negative: str) -> Ranking:
+        own = self.confidences[score]
+        sets = [] if negative == WRONG else self._members(negative)
+        values = [self.ood[name][score] for name in sets]
+        weights = None
+        if self.pool == "datasets" and len(values) > 1:
+            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
+        outside = torch.cat(values) if values else None
+        return Ranking(own[self.correct], own[~self.correct], outside, ood_weights=weights)
 
     def sweep(
         self,
@@ -136,11 +150,17 @@ class Evaluation:
         groups: Sequence[str] | None = None,
         scores: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """AURR, Risk@recall and AURC on the whole (α, β) grid, for `pooled` and each group (or those asked for)."""
+        """AURR, Risk@recall, AURC and AUGRC on the whole (α, β) grid, for `pooled` and each group (or those asked for).
+
+        Without OOD data it is for `wrong`, and α must be 1.
+        """
         a, b = _numbers("alphas", alphas), _numbers("betas", betas)
+        wanted = ([POOLED, *self.groups] if self.ood else [WRONG]) if groups is None else _names(groups)
+        if not wanted or (scores is not None and not _names(scores)):
+            raise ValueError("a sweep is for at least one score and one group; got none")
         frames = []
         for score in self._wanted(scores):
-            for negative in [POOLED, *self.groups] if groups is None else _names(groups):
+            for negative in wanted:
                 for metric, grid in self._mixture_metrics(self.ranking(score, negative), a, b).items():
                     values = torch.as_tensor(grid).cpu().reshape(-1).numpy()
                     index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
@@ -152,12 +172,13 @@ class Evaluation:
         self,
         kind: Literal["risk_recall", "risk_coverage"] = "risk_recall",
         *,
-        negative: str = POOLED,
+        negative: str | None = None,
         alpha: float | None = None,
         beta: float | None = None,
         scores: Sequence[str] | None = None,
     ) -> dict[str, Curve]:
-        """The curve of each score; with `risk_coverage` also that of the `oracle`."""
+        """The curve of each score, by default on all OOD data; with `risk_coverage` also that of the `oracle`."""
+        negative = (POOLED if self.ood else WRONG) if negative is None else negative
         if kind not in ("risk_recall", "risk_coverage"):
             raise ValueError(f'`kind` must be "risk_recall" or "risk_coverage"; got {kind!r}')
         a, b = self._one("alpha", alpha), self._one("beta", beta)
@@ -175,9 +196,14 @@ class Evaluation:
         seed: int = 0,
         alpha: float | None = None,
         beta: float | None = None,
+        scores: Sequence[str] | None = None,
+        negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric with the percentile interval of a stratified bootstrap: `value`, `low`, `high`."""
-        samples, frame = self._bootstrap(draws, seed, alpha, beta)
+        """Every metric with the percentile interval of a stratified bootstrap: `value`, `low`, `high`.
+
+        Time grows with scores × negatives; `scores` and `negatives` pick those of interest.
+        """
+        samples, frame = self._bootstrap(draws, seed, alpha, beta, scores, negatives)
         return frame.assign(**_percentiles(samples, level))
 
     def compare(
@@ -189,14 +215,17 @@ class Evaluation:
         seed: int = 0,
         alpha: float | None = None,
         beta: float | None = None,
+        scores: Sequence[str] | None = None,
+        negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric against a baseline's on the same resamples.
+        """Every metric against a baseline's on the same resamples, or those of some scores and negatives only.
 
         `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
         score is the better one (equal ones count half).
         """
         self._check_score(baseline)
-        samples, frame = self._bootstrap(draws, seed, alpha, beta)
+        chosen = None if scores is None else list(dict.fromkeys([*_names(scores), baseline]))
+        samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
         keys = list(zip(frame["negative"], frame["metric"], strict=True))
         base_rows = {
             key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline
@@ -205,9 +234,8 @@ class Evaluation:
         difference = samples - samples[against]
         value = frame["value"].to_numpy()
         sign = torch.tensor([-1.0 if m.partition("@")[0] in LOWER_IS_BETTER else 1.0 for m in frame["metric"]])[:, None]
-        # Draws have single precision: what differs by less is equal.
-        better, equal = difference * sign > _EQUAL, difference.abs() <= _EQUAL
-        wins = better.double().mean(1) + equal.double().mean(1) / 2
+        equal = difference.abs() <= _EQUAL * torch.maximum(samples.abs(), samples[against].abs())
+        wins = ((difference * sign > 0) & ~equal).double().mean(1) + equal.double().mean(1) / 2
         frame = frame.assign(
             difference=value - value[against.numpy()], **_percentiles(difference, level), wins=wins.numpy()
         )
@@ -215,7 +243,7 @@ class Evaluation:
 
     def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
         nan = float("nan")
-        inside = self.ranking(score, WRONG)
+        inside = self._rank(score, WRONG)
         rows = [(score, WRONG, "error", nan, nan, 1 - inside.accuracy)]
         if inside.num_wrong:
             rows += [(score, WRONG, m, nan, nan, v) for m, v in self._separation(inside, "wrong").items()]
@@ -223,7 +251,7 @@ class Evaluation:
             rows += [(score, WRONG, *cell) for cell in self._cells(inside, torch.ones(1, dtype=torch.float64))]
         mixture: dict[str, list[tuple[str, float, float, float]]] = {}
         for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
-            ranking = self.ranking(score, negative)
+            ranking = self._rank(score, negative)
             found = [(m, nan, nan, v) for m, v in self._separation(ranking, "ood").items()]
             mixture[negative] = found + self._cells(ranking, self.alpha)
         if self.ood:
@@ -265,14 +293,30 @@ class Evaluation:
         known = [n for n in self.negatives if n != MEAN]
         raise ValueError(f"`negative` must be one of {', '.join(known)}; got {negative!r}")
 
-    def _bootstrap(self, draws: int, seed: int, alpha: float | None, beta: float | None) -> tuple[Tensor, pd.DataFrame]:
+    def _bootstrap(
+        self,
+        draws: int,
+        seed: int,
+        alpha: float | None,
+        beta: float | None,
+        scores: Sequence[str] | None,
+        negatives: Sequence[str] | None,
+    ) -> tuple[Tensor, pd.DataFrame]:
         """The metrics in each draw, (rows, draws), and the rows of the table that they belong to."""
         a, b = self._one("alpha", alpha), self._one("beta", beta)
-        if not self.negatives:
+        chosen = self._wanted(scores)
+        for score in chosen:
+            self._check_score(score)
+        wanted = self.negatives if negatives is None else _names(negatives)
+        if not wanted:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {self!r}")
-        unions = {name: self._members(name) for name in self.negatives if name not in (WRONG, MEAN)}
+        if unknown := [name for name in wanted if name not in self.negatives]:
+            raise ValueError(f"`negatives` must be among {', '.join(self.negatives)}; got {unknown[0]!r}")
+        # The mean over sets needs all of them.
+        sets = list(self.ood) if MEAN in wanted else []
+        unions = {name: self._members(name) for name in dict.fromkeys([*wanted, *sets]) if name not in (WRONG, MEAN)}
         samples = bootstrap(
-            self.confidences,
+            {score: self.confidences[score] for score in chosen},
             self.correct,
             self.ood,
             unions,
@@ -283,13 +327,11 @@ class Evaluation:
             draws=check_positive("draws", draws),
             seed=seed,
         )
-        if self.ood:
-            for score in self.scores:
-                for metric in METRICS:
-                    each = [samples[score, name, metric] for name in self.ood]
-                    samples[score, MEAN, metric] = torch.stack(each).mean(0)
+        for score in chosen:
+            for metric in METRICS if sets else ():
+                samples[score, MEAN, metric] = torch.stack([samples[score, name, metric] for name in sets]).mean(0)
         point = Evaluation(
-            self.confidences,
+            {score: self.confidences[score] for score in chosen},
             self.correct,
             self.ood,
             alpha=a,
@@ -298,8 +340,8 @@ class Evaluation:
             pool=self.pool,
             recall=self.recall,
         )
-        point._rankings = self._rankings
-        frame = point.table.query("metric != 'error'").reset_index(drop=True)
+        table = point.table
+        frame = table[(table["metric"] != "error") & table["negative"].isin(wanted)].reset_index(drop=True)
         rows = [
             samples[score, negative, metric.partition("@")[0]]
             for score, negative, metric in zip(frame["score"], frame["negative"], frame["metric"], strict=True)
@@ -308,6 +350,8 @@ class Evaluation:
 
     def _one(self, name: str, value: float | None) -> float:
         known: Tensor = getattr(self, name)
+        if name == "alpha" and value is None and not self.ood:
+            return 1.0
         if value is not None:
             known = _numbers(name, value)
             if len(known) != 1:
@@ -329,15 +373,30 @@ class Evaluation:
 def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
     """The tables of several training runs as one: `mean`, `std` (sample, n − 1), `low` and `high` (± 2 std), `runs`.
 
-    Takes evaluations or their tables, which must have the same rows. One run alone has no std: it is NaN.
+    Takes evaluations or their tables, which must have the same rows. A table with a column `seed` holds the runs of
+    several seeds, and models in a column `model` stay apart. One run alone has no std: it is NaN.
     """
-    tables = [run.table if isinstance(run, Evaluation) else run for run in runs]
+    if isinstance(runs, Evaluation | pd.DataFrame) or not isinstance(runs, Iterable):
+        raise ValueError(f"`runs` must be a list of evaluations or of their tables; got {type(runs).__name__}")
+    tables: list[pd.DataFrame] = []
+    for run in runs:
+        table = run.table if isinstance(run, Evaluation) else run
+        if not isinstance(table, pd.DataFrame) or not set(COLUMNS) <= set(table.columns):
+            got = ", ".join(map(str, table.columns)) if isinstance(table, pd.DataFrame) else type(table).__name__
+            raise ValueError(f"a run must be an evaluation, or a table with {', '.join(COLUMNS)}; got {got}")
+        tables += [part for _, part in table.groupby("seed")] if "seed" in table.columns else [table]
     if not tables:
         raise ValueError("`runs` must hold at least one evaluation; got none")
-    keys = COLUMNS[:-1]
-    first = set(_rows_of(tables[0]))
-    for number, table in enumerate(tables[1:], start=1):
-        if odd := first ^ set(_rows_of(table)):
+    keys = [*(["model"] if "model" in tables[0].columns else []), *COLUMNS[:-1]]
+    first = _rows_of(tables[0], keys)
+    for number, table in enumerate(tables):
+        rows = _rows_of(table, keys)
+        if len(set(rows)) < len(rows):
+            raise ValueError(
+                f"run {number} has the same row twice: keep runs apart, as a list of tables or by a column `seed`, and "
+                "models by a column `model`"
+            )
+        if odd := set(first) ^ set(rows):
             example = ", ".join(f"{k}={v}" for k, v in zip(keys, sorted(odd, key=str)[0], strict=True))
             raise ValueError(
                 f"runs combine when they have the same scores, sets, α and β; run {number} and run 0 differ in "
@@ -349,10 +408,10 @@ def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
     return found.reset_index()[[*keys, "mean", "std", "low", "high", "runs"]]
 
 
-def _rows_of(table: pd.DataFrame) -> list[tuple[object, ...]]:
+def _rows_of(table: pd.DataFrame, keys: list[str]) -> list[tuple[object, ...]]:
     # NaN is not equal to itself, and would make every row differ.
-    keys = table[COLUMNS[:-1]].astype(object)
-    return list(keys.where(keys.notna(), "").itertuples(index=False, name=None))
+    values = table[keys].astype(object)
+    return list(values.where(values.notna(), "").itertuples(index=False, name=None))
 
 
 def _names(given: Sequence[str]) -> list[str]:
@@ -361,17 +420,38 @@ def _names(given: Sequence[str]) -> list[str]:
 
 
 def _numbers(name: str, value: ArrayLike) -> Tensor:
+    """Distinct fractions as a 1-D float64 tensor; a float32 0.3 is taken for the 0.3 that was meant."""
     check_unit_interval(name, value)
-    return as_tensor(name, value).double().reshape(-1).cpu()
+    given = as_tensor(name, value).cpu()
+    if given.dim() > 1:
+        raise ValueError(f"`{name}` must be a number or a 1-D array; got shape {tuple(given.shape)}")
+    if given.dtype != torch.float64 and given.is_floating_point():
+        given = torch.tensor([float(f"{x:.6g}") for x in given.float().reshape(-1).numpy()], dtype=torch.float64)
+    numbers = given.double().reshape(-1)
+    if len(set(numbers.tolist())) < len(numbers):
+        raise ValueError(f"`{name}` must hold each value once; got {numbers.tolist()}")
+    return numbers
+
+
+def _check_set(name: str, by_score: Mapping[str, Tensor], scores: list[str]) -> dict[str, Tensor]:
+    found = {score: as_scores(f"ood[{name!r}][{score!r}]", by_score[score]).clone() for score in scores}
+    lengths = {len(values) for values in found.values()}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ValueError(
+            f"OOD set {name!r} must have the same samples, at least one, for each score; got {sorted(lengths)}"
+        )
+    return found
 
 
 def _percentiles(samples: Tensor, level: float) -> dict[str, FloatArray]:
-    check_unit_interval("level", level)
+    level = check_fraction("level", level)
     ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
     return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> dict[str, list[str]]:
+    if not isinstance(groups, Mapping):
+        raise ValueError(f"`groups` must be a dict of lists of OOD sets; got {type(groups).__name__}")
     reserved = {WRONG, MEAN, POOLED}
     for name in (*sets, *groups):
         if name in reserved:
@@ -379,8 +459,10 @@ def _check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> d
     for name, members in groups.items():
         if name in sets:
             raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
-        if isinstance(members, str) or not members:
+        if isinstance(members, str) or len(members) == 0:
             raise ValueError(f"group {name!r} must be a list of OOD sets; got {members!r}")
         if unknown := [member for member in members if member not in sets]:
             raise ValueError(f"group {name!r} has {unknown[0]!r}, which is not among the OOD sets: {', '.join(sets)}")
+        if len(set(members)) < len(members):
+            raise ValueError(f"group {name!r} must name each OOD set once; got {list(members)}")
     return {name: list(members) for name, members in groups.items()}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_unit_interval
+from sirc._checks import check_fraction, check_number, check_positive, check_unit_interval
 from sirc.metrics import _core
 from sirc.metrics._groups import check_scores, check_weights
 
@@ -99,7 +99,7 @@ class Ranking:
         self, negative: Negative, *, positive: Positive = "correct", level: float = 0.95
     ) -> tuple[float, float]:
         """DeLong's interval for the AUROC: normal, with the variance of the two groups' structural components."""
-        check_unit_interval("level", level)
+        level = check_fraction("level", level)
         self._check_pair(negative, positive)
         sizes = (
             self.num_correct + (self.num_wrong if positive == "id" else 0),
@@ -177,7 +177,7 @@ class Ranking:
         """
         a, b = self._numbers(alpha, beta)
         good, first, _, _ = _core.oracle_parts(self.accuracy, a, b)
-        even = torch.linspace(0, 1, points + 1, dtype=torch.float64)
+        even = torch.linspace(0, 1, check_positive("points", points) + 1, dtype=torch.float64)
         knots = torch.stack((good, good + first)).clamp(0, 1)
         coverage = torch.cat((even[1:], knots[knots > 0])).sort().values.to(self.thresholds.device)
         risk = _core.ratio(_core.oracle_loss(coverage, self.accuracy, a, b), coverage)
@@ -214,7 +214,8 @@ class Ranking:
         """The threshold at a recall, a coverage (which needs α) or a risk (which needs α and β).
 
         At a recall or a coverage, the highest threshold that accepts at least that share. At a risk, the one with the
-        largest coverage among those whose risk is at most that; +inf, which accepts nothing, where there is none.
+        largest coverage among those whose risk is at most that; where there is none, +inf, which accepts nothing (NaN
+        where a score is itself +inf).
         """
         given = {"recall": recall, "coverage": coverage, "risk": risk}
         if sum(value is not None for value in given.values()) != 1:
@@ -225,22 +226,25 @@ class Ranking:
             raise ValueError("a threshold at a coverage needs alpha=, one at a risk alpha= and beta=")
         curve = self.risk_coverage(alpha, 0.5 if beta is None else beta)
         if coverage is not None:
-            check_unit_interval("coverage", coverage)
+            coverage = check_fraction("coverage", coverage)
             return self._threshold_of(int(_core.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
         assert risk is not None
-        check_unit_interval("risk", risk)
+        risk = check_fraction("risk", risk)
         within = (curve.risk <= risk).nonzero()
         return self._threshold_of(int(within[-1]) if len(within) else -1)
 
     def _threshold_of(self, at: int) -> float:
-        return float(self.thresholds[at]) if at >= 0 else float("inf")
+        if at >= 0:
+            return float(self.thresholds[at])
+        # Nothing is accepted by +inf, unless a score is +inf itself: then by NaN, which no score reaches.
+        return float("nan") if float(self.thresholds[0]) == float("inf") else float("inf")
 
     def _index(self, threshold: float) -> int:
         """The last threshold at or above this one; −1 where there is none."""
-        return int((self.thresholds >= threshold).sum()) - 1
+        return int((self.thresholds >= check_number("threshold", threshold)).sum()) - 1
 
     def _reaching(self, recall: float, positive: Positive = "correct") -> int:
-        check_unit_interval("recall", recall)
+        recall = check_fraction("recall", recall)
         if recall == 0:
             return -1
         if positive == "correct":

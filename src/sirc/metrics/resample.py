@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-
-from sirc.metrics import _core
 
 Values = dict[str, Tensor]
 
@@ -182,24 +180,33 @@ class ResampledScore:
         p = self._accuracy
         w_c, run_c = _running(correct.index_select(0, self._correct.order))
         w_x, run_x = _running(wrong.index_select(0, self._wrong.order))
-        c = {e: self._places[e, "correct"].shares(run_c) for e in ("correct", "wrong")}
-        x = {e: self._places[e, "wrong"].shares(run_x) for e in ("correct", "wrong")}
         at = self._at_recall(run_c[1:])
 
         def above(samples: str, other: str, running: Tensor, shares: Tensor) -> Tensor:
             return self._places[samples, other].halved(running, shares)
 
-        def risk(c: Tensor, x: Tensor, o: Tensor) -> Tensor:
-            return _core.ratio(_core.loss(x, o, p, alpha, beta), _core.coverage(c, x, o, p, alpha))
-
         def picked(shares: Tensor) -> Tensor:
             # A recall of 0 is reached by accepting nothing.
             return shares.gather(0, at[None])[0] if self._least else shares.new_zeros(shares.shape[1])
 
-        found: dict[str, Values] = {}
+        # At each ID sample, what does not depend on the OOD data: the accepted shares of ID✓ and ID✗.
+        c = {e: self._places[e, "correct"].shares(run_c) for e in ("correct", "wrong")}
+        x = {e: self._places[e, "wrong"].shares(run_x) for e in ("correct", "wrong")}
         miss_x = _mean(w_c, above("correct", "wrong", run_x, x["correct"]))
+        at_x = picked(x["correct"])
+        alone = {e: _Parts(c[e], x[e], p, 1.0, beta) for e in c}
+        found: dict[str, Values] = {}
         if len(self._wrong):
-            found["wrong"] = self._id_metrics(c, x, w_c, w_x, miss_x, picked, beta)
+            aurr = _mean(w_c, alone["correct"].risk())
+            found["wrong"] = {
+                "auroc": 1 - miss_x,
+                "fpr": at_x,
+                "aurr": aurr,
+                "risk": picked(alone["correct"].risk()),
+                "aurc": p * aurr + (1 - p) * _mean(w_x, alone["wrong"].risk()),
+                "augrc": beta * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2),
+            }
+        mixed = {e: _Parts(c[e], x[e], p, alpha, beta) for e in c}
         for name, group in self._oods.items():
             key = f"ood {name}"
             w_o, run_o = _running(oods[name].index_select(0, group.order))
@@ -207,43 +214,18 @@ class ResampledScore:
             c_o, x_o = self._places[key, "correct"].shares(run_c), self._places[key, "wrong"].shares(run_x)
             miss_o = _mean(w_c, above("correct", key, run_o, o["correct"]))
             wrong_above = 1 - _mean(w_x, above("wrong", key, run_o, o["wrong"])) if len(self._wrong) else miss_o * 0
-            aurr = _mean(w_c, risk(c["correct"], x["correct"], o["correct"]))
-            id_risk = p * aurr + (1 - p) * _mean(w_x, risk(c["wrong"], x["wrong"], o["wrong"]))
+            at_correct = mixed["correct"].risk(o["correct"])
+            aurr = _mean(w_c, at_correct)
+            id_risk = p * aurr + (1 - p) * _mean(w_x, mixed["wrong"].risk(o["wrong"]))
             found[name] = {
                 "auroc": 1 - miss_o,
                 "fpr": picked(o["correct"]),
                 "aurr": aurr,
-                "risk": risk(picked(c["correct"]), picked(x["correct"]), picked(o["correct"])),
-                "aurc": alpha * id_risk + (1 - alpha) * _mean(w_o, risk(c_o, x_o, o[key])),
+                "risk": picked(at_correct),
+                "aurc": alpha * id_risk + (1 - alpha) * _mean(w_o, _Parts(c_o, x_o, p, alpha, beta).risk(o[key])),
                 "augrc": _augrc(miss_x, miss_o, wrong_above, p, alpha, beta),
             }
         return found
-
-    def _id_metrics(
-        self,
-        c: Values,
-        x: Values,
-        w_c: Tensor,
-        w_x: Tensor,
-        miss_x: Tensor,
-        picked: Callable[[Tensor], Tensor],
-        beta: float,
-    ) -> Values:
-        """ID✗ as the only mistakes: the metrics of the mixture at α = 1."""
-        p = self._accuracy
-
-        def risk(c: Tensor, x: Tensor) -> Tensor:
-            return _core.ratio(beta * (1 - p) * x, _core.id_share(c, x, p))
-
-        aurr = _mean(w_c, risk(c["correct"], x["correct"]))
-        return {
-            "auroc": 1 - miss_x,
-            "fpr": picked(x["correct"]),
-            "aurr": aurr,
-            "risk": risk(picked(c["correct"]), picked(x["correct"])),
-            "aurc": p * aurr + (1 - p) * _mean(w_x, risk(c["wrong"], x["wrong"])),
-            "augrc": beta * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2),
-        }
 
     def _at_recall(self, shares: Tensor) -> Tensor:
         """In each draw, the sorted ID✓ at whose score the recall is first reached."""
@@ -252,6 +234,23 @@ class ResampledScore:
         if self._places["correct", "correct"].tied:
             short = short.index_select(0, self._places["correct", "correct"].at_least - 1)
         return short.sum(0).clamp_max(len(self._correct) - 1)
+
+
+class _Parts:
+    """The ID part of coverage and loss at some samples, to which each OOD mixture adds its own."""
+
+    def __init__(self, c: Tensor, x: Tensor, p: float, alpha: float, beta: float) -> None:
+        self._coverage = (c * (alpha * p)).add_(x, alpha=alpha * (1 - p))
+        self._loss = x * (beta * alpha * (1 - p))
+        self._alpha, self._beta = alpha, beta
+
+    def risk(self, o: Tensor | None = None) -> Tensor:
+        """Loss over coverage; where nothing is accepted the loss is 0, and so is this."""
+        tiny = torch.finfo(self._loss.dtype).tiny
+        if o is None:
+            return self._loss / self._coverage.clamp_min(tiny)
+        covered = torch.add(self._coverage, o, alpha=1 - self._alpha).clamp_min_(tiny)
+        return torch.add(self._loss, o, alpha=(1 - self._beta) * (1 - self._alpha)).div_(covered)
 
 
 def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha: float, beta: float) -> Tensor:

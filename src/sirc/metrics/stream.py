@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc._arrays import ArrayLike
-from sirc._checks import check_unit_interval
+from sirc._checks import check_fraction
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Ranking
 
@@ -24,6 +24,9 @@ class _Plain:
     def add_state(self, name: str, default: list[Tensor], dist_reduce_fx: str) -> None:
         self._defaults[name] = default
         setattr(self, name, list(default))
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """States are already of the one type that `update` gives them."""
 
     def reset(self) -> None:
         for name, default in self._defaults.items():
@@ -59,11 +62,12 @@ class SelectiveMetrics(_Base):
 
     def __init__(self, *, alpha: float = 0.5, beta: float = 0.5, recall: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name, value in (("alpha", alpha), ("beta", beta), ("recall", recall)):
-            check_unit_interval(name, value)
-        self.alpha, self.beta, self.recall = alpha, beta, recall
+        self.alpha, self.beta = check_fraction("alpha", alpha), check_fraction("beta", beta)
+        self.recall = check_fraction("recall", recall)
         self.add_state("confidence", default=[], dist_reduce_fx="cat")
         self.add_state("group", default=[], dist_reduce_fx="cat")
+        # One type for all states: processes gather only what agrees, an idle one an empty state of this type.
+        self.set_dtype(torch.float64)
 
     def update(self, confidence: ArrayLike, correct: ArrayLike, is_ood: ArrayLike | None = None) -> None:
         """Take in a batch: confidences, whether each prediction is right, whether each input is OOD (by default none).
@@ -73,11 +77,17 @@ class SelectiveMetrics(_Base):
         scores = as_scores("confidence", confidence)
         right = as_flags("correct", correct, scores)
         outside = torch.zeros_like(right) if is_ood is None else as_flags("is_ood", is_ood, scores)
-        self.confidence.append(scores.clone())  # the caller may fill the same memory with the next batch
-        self.group.append(torch.where(outside, 2, torch.where(right, 0, 1)))
+        # Copied, as the caller may fill the same memory with the next batch.
+        self.confidence.append(scores.to(torch.float64, copy=True))
+        self.group.append(torch.where(outside, 2.0, torch.where(right, 0.0, 1.0)).double())
 
     def merge(self, other: SelectiveMetrics) -> SelectiveMetrics:
         """Take in all that another accumulator has seen; returns itself."""
+        if not isinstance(other, SelectiveMetrics):
+            raise ValueError(f"`other` must be a SelectiveMetrics; got {type(other).__name__}")
+        mine, theirs = ((m.alpha, m.beta, m.recall) for m in (self, other))
+        if mine != theirs:
+            raise ValueError(f"accumulators merge when α, β and recall are the same; got {mine} and {theirs}")
         self.confidence = [*_parts(self.confidence), *_parts(other.confidence)]
         self.group = [*_parts(self.group), *_parts(other.group)]
         # torchmetrics keeps the last result until the next update, and warns of a metric without any.

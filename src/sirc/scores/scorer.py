@@ -127,6 +127,16 @@ class Scorer:
                     f"this scorer was fitted on outputs with {mine} {what}; got {theirs}. Are they from the same model?"
                 )
 
+    def only(self, specs: str | Sequence[str]) -> Scorer:
+        """The same fit, for some of the specs."""
+        wanted = check_specs(specs)
+        known = {str(spec) for spec in self._parsed.values()}
+        if unknown := [text for text in wanted if str(parse(text)) not in known]:
+            raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
+        if wanted == self.specs:
+            return self
+        return Scorer(wanted, self.parameters, num_classes=self.num_classes, num_features=self.num_features)
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
         tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
