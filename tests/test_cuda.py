@@ -88,4 +88,4 @@ def test_evaluation_of_gpu_outputs(data):
     )
     here = sirc.evaluate(scorer, outputs, ood={"shifted": sirc.Outputs(outputs.logits / 3, outputs.features)})
     assert ev.table["value"].to_numpy() == pytest.approx(here.table["value"].to_numpy(), abs=1e-9)
-    assert len(ev.compare("msp", draws=10)) == 20
+    assert len(ev.compare("msp", draws=10)) == 24

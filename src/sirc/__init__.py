@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from sirc import functional, metrics, moments
 from sirc.errors import NotFittedError, StoreError
-from sirc.evaluate import Evaluation, combine, evaluate
+from sirc.evaluate import Evaluation, evaluate
 from sirc.head import Head, find_head
 from sirc.metrics import Ranking
 from sirc.moments import Moments
 from sirc.outputs import Outputs
+from sirc.runs import combine
 from sirc.scores import Fitter, Scorer, fit, known_names, score
 from sirc.store import OutputStore
 
