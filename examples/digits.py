@@ -145,7 +145,7 @@ def draw(scorer: sirc.Scorer, test: sirc.Outputs, ood: dict[str, sirc.Outputs], 
     axes[0].set_ylabel("S2: residual")
     for name, (_, colour) in groups.items():
         axes[0].scatter([], [], s=18, color=colour, label=name)
-    axes[0].legend(frameon=False, loc="lower right", fontsize=9)
+    axes[0].legend(loc="lower right", fontsize=9, framealpha=0.9, edgecolor="none")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirc._arrays import ArrayLike
+from sirc._mixtures import as_names
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
@@ -60,7 +61,7 @@ def ood_confidences(
 
 
 def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
-    wanted = list(scorer.specs) if scores is None else _names(scores)
+    wanted = list(scorer.specs) if scores is None else as_names(scores)
     if not wanted:
         raise ValueError(f"`scores` must name at least one of the scorer's specs, {', '.join(scorer.specs)}; got none")
     scorer = scorer.only(wanted)
@@ -77,7 +78,7 @@ def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[d
 
 
 def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
-    wanted = list(plain) if scores is None else _names(scores)
+    wanted = list(plain) if scores is None else as_names(scores)
     if not wanted:
         raise ValueError("at least one score is needed: `evaluate({score: (confidence, correct)}, …)`")
     confidences: dict[str, Tensor] = {}
@@ -98,7 +99,3 @@ def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor
         correct = right
     assert correct is not None
     return confidences, correct
-
-
-def _names(given: Sequence[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)

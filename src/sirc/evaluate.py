@@ -11,9 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_fraction, check_positive, check_unit_interval
+from sirc._arrays import ArrayLike
+from sirc._checks import check_fraction, check_positive
 from sirc._confidences import Data, Plain, id_confidences, ood_confidences
+from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Curve, Ranking
 from sirc.metrics.resample import METRICS, bootstrap
@@ -23,7 +24,6 @@ FloatArray = npt.NDArray[np.float64]
 Pool = Literal["samples", "datasets"]
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
-WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
 LOWER_IS_BETTER = ("fpr", "aurr", "risk", "aurc", "augrc", "error")
@@ -89,14 +89,14 @@ class Evaluation:
                 "at least one prediction must be right for there to be something to accept; got "
                 f"{len(self.correct)} wrong"
             )
-        self.ood = {name: _check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
-        self.alpha = _numbers("alpha", alpha)
-        self.beta = _numbers("beta", beta)
+        self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
+        self.alpha = as_fractions("alpha", alpha)
+        self.beta = as_fractions("beta", beta)
         self.recall = check_fraction("recall", recall)
         if pool not in ("samples", "datasets"):
             raise ValueError(f'`pool` must be "samples" or "datasets"; got {pool!r}')
         self.pool: Pool = pool
-        self.groups = _check_groups(groups or {}, list(self.ood))
+        self.groups = check_groups(groups or {}, list(self.ood))
         self._rankings: dict[tuple[str, str], Ranking] = {}
         self._table: pd.DataFrame | None = None
 
@@ -154,9 +154,9 @@ class Evaluation:
 
         Without OOD data it is for `wrong`, and α must be 1.
         """
-        a, b = _numbers("alphas", alphas), _numbers("betas", betas)
-        wanted = ([POOLED, *self.groups] if self.ood else [WRONG]) if groups is None else _names(groups)
-        if not wanted or (scores is not None and not _names(scores)):
+        a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
+        wanted = ([POOLED, *self.groups] if self.ood else [WRONG]) if groups is None else as_names(groups)
+        if not wanted or (scores is not None and not as_names(scores)):
             raise ValueError("a sweep is for at least one score and one group; got none")
         frames = []
         for score in self._wanted(scores):
@@ -224,7 +224,7 @@ class Evaluation:
         score is the better one (equal ones count half).
         """
         self._check_score(baseline)
-        chosen = None if scores is None else list(dict.fromkeys([*_names(scores), baseline]))
+        chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
         samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
         keys = list(zip(frame["negative"], frame["metric"], strict=True))
         base_rows = {
@@ -307,7 +307,7 @@ class Evaluation:
         chosen = self._wanted(scores)
         for score in chosen:
             self._check_score(score)
-        wanted = self.negatives if negatives is None else _names(negatives)
+        wanted = self.negatives if negatives is None else as_names(negatives)
         if not wanted:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {self!r}")
         if unknown := [name for name in wanted if name not in self.negatives]:
@@ -353,7 +353,7 @@ class Evaluation:
         if name == "alpha" and value is None and not self.ood:
             return 1.0
         if value is not None:
-            known = _numbers(name, value)
+            known = as_fractions(name, value)
             if len(known) != 1:
                 raise ValueError(f"`{name}` must be one number here; got {len(known)} of them")
         if len(known) != 1:
@@ -363,62 +363,14 @@ class Evaluation:
         return float(known[0])
 
     def _wanted(self, scores: Sequence[str] | None) -> list[str]:
-        return self.scores if scores is None else _names(scores)
+        return self.scores if scores is None else as_names(scores)
 
     def _check_score(self, score: str) -> None:
         if score not in self.confidences:
             raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
 
 
-def _names(given: Sequence[str]) -> list[str]:
-    """A list of names; one name alone counts as a list of one."""
-    return [given] if isinstance(given, str) else list(given)
-
-
-def _numbers(name: str, value: ArrayLike) -> Tensor:
-    """Distinct fractions as a 1-D float64 tensor; a float32 0.3 is taken for the 0.3 that was meant."""
-    check_unit_interval(name, value)
-    given = as_tensor(name, value).cpu()
-    if given.dim() > 1:
-        raise ValueError(f"`{name}` must be a number or a 1-D array; got shape {tuple(given.shape)}")
-    if given.dtype != torch.float64 and given.is_floating_point():
-        given = torch.tensor([float(f"{x:.6g}") for x in given.float().reshape(-1).numpy()], dtype=torch.float64)
-    numbers = given.double().reshape(-1)
-    if len(set(numbers.tolist())) < len(numbers):
-        raise ValueError(f"`{name}` must hold each value once; got {numbers.tolist()}")
-    return numbers
-
-
-def _check_set(name: str, by_score: Mapping[str, Tensor], scores: list[str]) -> dict[str, Tensor]:
-    found = {score: as_scores(f"ood[{name!r}][{score!r}]", by_score[score]).clone() for score in scores}
-    lengths = {len(values) for values in found.values()}
-    if len(lengths) > 1 or 0 in lengths:
-        raise ValueError(
-            f"OOD set {name!r} must have the same samples, at least one, for each score; got {sorted(lengths)}"
-        )
-    return found
-
-
 def _percentiles(samples: Tensor, level: float) -> dict[str, FloatArray]:
     level = check_fraction("level", level)
     ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
     return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
-
-
-def _check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> dict[str, list[str]]:
-    if not isinstance(groups, Mapping):
-        raise ValueError(f"`groups` must be a dict of lists of OOD sets; got {type(groups).__name__}")
-    reserved = {WRONG, MEAN, POOLED}
-    for name in (*sets, *groups):
-        if name in reserved:
-            raise ValueError(f"{name!r} has a meaning of its own in the table; name the OOD set or group otherwise")
-    for name, members in groups.items():
-        if name in sets:
-            raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
-        if isinstance(members, str) or len(members) == 0:
-            raise ValueError(f"group {name!r} must be a list of OOD sets; got {members!r}")
-        if unknown := [member for member in members if member not in sets]:
-            raise ValueError(f"group {name!r} has {unknown[0]!r}, which is not among the OOD sets: {', '.join(sets)}")
-        if len(set(members)) < len(members):
-            raise ValueError(f"group {name!r} must name each OOD set once; got {list(members)}")
-    return {name: list(members) for name, members in groups.items()}
