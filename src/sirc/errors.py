@@ -1,4 +1,4 @@
-"""The two errors that deserve a name of their own; all other bad input is a plain `ValueError`."""
+"""The errors that deserve a name of their own; all other bad input is a plain `ValueError`."""
 
 
 class NotFittedError(ValueError):
@@ -7,3 +7,11 @@ class NotFittedError(ValueError):
 
 class StoreError(ValueError):
     """A stored file is incomplete, damaged, or belongs to another model."""
+
+
+class ConfigError(ValueError):
+    """An experiment's TOML has an unknown key or a bad value, or names something that is not there."""
+
+
+class ImageError(ValueError):
+    """An image cannot be read."""
