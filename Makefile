@@ -27,6 +27,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/scores.py
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/extract.py
 
 $(STAMP): pyproject.toml src/sirc/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sirc._files import atomic_write, read_npz, read_safetensors, write_safetensors
+from sirc._files import atomic_write, read_metadata, read_npz, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 TENSORS = {
@@ -40,6 +40,20 @@ def test_tensors_and_metadata_come_back(path):
         assert tensors[name].shape == tensor.shape
         assert torch.equal(tensors[name], tensor)
         assert tensors[name].data_ptr() % tensor.element_size() == 0
+
+
+def test_metadata_are_read_without_the_data(path):
+    expected = {"format": "test/1", "words": "“ö” {}"}
+    assert read_metadata(path) == expected
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert read_metadata(path) == expected  # only a reader of the data looks at them
+    path.write_bytes(damaged[:-1])
+    with pytest.raises(StoreError, match="not a whole safetensors file"):
+        read_metadata(path)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_metadata(path.with_name("other"))
 
 
 def test_the_checksum_travels_in_the_files_own_header(path):

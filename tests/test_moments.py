@@ -39,6 +39,26 @@ def test_moments_are_numpy_s():
     np.testing.assert_allclose(m.second_moment(torch.as_tensor(u)), (z - u).T @ (z - u) / 500, rtol=1e-11)
 
 
+@pytest.mark.parametrize("classes", [None, 4])
+@pytest.mark.parametrize("second", [False, True])
+def test_moments_are_made_again_of_their_state(second, classes):
+    z, y = (torch.as_tensor(x) for x in rows_of())
+    m = Moments(second=second, classes=classes).update(z, y)
+    state = m.state()
+    assert set(state) == {"count", "mean"} | ({"scatter"} if second else set()) | (
+        {"class_count", "class_sum"} if classes else set()
+    )
+    again = Moments.restored(state, second=second, classes=classes)
+    for one in (again, Moments(second=second, classes=classes).merge(again)):
+        assert one.count == 500
+        assert torch.equal(one.mean, m.mean)
+        assert not second or torch.equal(one.covariance, m.covariance)
+        assert not classes or torch.equal(one.class_mean, m.class_mean)
+    nothing = Moments.restored(Moments().state())
+    assert nothing.count == 0
+    assert nothing.merge(m if second and not classes else Moments().update(z)).count == 500
+
+
 def test_reading_a_moment_does_not_change_it():
     z, y = rows_of()
     m = Moments(classes=4).update(torch.as_tensor(z), torch.as_tensor(y))

@@ -11,10 +11,12 @@ import sys
 import pytest
 import torch
 
-from sirc import store as store_module
+from sirc import _shards
 from sirc.errors import StoreError
 from sirc.outputs import Outputs
 from sirc.store import OutputStore
+
+SOURCE = {"model": "resnet", "data": "pets, 224 px"}
 
 
 def make(n=25, *, seed=0, dtype=torch.float32):
@@ -35,7 +37,7 @@ def outputs():
 
 @pytest.fixture
 def store(tmp_path, outputs):
-    return OutputStore.from_outputs(tmp_path / "store", outputs, shard_size=10, model="resnet")
+    return OutputStore.from_outputs(tmp_path / "store", outputs, shard_size=10, **SOURCE)
 
 
 def flip(path, at=-3):
@@ -93,7 +95,7 @@ def test_logits_alone_are_enough_and_one_shard_is_mapped_whole(tmp_path):
 @pytest.mark.parametrize("lengths", [[25], [1] * 25, [7, 7, 7, 4], [10, 10, 5], [3, 22], [24, 1]])
 def test_batches_of_any_lengths_make_the_same_files(tmp_path, store, outputs, lengths):
     parts = [(part.logits, part.features, part.labels) for part in map(outputs.__getitem__, _slices(lengths))]
-    again = OutputStore.from_outputs(tmp_path / "again", iter(parts), size=25, shard_size=10, model="resnet")
+    again = OutputStore.from_outputs(tmp_path / "again", iter(parts), size=25, shard_size=10, **SOURCE)
     for file in sorted(store.path.iterdir()):
         assert (again.path / file.name).read_bytes() == file.read_bytes()
 
@@ -111,7 +113,7 @@ def test_the_size_is_counted_where_it_can_be(tmp_path, store, outputs):
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize(("size", "found"), [(24, "at least 25"), (26, "25"), (20, "at least 25"), (40, "25")])
+@pytest.mark.parametrize(("size", "found"), [(24, "at least 25"), (26, "25"), (20, "at least 21"), (40, "25")])
 def test_a_wrong_size_is_noticed(tmp_path, outputs, size, found):
     with pytest.raises(
         ValueError, match=rf"`size` must be the number of rows in all; got {size}, .* have {found}. Pass"
@@ -155,10 +157,9 @@ def test_many_missing_shards_are_abridged(tmp_path):
 
 
 def test_other_settings_do_not_open_a_store(store):
-    with pytest.raises(
-        StoreError, match=r"other settings: size is 25, got 26, shard_size is 10, got 8192, model is resnet"
-    ):
-        OutputStore.create(store.path, 26)
+    words = r"is another store: it has other settings: size is 25, got 26, shard_size is 10, got 8192. Choose another"
+    with pytest.raises(StoreError, match=words):
+        OutputStore.create(store.path, 26, **SOURCE)
     assert store.complete
     emptied = OutputStore.create(store.path, 26, overwrite=True)
     assert (len(emptied), emptied.missing) == (26, [0])
@@ -184,7 +185,7 @@ def test_leftovers_of_killed_writers_do_no_harm(tmp_path, store):
     assert [p.name for p in store.path.iterdir()] == ["meta.json"]
 
 
-@pytest.mark.parametrize("settings", [{"size": 0}, {"shard_size": 0}, {"size": 2.5}, {"model": 3}])
+@pytest.mark.parametrize("settings", [{"size": 0}, {"shard_size": 0}, {"size": 2.5}, {"model": 3}, {"data": 3}])
 def test_bad_settings_are_refused(tmp_path, settings):
     with pytest.raises(ValueError, match=rf"`{next(iter(settings))}` must be a"):
         OutputStore.create(tmp_path / "s", **({"size": 5} | settings))
@@ -214,7 +215,7 @@ def test_only_fitting_shards_are_written(tmp_path, outputs):
 
 
 def test_shards_of_writers_that_raced_and_disagree_are_noticed(tmp_path, store):
-    other = OutputStore.from_outputs(tmp_path / "o", make(dtype=torch.float16), shard_size=10, model="resnet")
+    other = OutputStore.from_outputs(tmp_path / "o", make(dtype=torch.float16), shard_size=10, **SOURCE)
     shutil.copy(other._file(1), store._file(1))
     with pytest.raises(StoreError, match=r"shard-00001.safetensors' is not: dtype is torch.float32, got torch.float16"):
         OutputStore(store.path).load()
@@ -240,7 +241,7 @@ def test_a_shard_in_the_wrong_place_is_noticed(tmp_path, store, outputs):
     shutil.copy(store._file(0), store._file(1))
     with pytest.raises(StoreError, match=r"was written for another place: shard is 1, got 0. Delete it"):
         OutputStore(store.path).load()
-    other = OutputStore.from_outputs(tmp_path / "o", outputs, shard_size=10, model="vit")
+    other = OutputStore.from_outputs(tmp_path / "o", outputs, shard_size=10, **SOURCE | {"model": "vit"})
     shutil.copy(other._file(1), store._file(1))
     with pytest.raises(StoreError, match=r"was written for another place: model is resnet, got vit"):
         OutputStore(store.path).load()
@@ -264,13 +265,13 @@ def test_verify_names_every_damaged_shard(store, outputs):
 
 def test_checksums_are_compared_once_per_store(store, monkeypatch):
     compared = []
-    read = store_module.read_safetensors
+    read = _shards.read_safetensors
 
     def watched(path, *, verify):
         compared.extend([path.name] if verify else [])
         return read(path, verify=verify)
 
-    monkeypatch.setattr(store_module, "read_safetensors", watched)
+    monkeypatch.setattr(_shards, "read_safetensors", watched)
     opened = OutputStore(store.path)
     assert opened.num_classes == 4
     list(opened)
@@ -288,6 +289,28 @@ def test_a_store_from_another_model_is_refused(tmp_path, store, outputs):
     OutputStore.from_outputs(tmp_path / "unnamed", outputs).check_model("vit")
 
 
+def test_a_store_of_other_data_is_refused(tmp_path, store, outputs):
+    store.check_data("pets, 224 px")
+    words = (
+        r"is a store from other data \(or preprocessing\): it has 'pets, 224 px', this one is 'pets, 448 px'. Extract"
+    )
+    with pytest.raises(StoreError, match=words):
+        store.check_data("pets, 448 px")
+    OutputStore.from_outputs(tmp_path / "unnamed", outputs).check_data("pets, 448 px")
+
+
+def test_a_store_is_not_resumed_with_another_model_or_other_data(store):
+    way_out = r"Choose another folder, or pass `overwrite=True` to delete its shards"
+    with pytest.raises(StoreError, match=rf"belongs to another model: it has 'resnet', this one is 'vit'. {way_out}"):
+        OutputStore.create(store.path, 25, shard_size=10, **SOURCE | {"model": "vit"})
+    words = r"belongs to other data \(or preprocessing\): it has 'pets, 224 px', this one is 'birds'"
+    with pytest.raises(StoreError, match=rf"{words}. {way_out}"):
+        OutputStore.create(store.path, 25, shard_size=10, **SOURCE | {"data": "birds"})
+    with pytest.raises(StoreError, match=rf"another model: .* is 'vit'; it {words}; it has other settings: size is 25"):
+        OutputStore.create(store.path, 26, shard_size=10, model="vit", data="birds")
+    assert OutputStore.create(store.path, 25, shard_size=10, **SOURCE).complete
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -295,10 +318,11 @@ def test_a_store_from_another_model_is_refused(tmp_path, store, outputs):
         (b"\xff\xfe\x00", "meta.json' is damaged"),
         (b"[1]", "is no store: the format in its meta.json is not sirc.OutputStore"),
         (b'{"format": "zarr"}', "is no store: the format"),
-        (b'{"format": "sirc.OutputStore", "version": 2}', "a store of version 1; got 2. Update sirc"),
-        (b'{"format": "sirc.OutputStore", "version": 1, "size": 3}', "meta.json' is damaged: 'shard_size'"),
+        (b'{"format": "sirc.OutputStore", "version": 3}', "a store of version 2; got 3. Update sirc"),
+        (b'{"format": "sirc.OutputStore", "version": 1}', "of version 2; got 1. Make it again, with `overwrite=True`"),
+        (b'{"format": "sirc.OutputStore", "version": 2, "size": 3}', "meta.json' is damaged: 'shard_size'"),
         (
-            b'{"format": "sirc.OutputStore", "version": 1, "size": -3, "shard_size": 1, "model": null}',
+            b'{"format": "sirc.OutputStore", "version": 2, "size": -3, "shard_size": 1, "model": null, "data": null}',
             "damaged: `size` must be a whole number ≥ 1; got -3",
         ),
     ],
@@ -321,11 +345,118 @@ def test_what_is_no_store_is_described(tmp_path):
 def test_meta_is_json_that_people_can_read(store):
     assert json.loads((store.path / "meta.json").read_text()) == {
         "format": "sirc.OutputStore",
-        "version": 1,
+        "version": 2,
         "size": 25,
         "shard_size": 10,
         "model": "resnet",
+        "data": "pets, 224 px",
     }
+
+
+def lacking(path, outputs, skipped, shard_size=10):
+    """A store without the rows of some items."""
+    store = OutputStore.create(path, len(outputs), shard_size=shard_size, **SOURCE)
+    for i in range(store.num_shards):
+        items = range(shard_size * i, min(shard_size * (i + 1), len(outputs)))
+        kept = [item for item in items if item not in skipped]
+        store.write(i, outputs[kept] if kept else outputs[:0], [item for item in items if item in skipped])
+    return store
+
+
+@pytest.mark.parametrize(
+    "skipped", [[3], [0, 9, 24], [*range(10), 15], [*range(10, 20)], [*range(20, 25)], [*range(25)]]
+)
+def test_items_whose_image_cannot_be_read_have_no_row(tmp_path, outputs, skipped):
+    written = lacking(tmp_path / "s", outputs, skipped)
+    kept = [item for item in range(25) if item not in skipped]
+    for store in (written, OutputStore(written.path)):
+        assert (store.skipped, len(store), store.size) == (skipped, len(kept), 25)
+        assert repr(store) == f"OutputStore('{store.path}', {len(kept)} of 25 rows, 3 of 3 shards)"
+        store.verify()
+        assert same(store.load(), outputs[torch.tensor(kept, dtype=torch.int64)])
+        assert sum(len(batch) for batch in store.batches(4)) == len(kept)
+        assert all(len(batch) for batch in store)
+        assert torch.cat([store.index(i) for i in range(3)]).tolist() == kept
+        for i in range(3):
+            assert store.index(i).dtype == torch.int64
+            assert same(store.shard(i), outputs[store.index(i)])
+
+
+@pytest.mark.parametrize("skipped", [[], [3], [0, 9, 24], [*range(12), 15], [*range(25)]])
+@pytest.mark.parametrize("shard_size", [1, 4, 10, 100])
+def test_a_store_cut_anew_keeps_its_items(tmp_path, outputs, skipped, shard_size):
+    store = lacking(tmp_path / "s", outputs, skipped)
+    again = OutputStore.from_outputs(tmp_path / "again", store, shard_size=shard_size)
+    alone = lacking(tmp_path / "alone", outputs, skipped, shard_size)
+    assert again.skipped == skipped
+    for file in sorted(alone.path.iterdir()):
+        assert (again.path / file.name).read_bytes() == file.read_bytes()
+    with pytest.raises(ValueError, match=r"`size` must be that of the store, 25; got 24. Leave it out"):
+        OutputStore.from_outputs(tmp_path / "c", store, size=24)
+
+
+def test_the_length_of_an_unfinished_store_counts_what_may_still_come(tmp_path, outputs):
+    store = OutputStore.create(tmp_path / "s", 25, shard_size=10)
+    other = OutputStore(store.path)
+    assert (len(store), store.skipped) == (25, [])
+    store.write(1, outputs[10:18], skipped=[18, 19])
+    for opened in (store, other, OutputStore(store.path)):
+        assert (len(opened), opened.skipped, opened.missing) == (23, [18, 19], [0, 2])
+        assert repr(opened).endswith("23 of 25 rows, 1 of 3 shards)")
+    store.write(1, outputs[10:20])
+    assert len(store) == 25
+
+
+def test_a_single_shard_is_read_while_others_are_missing(tmp_path, outputs):
+    store = OutputStore.create(tmp_path / "s", 25, shard_size=10)
+    store.write(1, outputs[10:20])
+    assert same(store.shard(1), outputs[10:20])
+    for read in (store.shard, store.index):
+        with pytest.raises(StoreError, match=r"has no shard 0 yet. Write it with `store.write\(0, outputs\)`"):
+            read(0)
+        for i in (-1, 3):
+            with pytest.raises(ValueError, match=rf"`i` must be a shard in 0…2; got {i}"):
+                read(i)
+    flip(store._file(1))
+    with pytest.raises(StoreError, match="does not match its checksum"):
+        OutputStore(store.path).shard(1)
+
+
+def test_the_skipped_and_the_rows_make_up_a_shard(tmp_path, outputs):
+    store = OutputStore.create(tmp_path / "s", 25, shard_size=10)
+    rule = "`skipped` must be different dataset items of shard 1, 10…19; got"
+    with pytest.raises(ValueError, match=rf"{rule} 3. Count from the start of the dataset"):
+        store.write(1, outputs[:9], skipped=[3])
+    with pytest.raises(ValueError, match=rf"{rule} one of them twice"):
+        store.write(1, outputs[:8], skipped=[13, 13])
+    with pytest.raises(ValueError, match=r"shard 1 must have 10 rows less the 1 skipped, those of .* 10…19; got 8"):
+        store.write(1, outputs[:8], skipped=[13])
+    with pytest.raises(ValueError, match=r"shard 1 must have 10 rows, .*; got 8. Name items without a row"):
+        store.write(1, outputs[:8])
+    store.write(1, outputs[:7], skipped=torch.tensor([13, 11, 12]))
+    assert store.skipped == [11, 12, 13]
+
+
+@pytest.mark.parametrize("text", [b"14,13", b"3,,14", b"11,91", b"14,14", b"spam!"])
+def test_a_header_that_skips_nonsense_is_not_believed(tmp_path, outputs, text):
+    store = lacking(tmp_path / "s", outputs, [11, 13])
+    store._file(1).write_bytes(store._file(1).read_bytes().replace(b'"skipped":"11,13"', b'"skipped":"%b"' % text))
+    opened = OutputStore(store.path)
+    with pytest.raises(StoreError, match=r"shard-00001.safetensors' cannot be trusted: it gives the items it skips as"):
+        len(opened)
+    assert "25 rows" in repr(opened)
+    with pytest.raises(StoreError, match=r"shard-00001.safetensors' cannot be trusted: its content does not match"):
+        opened.shard(1)
+
+
+def test_the_skipped_are_read_off_the_headers_once(tmp_path, outputs, monkeypatch):
+    store = OutputStore(lacking(tmp_path / "s", outputs, [11, 13]).path)
+    read, looked = _shards.read_metadata, []
+    monkeypatch.setattr(_shards, "read_safetensors", lambda *_, **__: pytest.fail("the data were read"))
+    monkeypatch.setattr(_shards, "read_metadata", lambda path: looked.append(path.name) or read(path))
+    for _ in range(3):
+        assert (len(store), store.skipped) == (23, [11, 13])
+    assert looked == [f"shard-0000{i}.safetensors" for i in range(3)]
 
 
 def test_a_store_travels_to_worker_processes(store, outputs):

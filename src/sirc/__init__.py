@@ -3,11 +3,13 @@
 Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from sirc import functional, metrics, moments
+from sirc import distributed, functional, metrics, models, moments
 from sirc.errors import NotFittedError, StoreError
 from sirc.evaluate import Evaluation, evaluate
+from sirc.extract import extract
 from sirc.head import Head, find_head
 from sirc.metrics import Ranking
 from sirc.moments import Moments
@@ -17,6 +19,7 @@ from sirc.scores import Fitter, Scorer, fit, known_names, score
 from sirc.store import OutputStore
 
 if TYPE_CHECKING:
+    from sirc import data
     from sirc.metrics import SelectiveMetrics
 
 __version__ = "0.1.0"
@@ -34,12 +37,16 @@ __all__ = [
     "SelectiveMetrics",
     "StoreError",
     "combine",
+    "data",
+    "distributed",
     "evaluate",
+    "extract",
     "find_head",
     "fit",
     "functional",
     "known_names",
     "metrics",
+    "models",
     "moments",
     "score",
 ]
@@ -49,4 +56,6 @@ def __getattr__(name: str) -> object:
     if name == "SelectiveMetrics":
         globals()[name] = metrics.SelectiveMetrics
         return globals()[name]
+    if name in ("data", "experiment", "stages"):
+        return importlib.import_module(f"sirc.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -152,7 +152,8 @@ def check_positive(name: str, value: SupportsIndex) -> int:
 
 def differences(kept: Mapping[str, object], given: Mapping[str, object]) -> str:
     """Say which settings differ: "size is 100, got 200"; nothing when none does."""
-    return ", ".join(f"{key} is {kept[key]}, got {given[key]}" for key in kept if kept[key] != given[key])
+    keys = [key for key in {**kept, **given} if kept.get(key) != given.get(key)]
+    return ", ".join(f"{key} is {kept.get(key, 'not known')}, got {given.get(key, 'nothing')}" for key in keys)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

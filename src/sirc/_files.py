@@ -105,14 +105,7 @@ def read_safetensors(
     `verify` reads everything once to compare the checksum. `foreign` accepts a file that has none, as other
     programs write. The mapping is private: writing to a tensor never reaches the file.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file '{path}'.")
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            metadata: dict[str, str] = dict(file.metadata() or {})
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise _damaged(path, f"not a whole safetensors file ({error})") from error
+    tensors, metadata = _open_safetensors(path, data=True)
     written = metadata.pop(_DIGEST, None)
     if written is None:
         if foreign:
@@ -123,6 +116,13 @@ def read_safetensors(
         if _digest(tensors, buffers, metadata) != written:
             raise _damaged(path, "its content does not match its checksum")
     return tensors, metadata
+
+
+def read_metadata(path: PathLike) -> dict[str, str]:
+    """Give the metadata of a file without its checksum, from the header alone: quick, and not verified."""
+    _, metadata = _open_safetensors(path, data=False)
+    metadata.pop(_DIGEST, None)
+    return metadata
 
 
 def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool = False) -> None:
@@ -172,6 +172,18 @@ def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
     if name not in found:
         listed = ", ".join(f"`{other}`" for other in sorted(found)) or "nothing"
         raise StoreError(f"'{path}' must have an array named `{name}`; it has {listed}. Rename the array.")
+
+
+def _open_safetensors(path: PathLike, *, data: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file '{path}'.")
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            metadata: dict[str, str] = dict(file.metadata() or {})
+            names: list[str] = list(file.keys()) if data else []
+            return {name: file.get_tensor(name) for name in names}, metadata
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise _damaged(path, f"not a whole safetensors file ({error})") from error
 
 
 def _damaged(path: PathLike, why: str) -> StoreError:

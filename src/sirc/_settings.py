@@ -1,4 +1,4 @@
-"""What is fixed when a store is made, kept in its meta.json: how many rows, how they are cut, which model."""
+"""What is fixed when a store is made, kept in its meta.json: how many rows, how they are cut, which model and data."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,7 +9,8 @@ from sirc._files import atomic_write
 from sirc.errors import StoreError
 
 FILE = "meta.json"
-FORMAT, VERSION = "sirc.OutputStore", 1
+OTHER_MODEL, OTHER_DATA = "another model", "other data (or preprocessing)"
+FORMAT, VERSION = "sirc.OutputStore", 2
 
 
 @dataclass(frozen=True)
@@ -19,25 +20,36 @@ class Settings:
     size: int
     shard_size: int
     model: str | None
+    data: str | None
 
     def __post_init__(self) -> None:
         check_positive("size", self.size)
         check_positive("shard_size", self.shard_size)
-        if not (self.model is None or isinstance(self.model, str)):
-            raise ValueError(f"`model` must be a string that names the model, or None; got {self.model!r}.")
+        for name in ("model", "data"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, str)):
+                raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {value!r}.")
 
     @property
     def num_shards(self) -> int:
-        """How many shards hold `size` rows."""
+        """How many shards hold `size` items."""
         return -(-self.size // self.shard_size)
 
-    def rows(self, shard: int) -> range:
-        """Give the dataset rows of a shard."""
+    def items(self, shard: int) -> range:
+        """Give the dataset items of a shard."""
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, self.size))
 
     def differences(self, given: "Settings") -> str:
         """Say what differs, or nothing."""
-        return differences(asdict(self), asdict(given))
+        found = [
+            f"it belongs to {whose}: it has {getattr(self, name)!r}, this one is {getattr(given, name)!r}"
+            for name, whose in (("model", OTHER_MODEL), ("data", OTHER_DATA))
+            if getattr(self, name) != getattr(given, name)
+        ]
+        cut = ("size", "shard_size")
+        if words := differences(*({name: getattr(one, name) for name in cut} for one in (self, given))):
+            found.append(f"it has other settings: {words}")
+        return "; ".join(found)
 
     def label(self, shard: int) -> dict[str, str]:
         """Give the metadata that ties a shard to its place, so that one copied from elsewhere is noticed."""
@@ -68,11 +80,11 @@ class Settings:
             )
         version = meta.get("version")
         if version != VERSION:
-            raise StoreError(
-                f"'{folder}' must be a store of version {VERSION}; got {version!r}. Update sirc to read it."
-            )
+            older = isinstance(version, int) and version < VERSION
+            way_out = "Make it again, with `overwrite=True`" if older else "Update sirc to read it"
+            raise StoreError(f"'{folder}' must be a store of version {VERSION}; got {version!r}. {way_out}.")
         try:
-            return cls(meta["size"], meta["shard_size"], meta["model"])
+            return cls(meta["size"], meta["shard_size"], meta["model"], meta["data"])
         except (KeyError, ValueError) as error:
             raise _unreadable(file, str(error)) from error
 

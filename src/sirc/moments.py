@@ -6,6 +6,7 @@ Second moments are kept centred (Chan's update), so a large common offset of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _ROWS = 4096
 _COLUMNS = 512
+_STATE = ("mean", "scatter", "class_count", "class_sum")
 
 
 @final
@@ -89,6 +91,21 @@ class Moments:
             if theirs is not None:
                 setattr(self, name, theirs.clone() if mine is None else mine.add_(theirs.to(mine.device)))
         return self
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything seen, as named tensors: what `restored` makes the same moments of, elsewhere."""
+        kept = {name: getattr(self, f"_{name}") for name in _STATE}
+        count = torch.tensor(self.count, device="cpu")
+        return {"count": count} | {name: value for name, value in kept.items() if value is not None}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Tensor], *, second: bool = True, classes: int | None = None) -> Moments:
+        """Make the moments whose `state` this is; its tensors are shared, not copied."""
+        moments = cls(second=second, classes=classes)
+        moments.count = int(state["count"])
+        for name in _STATE:
+            setattr(moments, f"_{name}", state.get(name))
+        return moments
 
     def _shift_mean(self, count: int, mean: Tensor) -> None:
         """Move the mean to that of both groups, and the scatter of the group means into the scatter."""

@@ -37,21 +37,29 @@ class Preprocess:
 
     def test(self) -> Callable[[Image], Tensor]:
         """Give the preprocessing of test, fitting and OOD images; nothing in it is random."""
-        return _compose(_resize(self.resize, self.interpolation), _crop(self.crop), self.normalise())
+        whole: Callable[[Image], Tensor] = _compose(self.geometry(), self.normalise())
+        return whole
+
+    def geometry(self) -> Callable[[Image], Image]:
+        """Give the first steps of it alone: resize and crop, an image to an image."""
+        steps: Callable[[Image], Image] = _compose(_resize(self.resize, self.interpolation), _crop(self.crop))
+        return steps
 
     def scaled(self, interpolation: Interpolation) -> Callable[[Image], Tensor]:
         """Give the one for sets of small images: scaled straight to `size`, uncropped, the normalisation the same."""
-        return _compose(_resize(self.size, interpolation), self.normalise())
+        whole: Callable[[Image], Tensor] = _compose(_resize(self.size, interpolation), self.normalise())
+        return whole
 
     def normalise(self) -> Callable[[Image], Tensor]:
         """Give the last step alone: an image to a float tensor (3, H, W)."""
         transforms = _transforms()
-        return _compose(
+        steps: Callable[[Image], Tensor] = _compose(
             transforms.ToImage(),
             transforms.ToDtype(torch.float32, scale=True),
             transforms.Normalize(list(self.mean), list(self.std)),
             transforms.ToPureTensor(),
         )
+        return steps
 
 
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Callable[[Image], Image] | None:
@@ -70,9 +78,9 @@ def _crop(side: int | None) -> Callable[[Image], Image] | None:
     return None if side is None else _transforms().CenterCrop(side)
 
 
-def _compose(*steps: Callable[..., object] | None) -> Callable[[Image], Tensor]:
-    whole: Callable[[Image], Tensor] = _transforms().Compose([step for step in steps if step is not None])
-    return whole
+def _compose(*steps: Callable[..., object] | None) -> Any:
+    some = [step for step in steps if step is not None]
+    return _transforms().Compose(some or [_transforms().Identity()])
 
 
 def _transforms() -> Any:

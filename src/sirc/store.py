@@ -1,26 +1,25 @@
 """The outputs of a model on a dataset too large for memory: shards on disk that many processes may write."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import SupportsIndex, final
 
 import torch
 from torch import Tensor
 
 from sirc import _settings
-from sirc._checks import check_positive, differences
-from sirc._files import PathLike, read_safetensors, write_safetensors
-from sirc._settings import Settings
+from sirc._checks import check_positive
+from sirc._cutting import fill
+from sirc._files import PathLike
+from sirc._settings import OTHER_DATA, OTHER_MODEL, Settings
+from sirc._shards import FILES, Shards
 from sirc.errors import StoreError
 from sirc.outputs import Layout, Outputs
-
-_SHARD = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # and what killed writers left
 
 
 @final
 class OutputStore:
-    """A folder of shards, read as `Outputs` batches; shard i holds the dataset rows [i·S, (i+1)·S).
+    """A folder of shards, read as `Outputs` batches; shard i holds the dataset items [i·S, (i+1)·S).
 
     ```python
     store = OutputStore.create("train", size=100_000, model=fingerprint)
@@ -30,16 +29,17 @@ class OutputStore:
         ...
     ```
 
-    `meta.json` holds what is fixed at creation and is never rewritten; what the outputs look like is read off
-    the shards. Hence no file is changed by two processes, and writers need no lock. Each shard carries its
-    checksum, compared when this object first reads it.
+    An item whose image cannot be read has no row: `size` counts items, `len` rows, `skipped` names the difference,
+    and `index(i)` gives the items that the rows of shard i belong to.
+
+    `meta.json` is never rewritten, and what it does not hold is read off the shards. Hence no file is changed by two
+    processes, and writers need no lock. Each shard carries its checksum, compared when this object first reads it.
     """
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self._settings = Settings.read(self.path)
-        self._layout: Layout | None = None
-        self._verified: set[int] = set()
+        self._shards = Shards(self.path, self._settings)
 
     @classmethod
     def create(
@@ -49,15 +49,17 @@ class OutputStore:
         *,
         shard_size: int = 8192,
         model: str | None = None,
+        data: str | None = None,
         overwrite: bool = False,
     ) -> "OutputStore":
-        """Make a store for `size` rows, or open the one that is there if it was made with the same settings.
+        """Make a store for `size` items, or open the one that is there if it was made with the same settings.
 
-        `model` is a fingerprint of whatever computes the outputs. `overwrite=True` deletes the shards of a
-        store that is there; with several processes, one does so before the others start.
+        `model` is a fingerprint of whatever computes the outputs, `data` one of what it computes them from.
+        `overwrite=True` deletes the shards of a store that is there; with several processes, one does so before
+        the others start.
         """
         path = Path(path)
-        settings = Settings(check_positive("size", size), check_positive("shard_size", shard_size), model)
+        settings = Settings(check_positive("size", size), check_positive("shard_size", shard_size), model, data)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
         if (path / _settings.FILE).exists():
@@ -65,12 +67,12 @@ class OutputStore:
                 store = cls(path)
                 if words := store._settings.differences(settings):
                     raise StoreError(
-                        f"'{path}' is a store with other settings: {words}. Use those, choose another "
-                        "folder, or pass `overwrite=True` to delete its shards."
+                        f"'{path}' is another store: {words}. Choose another folder, or pass `overwrite=True` to "
+                        "delete its shards."
                     )
                 return store
             # Shards before meta.json: killed in between, this leaves an incomplete store and no orphans.
-            for name in filter(_SHARD.fullmatch, names):
+            for name in filter(FILES.fullmatch, names):
                 (path / name).unlink(missing_ok=True)
         elif any(not name.startswith(".") for name in names) or path.is_file():
             raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
@@ -86,22 +88,33 @@ class OutputStore:
         size: int | None = None,
         shard_size: int = 8192,
         model: str | None = None,
+        data: str | None = None,
         overwrite: bool = False,
     ) -> "OutputStore":
         """Write an `Outputs`, or batches of any lengths (what `Outputs.of` takes), as a new store.
 
-        `size`, the number of rows in all, may be left out where it can be counted beforehand: for an
-        `Outputs`, a store, or a list of batches.
+        `size`, the number of rows in all, may be left out where it can be counted beforehand: for an `Outputs`, a
+        store, or a list of batches. A store is cut anew: its items stay, with those that have no row, and so do
+        `model` and `data` unless others are given.
         """
         path = Path(path)
         if (path / _settings.FILE).exists() and not overwrite:
             raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
-        if isinstance(source, OutputStore) and source.path.resolve() == path.resolve():
-            raise ValueError(f"a store cannot be made from itself; both are '{path}'. Choose another path.")
         batches: Iterable[object] = [source] if isinstance(source, Outputs) else source
-        if size is None and isinstance(source, Outputs | OutputStore):
+        skipped: list[int] = []
+        if isinstance(source, OutputStore):
+            if source.path.resolve() == path.resolve():
+                raise ValueError(f"a store cannot be made from itself; both are '{path}'. Choose another path.")
+            source.require_complete()
+            skipped = source.skipped
+            if size not in (None, source.size):
+                raise ValueError(f"`size` must be that of the store, {source.size}; got {size}. Leave it out.")
+            size = source.size
+            model = source.model if model is None else model
+            data = source.data if data is None else data
+        elif isinstance(source, Outputs) and size is None:
             size = len(source)
-        elif size is None and isinstance(source, Sequence):
+        elif isinstance(source, Sequence) and size is None:
             batches = parts = [Outputs.of(batch) for batch in source]
             size = sum(map(len, parts))
         if size is None:
@@ -109,18 +122,9 @@ class OutputStore:
                 "`size` must be given for batches that come one by one, as it is fixed when a store is made. "
                 "Pass the number of rows in all, or a list of batches."
             )
-        store = cls.create(path, size, shard_size=shard_size, model=model, overwrite=overwrite)
-        found = 0
-        for i, shard in enumerate(_rechunk(map(Outputs.of, batches), shard_size)):
-            found += len(shard)
-            if len(shard) != len(store._settings.rows(i)):
-                break
-            store.write(i, shard)
-        if found != size:
-            raise ValueError(
-                f"`size` must be the number of rows in all; got {size}, but the batches have "
-                f"{'at least ' if found > size else ''}{found}. Pass that, and `overwrite=True`."
-            )
+        empty = source.shard(0)[:0] if isinstance(source, OutputStore) else None
+        store = cls.create(path, size, shard_size=shard_size, model=model, data=data, overwrite=overwrite)
+        fill(store._shards, store._settings, batches, skipped, empty)
         return store
 
     @property
@@ -129,8 +133,18 @@ class OutputStore:
         return self._settings.model
 
     @property
+    def data(self) -> str | None:
+        """The fingerprint of the dataset and its preprocessing, if one was given."""
+        return self._settings.data
+
+    @property
+    def size(self) -> int:
+        """The number of dataset items; `len` leaves out those that were skipped."""
+        return self._settings.size
+
+    @property
     def shard_size(self) -> int:
-        """S, the rows of each shard but perhaps the last."""
+        """S, the items of each shard but perhaps the last."""
         return self._settings.shard_size
 
     @property
@@ -141,8 +155,7 @@ class OutputStore:
     @property
     def missing(self) -> list[int]:
         """The shards not yet written."""
-        names = {entry.name for entry in self.path.iterdir()}
-        return [i for i in range(self.num_shards) if self._file(i).name not in names]
+        return self._shards.missing
 
     @property
     def complete(self) -> bool:
@@ -150,14 +163,14 @@ class OutputStore:
         return not self.missing
 
     @property
+    def skipped(self) -> list[int]:
+        """The dataset items without a row, of the shards written so far; reads their headers, once."""
+        return self._shards.skipped
+
+    @property
     def layout(self) -> Layout:
         """What all shards share; read off the first one there is."""
-        if self._layout is None:
-            present = self._present()
-            if not present:
-                raise StoreError(f"'{self.path}' has no shard yet. Write one with `store.write(i, outputs)`.")
-            self._layout = self._read(present[0]).layout
-        return self._layout
+        return self._shards.layout
 
     @property
     def num_classes(self) -> int:
@@ -181,32 +194,40 @@ class OutputStore:
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse a store that another model wrote; one that names no model is taken as it is."""
-        if self.model not in (None, fingerprint):
-            raise StoreError(
-                f"'{self.path}' is a store from another model: it has {self.model!r}, this one is "
-                f"{fingerprint!r}. Extract again into another folder, or with `overwrite=True`."
-            )
+        self._check_source(self.model, fingerprint, OTHER_MODEL)
 
-    def write(self, i: int, outputs: Outputs) -> None:
-        """Write shard `i`, whole or not at all; a shard already there is replaced."""
-        if not 0 <= i < self.num_shards:
-            raise ValueError(f"`i` must be a shard in 0…{self.num_shards - 1}; got {i}. See `store.missing`.")
-        rows = self._settings.rows(i)
-        if len(outputs) != len(rows):
-            raise ValueError(
-                f"shard {i} must have {len(rows)} rows, those of dataset rows {rows.start}…{rows.stop - 1}; "
-                f"got {len(outputs)}. Use `OutputStore.from_outputs` for batches of other lengths."
-            )
-        if self._layout is not None or self._present():
-            self._check_layout(f"shard {i}", outputs.layout)
-        fields = {"logits": outputs.logits, "features": outputs.features, "labels": outputs.labels}
-        tensors = {field: value for field, value in fields.items() if value is not None}
-        write_safetensors(self._file(i), tensors, self._settings.label(i), overwrite=True)
-        self._layout = outputs.layout
-        self._verified.discard(i)
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse a store of other data or preprocessing; one that names none is taken as it is."""
+        self._check_source(self.data, fingerprint, OTHER_DATA)
+
+    def _check_source(self, known: str | None, fingerprint: str, other: str) -> None:
+        if known not in (None, fingerprint):
+            words = f"it has {known!r}, this one is {fingerprint!r}"
+            way_out = "Extract again into another folder, or with `overwrite=True`"
+            raise StoreError(f"'{self.path}' is a store from {other}: {words}. {way_out}.")
+
+    def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
+        """Write shard `i`, whole or not at all; a shard already there is replaced.
+
+        `skipped` are the dataset items of this shard that have no row. A shard may lack all: pass an empty selection,
+        `outputs[:0]`, which still says what rows look like.
+        """
+        self._shards.write(i, outputs, skipped)
+
+    def shard(self, i: int) -> Outputs:
+        """The rows of one shard, memory-mapped; the other shards need not be there yet."""
+        return self._shards.read(i)
+
+    def index(self, i: int) -> Tensor:
+        """The dataset items that the rows of shard `i` belong to, int64."""
+        items, lacking = self._settings.items(i), self._shards.skipped_of(i)
+        kept = torch.ones(len(items), dtype=torch.bool, device="cpu")
+        kept[torch.tensor(lacking, dtype=torch.int64, device="cpu") - items.start] = False
+        return kept.nonzero()[:, 0] + items.start
 
     def __len__(self) -> int:
-        return self._settings.size
+        # Of shards not written yet, every item counts.
+        return self.size - len(self.skipped)
 
     def __iter__(self) -> Iterator[Outputs]:
         return self.batches(self.shard_size)
@@ -218,13 +239,13 @@ class OutputStore:
         while its batches are in use, however many shards there are.
         """
         size = check_positive("batch_size", batch_size)
-        self._require_complete()
-        return (batch for i in range(self.num_shards) for batch in self._read_like(i).batches(size))
+        self.require_complete()
+        return (batch for i in range(self.num_shards) for batch in self._shards.read(i).batches(size))
 
     def load(self, device: torch.device | str = "cpu") -> Outputs:
         """Read all rows into one `Outputs`, which must fit into memory."""
-        self._require_complete()
-        first = self._read_like(0)
+        self.require_complete()
+        first = self._shards.read(0)
         if self.num_shards == 1:
             return first.to(device)
 
@@ -235,78 +256,45 @@ class OutputStore:
         features = None if first.features is None else room(first.features)
         labels = None if first.labels is None else room(first.labels)
         # Filled shard by shard, so that the whole is never there twice.
+        start = 0
         for i in range(self.num_shards):
-            shard, rows = self._read_like(i), self._settings.rows(i)
+            shard = self._shards.read(i)
             for whole, part in ((logits, shard.logits), (features, shard.features), (labels, shard.labels)):
                 if whole is not None and part is not None:
-                    whole[rows.start : rows.stop] = part
+                    whole[start : start + len(shard)] = part
+            start += len(shard)
         return Outputs._trusted(logits, features, labels)
 
     def verify(self) -> None:
         """Compare the checksum of every shard again, and see that none is missing."""
-        self._verified.clear()
+        self._shards.forget()
         damaged = []
-        for i in self._present():
+        for i in self._shards.present:
             try:
-                self._read_like(i)
+                self._shards.read(i)
             except StoreError as error:
                 damaged.append(str(error))
         if damaged:
             raise StoreError("\n".join(damaged))
-        self._require_complete()
+        self.require_complete()
 
     def __repr__(self) -> str:
-        shards = f"{len(self._present())} of {self.num_shards} shards"
-        return f"OutputStore('{self.path}', {len(self)} rows, {shards})"
+        present = self._shards.present
+        try:
+            skipped = len(self.skipped)
+        except (StoreError, OSError):  # a damaged shard is for those who read it
+            skipped = 0
+        rows = f"{self.size - skipped} of {self.size} rows" if skipped else f"{self.size} rows"
+        return f"OutputStore('{self.path}', {rows}, {len(present)} of {self.num_shards} shards)"
 
     def _file(self, i: int) -> Path:
-        return self.path / f"shard-{i:05}.safetensors"
+        return self._shards.file(i)
 
-    def _present(self) -> list[int]:
-        return sorted(set(range(self.num_shards)).difference(self.missing))
-
-    def _read(self, i: int) -> Outputs:
-        """Map shard `i`; its checksum is compared the first time only."""
-        file = self._file(i)
-        tensors, metadata = read_safetensors(file, verify=i not in self._verified)
-        if words := differences(self._settings.label(i), metadata):
-            raise StoreError(f"'{file}' was written for another place: {words}. Delete it and write it again.")
-        self._verified.add(i)
-        return Outputs._trusted(tensors["logits"], tensors.get("features"), tensors.get("labels"))
-
-    def _read_like(self, i: int) -> Outputs:
-        """Map shard `i` and see that it is like the others: racing writers may have disagreed."""
-        shard = self._read(i)
-        self._layout = self._layout or shard.layout
-        self._check_layout(f"'{self._file(i)}'", shard.layout)
-        return shard
-
-    def _check_layout(self, what: str, layout: Layout) -> None:
-        if words := self.layout.differences(layout):
-            raise StoreError(
-                f"all shards of '{self.path}' must be alike; {what} is not: {words}. "
-                "Write it as the others are, or start anew with `create(..., overwrite=True)`."
-            )
-
-    def _require_complete(self) -> None:
+    def require_complete(self) -> None:
+        """Refuse a store with shards missing, and say which."""
         if missing := self.missing:
             listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
             raise StoreError(
                 f"'{self.path}' must be complete to be read; {len(missing)} of {self.num_shards} shards are "
                 f"missing: {listed}. Resume the extraction: it writes only those."
             )
-
-
-def _rechunk(batches: Iterable[Outputs], rows: int) -> Iterator[Outputs]:
-    """Cut and join batches of any lengths into ones of `rows` rows; the last may be shorter."""
-    waiting: list[Outputs] = []
-    room = rows
-    for batch in batches:
-        for part in (batch[:room], *batch[room:].batches(rows)):
-            waiting.append(part)
-            room -= len(part)
-            if room == 0:
-                yield Outputs.cat(waiting)
-                waiting, room = [], rows
-    if waiting:
-        yield Outputs.cat(waiting)

@@ -1,1 +1,27 @@
 """Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files."""
+
+from sirc.data.base import ImageSet
+from sirc.data.benchmarks import Benchmark, benchmark, benchmarks, ood_sets
+from sirc.data.check import Report, check
+from sirc.data.colonoscopy import fetch_colonoscopy
+from sirc.data.files import image_folder
+from sirc.data.lists import file_list
+from sirc.data.noise import Noise, write_noise
+from sirc.data.source import Source, open_source
+
+__all__ = [
+    "Benchmark",
+    "ImageSet",
+    "Noise",
+    "Report",
+    "Source",
+    "benchmark",
+    "benchmarks",
+    "check",
+    "fetch_colonoscopy",
+    "file_list",
+    "image_folder",
+    "ood_sets",
+    "open_source",
+    "write_noise",
+]

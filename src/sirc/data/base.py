@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from sirc._checks import check_positive
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Transform = Callable[["Image"], Tensor]
+
+
+def check_seed(seed: int) -> int:
+    """Require a whole number that NumPy takes as a seed."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"`seed` must be a whole number ≥ 0; got {seed!r}. Pass an int such as 0.")
+    return seed
 
 
 class ImageSet(ABC, Dataset[object]):
@@ -56,6 +67,7 @@ class ImageSet(ABC, Dataset[object]):
         """Say which images these are: a digest of names, sizes and order, or of a seed; without transform, labels."""
 
     def __getitem__(self, index: int) -> object:
+        index = self._number(index)
         image = self.image(index)
         x = image if self.transform is None else self.transform(image)
         return x if self.labels is None else (x, int(self.labels[index]))
@@ -65,16 +77,77 @@ class ImageSet(ABC, Dataset[object]):
         """A digest of which images these are, in which order, with which labels and preprocessing."""
         digest = hashlib.sha256(self._identity().encode())
         digest.update(b"" if self.labels is None else self.labels.numpy().tobytes())
-        digest.update(repr(self.transform).encode())
+        # The address in a plain function's repr is another in every process.
+        digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform)).encode())
         return digest.hexdigest()[:32]
 
     def with_transform(self, transform: Transform | None) -> Self:
         """The same images with another preprocessing."""
-        other = copy.copy(self)
-        other.__dict__.pop("fingerprint", None)
+        other = self._copy()
         other.transform = transform
+        return other
+
+    def unlabelled(self) -> Self:
+        """The same images without labels, as an OOD set is."""
+        other = self._copy()
+        other.labels, other.classes = None, ()
+        return other
+
+    def named(self, name: str) -> Self:
+        """The same images under another name."""
+        other = self._copy()
+        other.name = name
         return other
 
     def subset(self, count: int, *, seed: int) -> ImageSet:
         """Choose `count` of the images at random, seeded, kept in their order."""
-        raise NotImplementedError
+        return Subset(self, count, seed=seed)
+
+    def __repr__(self) -> str:
+        classes = f", {len(self.classes)} classes" if self.classes else ""
+        return f"{type(self).__name__}('{self.name}', {len(self)} images{classes})"
+
+    def _copy(self) -> Self:
+        other = copy.copy(self)
+        other.__dict__.pop("fingerprint", None)
+        return other
+
+    def _number(self, index: int) -> int:
+        """Count from the end below zero, as a list does; iteration needs the IndexError beyond the last."""
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"`index` must be in 0…{len(self) - 1} for '{self.name}'; got {index}.")
+        return number
+
+
+@final
+class Subset(ImageSet):
+    """Some images of another set, chosen at random by a seed, in that set's order."""
+
+    def __init__(self, whole: ImageSet, count: int, *, seed: int) -> None:
+        count = check_positive("count", count)
+        if count > len(whole):
+            raise ValueError(
+                f"`count` must be at most the number of images; got {count} of the {len(whole)} of '{whole.name}'. "
+                "Leave `count` out to take them all."
+            )
+        chosen = np.random.default_rng(check_seed(seed)).permutation(len(whole))[:count]
+        self.indices = np.sort(chosen)
+        labels = None if whole.labels is None else whole.labels[torch.from_numpy(self.indices)]
+        super().__init__(name=whole.name, labels=labels, classes=whole.classes, transform=whole.transform)
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, index: int) -> Image:
+        """Read one of the chosen images."""
+        return self._whole.image(int(self.indices[index]))
+
+    def where(self, index: int) -> str:
+        """Name one of the chosen images as the whole set does."""
+        return self._whole.where(int(self.indices[index]))
+
+    def _identity(self) -> str:
+        chosen = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
+        return f"{self._whole._identity()} {chosen}"

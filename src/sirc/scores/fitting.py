@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,23 +11,22 @@ from torch import Tensor
 from sirc._arrays import ArrayLike, as_tensor
 from sirc._checks import differences
 from sirc._modes import exact
+from sirc.distributed import world
 from sirc.head import Head
-from sirc.moments import Evidence, Moments, Reservoir, fold_of
+from sirc.moments import Moments, Reservoir, fold_of
 from sirc.outputs import Outputs
+from sirc.progress import SILENT, Progress
 from sirc.scores import registry
 from sirc.scores.columns import needed_leaves
 from sirc.scores.feature import BANK_SIZE
-from sirc.scores.rows import Gatherer, copied, kind, numbered, probe
+from sirc.scores.folds import Crossfit, check_crossfit, folds_of
+from sirc.scores.rows import Gatherer, kind, numbered, probe, shown
 from sirc.scores.scorer import Scorer, check_features, check_specs
-from sirc.scores.spec import Spec, parse
-from sirc.scores.statistics import Statistics, fitted_leaves, unsettled
-
-Crossfit = int | Literal["auto"]
-
-_FOLDS = 5
-_ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
-_MOST_FOLDS = 20  # each keeps second moments of its own
-_SAME_DIRECTIONS = 0.95
+from sirc.scores.second import SecondPass
+from sirc.scores.solving import Seen, union
+from sirc.scores.spec import parse
+from sirc.scores.statistics import Solved, Statistics, fitted_leaves, unsettled
+from sirc.store import OutputStore
 
 
 def fit(
@@ -37,6 +35,9 @@ def fit(
     *,
     head: Head | None = None,
     crossfit: Crossfit = "auto",
+    device: torch.device | str | None = None,
+    distributed: bool = False,
+    progress: Progress = SILENT,
 ) -> Scorer:
     """Find all parameters of the specs on ID training data and return a `Scorer`.
 
@@ -48,12 +49,22 @@ def fit(
     `crossfit`: the number of folds for the statistics of fitted scores inside `sirc` and `vim`, so that each row is
     scored with parameters it had no part in; 0 is the paper's in-sample rule; `"auto"` is 5 below 100 rows for each
     feature, else 0.
+    `device`: where to compute, if not where the rows are; batches are moved there one by one.
+    `distributed=True`: every process of the default torch.distributed group calls this with the same arguments, `train`
+    being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
+    `progress`: where both passes are reported.
     """
+    if device is not None and head is not None:
+        head = head.to(device)
+    if distributed and world() > 1:
+        from sirc.scores._together import fit_together  # which is made of the parts below
+
+        return fit_together(specs, train, head=head, crossfit=crossfit, device=device, progress=progress)
     one_shot = isinstance(train, Iterator)
     fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot)
-    for index, batch in numbered(train):
+    for index, batch in shown(numbered(train), device, progress, "fit, first pass", _length(train)):
         fitter.update(batch, index=index)
-    return fitter.finish(None if one_shot else train)
+    return fitter.finish(None if one_shot else train, device=device, progress=progress)
 
 
 @final
@@ -75,7 +86,7 @@ class Fitter:
     ) -> None:
         self.specs = check_specs(specs)
         self.head = head
-        self.crossfit = _check_crossfit(crossfit)
+        self.crossfit = check_crossfit(crossfit)
         self.one_pass = one_pass
         self.count = 0
         self.num_classes: int | None = None
@@ -160,62 +171,61 @@ class Fitter:
         if not self._folds:
             self._folds = [Moments(second=m.second, classes=m.classes) for m in other._folds]
         if other._folds and len(self._folds) != len(other._folds):
-            self._folds = [_union(self._folds)]
+            self._folds = [union(self._folds)]
         for position, moments in enumerate(other._folds):
             self._folds[position if len(self._folds) > 1 else 0].merge(moments)
         self._settle_folds()
         return self
 
     @exact
-    def finish(self, train: Outputs | Iterable[object] | None = None) -> Scorer:
+    def finish(
+        self,
+        train: Outputs | Iterable[object] | None = None,
+        *,
+        device: torch.device | str | None = None,
+        progress: Progress = SILENT,
+    ) -> Scorer:
         """Solve all parameters, with a second pass over `train` where the specs need one."""
+        parameters, second = self._solve(sampled=train is None)
+        if second is not None and train is not None:
+            second.read(shown(numbered(train), device, progress, "fit, second pass", self.count))
+        if second is not None:
+            parameters |= second.settle(self.count, self._probe)
+        return self._scorer(parameters)
+
+    def _solve(self, *, sampled: bool) -> tuple[Solved, SecondPass | None]:
+        """The parameters of single scores and, where there are combinations to fit, the second pass to make.
+
+        `sampled`: the rows kept stand in for it, and are taken in already.
+        """
         self._gatherer.flush()
-        if not self.count:
+        if not self.count or self.num_classes is None:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
         index, rows = self._reservoir.rows() if self._reservoir is not None else (torch.empty(0, device="cpu"), {})
-        bank = rows.get("features") if "bank" in self._evidence else None
-        everything = Evidence(_union(self._folds) if self._folds else None, bank, self.head, self._resolution)
-        parameters = {str(leaf): _solve(leaf, everything) for leaf in self._leaves}
-        if self._statistics:
-            parameters |= self._second_pass(train, parameters, everything, index, rows)
-        return Scorer(self.specs, parameters, num_classes=self.num_classes, num_features=self.num_features)
-
-    def _second_pass(
-        self,
-        train: Outputs | Iterable[object] | None,
-        parameters: dict[str, dict[str, Tensor]],
-        everything: Evidence,
-        index: Tensor,
-        rows: dict[str, Tensor],
-    ) -> dict[str, dict[str, Tensor]]:
-        """The parameters of combinations, from `train` or, where it can be seen only once, from the rows kept of it."""
-        if train is None and not self.one_pass:
+        has_bank = "bank" in self._evidence
+        sizes = (self.count, self.num_classes, self.num_features)
+        seen = Seen(*sizes, self._folds, index, rows, has_bank, self.head, self._resolution)
+        parameters = seen.solve(self._leaves)
+        if not self._statistics:
+            return parameters, None
+        if sampled and not self.one_pass:
             raise ValueError(
                 f"`{self._statistics[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
-        statistics = Statistics(self._statistics, parameters, everything)
+        statistics = Statistics(self._statistics, parameters, seen.everything)
         folds = self._active_folds()
         if folds and self._crossfitted:
-            statistics.use_folds(
-                folds, lambda fold: self._solve_without(fold, folds, index, everything.bank, parameters)
-            )
+            statistics.use_folds(folds, lambda fold: seen.solve_without(fold, folds, self._crossfitted, parameters))
         elif self._reservoir is not None and statistics.searches_bank:
-            statistics.use_bank(self._reservoir, len(index) if train is None else self.count)
-        if train is None:
-            sample = Outputs._trusted(rows["logits"], rows.get("features"), None)
-            statistics.update(sample, index)
-            return statistics.settle()
-        seen, checksum = 0, 0.0
-        gatherer = Gatherer(lambda where, block: statistics.update(block, where), copied)
-        for where, batch in numbered(train):
-            self._check_batch(batch)
-            gatherer.add(where, batch)
-            seen += len(batch)
-            checksum += probe(where, batch) if statistics.order_matters else 0.0
-        gatherer.flush()
-        self._check_second_pass(seen, checksum, statistics)
-        return statistics.settle()
+            statistics.use_bank(self._reservoir, len(index) if sampled else self.count)
+        second = SecondPass(statistics, self._check_batch)
+        if sampled:
+            second.read_sample(index, Outputs._trusted(rows["logits"], rows.get("features"), None))
+        return parameters, second
+
+    def _scorer(self, parameters: Solved) -> Scorer:
+        return Scorer(self.specs, parameters, num_classes=self.num_classes, num_features=self.num_features)
 
     def _check_batch(self, outputs: Outputs) -> None:
         check_features(self._parsed, outputs)
@@ -268,12 +278,9 @@ class Fitter:
         if not self._evidence & {"second", "by_class"} or features is None:
             return
         if not self._folds:
-            folds = self.crossfit if self.crossfit != "auto" else _FOLDS
             classes = self.num_classes if "by_class" in self._evidence else None
-            self._folds = [
-                Moments(second=True, classes=classes) for _ in range(max(1, folds if self._crossfitted else 1))
-            ]
-            self._settle_folds()
+            folds = self._active_folds() if self._crossfitted else 0
+            self._folds = [Moments(second=True, classes=classes) for _ in range(max(1, folds))]
         if len(self._folds) == 1:
             self._folds[0].add(features, outputs.labels)
         else:
@@ -286,92 +293,14 @@ class Fitter:
     def _settle_folds(self) -> None:
         """Once there are rows enough for `auto` to do without folds, keep one."""
         if len(self._folds) > 1 and not self._active_folds():
-            self._folds = [_union(self._folds)]
+            self._folds = [union(self._folds)]
 
     def _active_folds(self) -> int:
-        if self.crossfit != "auto":
-            return self.crossfit
-        return _FOLDS if self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features else 0
-
-    def _solve_without(
-        self, fold: int, folds: int, index: Tensor, bank: Tensor | None, parameters: dict[str, dict[str, Tensor]]
-    ) -> dict[str, dict[str, Tensor]]:
-        """The parameters that statistics rest on, from all rows but those of one fold."""
-        moments = None
-        if self._folds:
-            moments = _union([m for number, m in enumerate(self._folds) if number != fold])
-            if not moments.count:
-                raise ValueError(
-                    f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {fold} of "
-                    f"{folds}. Fit on more rows, or pass `crossfit=0`"
-                )
-        if bank is not None:
-            bank = bank[(fold_of(index, folds) != fold).to(bank.device)]
-        evidence = Evidence(moments, bank, self.head, self._resolution)
-        solved = {}
-        for leaf in self._crossfitted:
-            try:
-                solved[str(leaf)] = _solve(leaf, evidence)
-            except ValueError as error:
-                raise ValueError(
-                    f"{error}. Cross-fitting leaves one of {folds} folds out; `crossfit=0` leaves none"
-                ) from None
-            self._check_directions(leaf, solved[str(leaf)], parameters[str(leaf)])
-        return solved
-
-    def _check_directions(self, leaf: Spec, part: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
-        """Statistics of the folds describe the final score only if the folds see the directions that it measures."""
-        for name, value in whole.items():
-            if part[name].shape[-1] < _SAME_DIRECTIONS * value.shape[-1]:
-                raise ValueError(
-                    f"`{leaf}` inside `sirc` needs more training rows: it measures {value.shape[-1]} directions of the "
-                    f"features, and only {part[name].shape[-1]} when a fold of the {self.count} rows is left out. Fit "
-                    f"on at least {2 * (self.num_features or 0) + (self.num_classes or 0)} rows, use `residual` or "
-                    "`l1`, or give a= and b="
-                )
-
-    def _check_second_pass(self, seen: int, checksum: float, statistics: Statistics) -> None:
-        if seen != self.count:
-            raise ValueError(
-                f"the second pass over `train` must bring the rows of the first; got {seen} rows after {self.count}. "
-                "Pass a list, an `OutputStore`, or a one-shot iterator"
-            )
-        if statistics.order_matters and abs(checksum - self._probe) > 1e-6 * (1 + abs(self._probe)):
-            raise ValueError(
-                "the second pass over `train` must bring the same rows in the same order as the first: each row is "
-                f"scored without {statistics.left_out}. Does a DataLoader shuffle or augment? Set `shuffle=False`, or "
-                "pass an `OutputStore`"
-            )
+        return folds_of(self.crossfit, self.count, self.num_features)
 
 
-def _solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
-    score = registry.get(leaf.name)
-    assert score.solve is not None
-    return score.solve(evidence, **{**score.options, **leaf.options})
-
-
-def _union(folds: Sequence[Moments]) -> Moments:
-    """One instance with all that these have seen; the only one itself, where there is one."""
-    if len(folds) == 1:
-        return folds[0]
-    total = Moments(second=folds[0].second, classes=folds[0].classes)
-    for moments in folds:
-        total.merge(moments)
-    return total
-
-
-def _check_crossfit(crossfit: Crossfit) -> Crossfit:
-    if crossfit == "auto":
-        return crossfit
-    try:
-        folds = -1 if isinstance(crossfit, bool) else operator.index(crossfit)
-    except TypeError:
-        folds = -1
-    if folds == 0 or 2 <= folds <= _MOST_FOLDS:
-        return folds
-    raise ValueError(
-        f'`crossfit` must be "auto", 0 (in-sample) or a number of folds from 2 to {_MOST_FOLDS}; got {crossfit!r}'
-    )
+def _length(train: object) -> int | None:
+    return len(train) if isinstance(train, Outputs | OutputStore) else None
 
 
 def _head_differs(mine: Head | None, theirs: Head | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from sirc._checks import dtype_name
 from sirc.moments import fold_of
 from sirc.outputs import Outputs
+from sirc.progress import Progress
+from sirc.store import OutputStore
 
 BLOCK_ROWS = 8192
 
@@ -37,6 +40,36 @@ def numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Output
         outputs = Outputs.of(batch)
         yield torch.arange(start, start + len(outputs), device="cpu"), outputs
         start += len(outputs)
+
+
+def numbered_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterator[tuple[Tensor, Outputs]]:
+    """Every `world`-th of the batches that `numbered` gives, from the `rank`-th on, under the same indices."""
+    if isinstance(train, Outputs):
+        for start in range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS):
+            batch = train[start : start + BLOCK_ROWS]
+            yield torch.arange(start, start + len(batch), device="cpu"), batch
+        return
+    skipped = train.skipped
+    for i in range(rank, train.num_shards, world):
+        batch = train.shard(i)
+        item = i * train.shard_size
+        start = item - bisect_left(skipped, item)
+        if len(batch):
+            yield torch.arange(start, start + len(batch), device="cpu"), batch
+
+
+def shown(
+    batches: Iterable[tuple[Tensor, Outputs]],
+    device: torch.device | str | None,
+    progress: Progress,
+    name: str,
+    total: int | None,
+) -> Iterator[tuple[Tensor, Outputs]]:
+    """The same batches on `device`, with a report of how far they have come."""
+    with progress.task(name, total, unit="rows") as task:
+        for index, batch in batches:
+            yield index, batch if device is None else batch.to(device)
+            task.advance(len(batch))
 
 
 @final

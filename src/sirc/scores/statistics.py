@@ -92,6 +92,15 @@ class Statistics:
         extra = {str(_one_more_neighbour(leaf)): self._parameters[str(leaf)] for leaf in banked}
         self._parameters = {**self._parameters, **extra}
 
+    @property
+    def moments(self) -> tuple[Moments, ...]:
+        """What was seen: of all rows, and of those outside the bank. Set it to what many processes saw together."""
+        return self._all, self._outside
+
+    @moments.setter
+    def moments(self, moments: tuple[Moments, ...]) -> None:
+        self._all, self._outside = moments
+
     def update(self, batch: Outputs, index: Tensor) -> None:
         """Take in the values of these rows."""
         if self._folds:

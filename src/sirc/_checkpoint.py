@@ -1,0 +1,113 @@
+"""What a training run leaves on disk: a checkpoint after each epoch, the history beside it, the weights at the end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from sirc._checks import differences
+from sirc._files import atomic_write, read_safetensors, write_safetensors
+from sirc.errors import StoreError
+
+_FORMAT = "sirc.training/1"
+
+
+@final
+@dataclass(frozen=True)
+class Epoch:
+    """One line of the history. Errors are shares of wrong predictions; those on training images are augmented ones."""
+
+    epoch: int
+    lr: float
+    loss: float
+    error: float
+    validation_loss: float | None
+    validation_error: float | None
+    seconds: float
+    images_per_second: float
+
+
+@final
+class Records:
+    """The files of one run, all of which know the recipe that they come from and refuse another."""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, object]) -> None:
+        self.folder = folder
+        self.recipe = {key: json.dumps(value) for key, value in recipe.items()}
+        self.weights = folder / "model.safetensors"
+        self.checkpoint = folder / "checkpoint.safetensors"
+        self.history = folder / "history.csv"
+
+    def clear(self) -> None:
+        """Delete what an earlier run left."""
+        for file in (self.weights, self.checkpoint, self.history):
+            file.unlink(missing_ok=True)
+
+    def finished(self, model: nn.Module) -> list[Epoch] | None:
+        """Load the final weights and return the history, if this run was finished before."""
+        if not self.weights.exists():
+            return None
+        tensors, history = self._read(self.weights)
+        model.load_state_dict(tensors)
+        return history
+
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Epoch]:
+        """Load the last checkpoint, if there is one; the history says how many epochs are done."""
+        if not self.checkpoint.exists():
+            return []
+        tensors, history = self._read(self.checkpoint)
+        model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".", 2)
+                state.setdefault(int(number), {})[key] = value.clone()
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        return history
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[Epoch]) -> None:
+        """Write the checkpoint, then the history: killed in between, the next run writes the same line again."""
+        tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+        for number, state in optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                if value is not None:
+                    tensors[f"optimizer.{number}.{key}"] = torch.as_tensor(value)
+        write_safetensors(self.checkpoint, tensors, self._metadata(history), overwrite=True)
+        self._write_history(history)
+
+    def finish(self, model: nn.Module, history: list[Epoch]) -> None:
+        """Write the weights; the checkpoint has served."""
+        write_safetensors(self.weights, model.state_dict(), self._metadata(history), overwrite=True)
+        self._write_history(history)
+        self.checkpoint.unlink(missing_ok=True)
+
+    def _metadata(self, history: list[Epoch]) -> dict[str, str]:
+        lines = json.dumps([asdict(line) for line in history])
+        return {"format": _FORMAT, "recipe": json.dumps(self.recipe, sort_keys=True), "history": lines}
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], list[Epoch]]:
+        tensors, metadata = read_safetensors(path)
+        if metadata.get("format") != _FORMAT:
+            raise StoreError(f"'{path}' was not written by a training run of sirc. Choose another folder.")
+        if words := differences(json.loads(metadata["recipe"]), self.recipe):
+            raise StoreError(
+                f"'{path}' comes from another recipe: {words}. Train into another folder (`out` or `name` in the "
+                "TOML), or delete what is there with `overwrite=True` (`--overwrite`)."
+            )
+        rows: list[dict[str, Any]] = json.loads(metadata["history"])
+        return tensors, [Epoch(**row) for row in rows]
+
+    def _write_history(self, history: list[Epoch]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [field.name for field in fields(Epoch)])
+        writer.writeheader()
+        writer.writerows(asdict(line) for line in history)
+        atomic_write(self.history, lambda file: file.write(text.getvalue().encode()))

@@ -1,0 +1,224 @@
+"""The weights of a model as files: what they are, how others store them, and whether they fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sirc._calls import unwrap
+from sirc._files import PathLike, read_safetensors, write_safetensors
+from sirc.errors import StoreError
+
+_PICKLED = (".pt", ".pth", ".bin", ".tar", ".ckpt")
+_INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where training scripts keep the state dict
+_PREFIXES = ("module.", "model.")
+_COMPILED = "_orig_mod."  # torch.compile puts it before the names inside it
+# torchvision's published DenseNets still have the names of a time when module names could hold dots.
+_OLD_DENSENET = re.compile(r"(.*\bdenselayer\d+\.(?:norm|conv))\.([12]\..*)")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """32 hexadecimal digits that tell models apart: a digest of the class and of every weight, to the last bit.
+
+    Wrappers, the device and the memory layout play no part; the dtype does, as it changes what the model says.
+    """
+    inner = unwrap(model)
+    digest = hashlib.sha256(_class_name(inner).encode())
+    for name, value in sorted(_state(inner).items()):
+        if isinstance(value, Tensor):
+            array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+            digest.update(array.data)
+        else:
+            digest.update(json.dumps([name, repr(value)]).encode())
+    return digest.hexdigest()[:32]
+
+
+def save_weights(model: nn.Module, path: PathLike, *, overwrite: bool = False) -> None:
+    """Write all weights and buffers to a `.safetensors` file, which any program that knows the format can read.
+
+    Tensors that share memory are written once for each of their names.
+    """
+    inner = unwrap(model)
+    state = _state(inner)
+    others = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(
+            f"a model must keep its state in tensors to be saved; {_listed(others)} of {_name(inner)} do not."
+        )
+    write_safetensors(path, state, {"format": "pt", "class": _class_name(inner)}, overwrite=overwrite)
+
+
+def load_weights(model: nn.Module, path: PathLike) -> None:
+    """Load weights in place from `.safetensors`, a PyTorch file without code in it, or timm's `.npz` formats.
+
+    Every weight must be in the file and fit, and nothing may be left over; else the model stays as it was.
+    """
+    inner, path = unwrap(model), Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no checkpoint '{path}'{', but a folder' if path.is_dir() else ''}.")
+    if path.suffix.lower() == ".npz":
+        _load_npz(inner, path)
+        return
+    own = _state(inner)
+    state = {name.replace(_COMPILED, ""): value for name, value in _read(path).items()}
+    fitting = {name: state[source] for name, source in _names(state, own).items()}
+    for name, value in own.items():
+        if name.endswith("num_batches_tracked"):  # files from before PyTorch 0.4.1 have no such counters
+            fitting.setdefault(name, value)
+    _check(path, inner, own, fitting)
+    inner.load_state_dict({name: fitting[name.replace(_COMPILED, "")] for name in inner.state_dict()})
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    if path.suffix.lower() == ".safetensors":
+        return read_safetensors(path, foreign=True)[0]
+    if path.suffix.lower() not in _PICKLED:
+        known = ", ".join((".safetensors", *_PICKLED, ".npz"))
+        raise ValueError(f"a checkpoint must be one of {known}; got '{path}'. Rename or convert it.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it may fail: the errors below say when it does
+            content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        needed = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
+        if needed is None:
+            raise StoreError(f"'{path}' is not a PyTorch file.") from error
+        raise StoreError(
+            f"'{path}' holds more than weights: reading it would run the code of `{needed[1]}`, so it is not read. "
+            "Where you trust it, load it yourself and keep the weights: `torch.save(model.state_dict(), path)`."
+        ) from error
+    except (RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError) as error:
+        raise StoreError(f"'{path}' is not a whole PyTorch file ({_first(error)}).") from error
+    while isinstance(content, Mapping):
+        inside = next((content[key] for key in _INSIDE if isinstance(content.get(key), Mapping)), None)
+        if inside is None:
+            break
+        content = inside
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        what = f"a dict of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise StoreError(f"'{path}' must hold a state dict: names and tensors; got {what}.")
+    return {str(name): value for name, value in content.items()}
+
+
+def _names(state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, str]:
+    """Map each name of the model to the file's; names that mean nothing to the model stay as they are."""
+    names = {name: name for name in state}
+    shorter = True
+    while shorter and names and not names.keys() & own.keys():
+        shorter = False
+        for prefix in _PREFIXES:
+            if all(name.startswith(prefix) for name in names):
+                names = {name.removeprefix(prefix): source for name, source in names.items()}
+                shorter = True
+    for name in list(names):
+        old = _OLD_DENSENET.fullmatch(name)
+        if old and name not in own and old[1] + old[2] in own:
+            names[old[1] + old[2]] = names.pop(name)
+    return names
+
+
+def _check(path: Path, model: nn.Module, own: Mapping[str, object], state: Mapping[str, object]) -> None:
+    """Refuse weights that do not fit, with the names that differ and what may have happened."""
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    shapes = {
+        name: (_shape(state[name]), _shape(own[name]))
+        for name in own
+        if name in state and _shape(state[name]) != _shape(own[name])
+    }
+    if not (missing or unexpected or shapes):
+        return
+    parts = [f"{len(missing)} names are missing: {_listed(missing)}"] if missing else []
+    parts += [f"{len(unexpected)} are unexpected: {_listed(unexpected)}"] if unexpected else []
+    if shapes:
+        listed = [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in shapes.items()]
+        parts.append(f"{len(shapes)} have other shapes: {_listed(listed)}")
+    classes = {(theirs[0], ours[0]) for theirs, ours in shapes.values() if theirs and ours and theirs[1:] == ours[1:]}
+    if len(shapes) <= 2 and len(classes) == 1 and not missing and not unexpected:
+        theirs, ours = classes.pop()
+        hint = f"It seems to have {theirs} classes, the model {ours}: pass `num_classes={theirs}`."
+    elif len(missing) > len(own) / 2:
+        hint = "It seems to be of another architecture, or of a model inside another one."
+    else:
+        hint = "Build the model that the file was saved from."
+    raise StoreError(f"'{path}' does not fit {_name(model)}: {'; '.join(parts)}. {hint}")
+
+
+def _load_npz(model: nn.Module, path: Path) -> None:
+    """Let timm's model read its original format, and see that every weight came from the file.
+
+    timm leaves out what has no counterpart in the file (a head of other classes) and keeps its random start.
+    """
+    load = getattr(model, "load_pretrained", None)
+    if not callable(load):
+        raise ValueError(
+            f"a `.npz` checkpoint must belong to a timm model that reads that format, such as "
+            f"`timm:resnetv2_101x1_bit`; got {_name(model)}. Convert it to `.safetensors`."
+        )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = {name: value for name, value in model.named_parameters() if value.is_floating_point()}
+    try:
+        with torch.no_grad():
+            for value in weights.values():
+                value.fill_(torch.nan)
+        _check_depth(model, path)
+        load(str(path))
+        unset = [name for name, value in weights.items() if value.isnan().any()]
+        if unset:
+            raise StoreError(
+                f"'{path}' does not fill {_name(model)}: {len(unset)} weights are not in it: {_listed(unset)}. "
+                "Where these are the head's, pass the file's `num_classes`."
+            )
+    except BaseException as error:
+        model.load_state_dict(before)
+        if isinstance(error, StoreError) or not isinstance(error, Exception):
+            raise
+        raise StoreError(f"'{path}' does not fit {_name(model)}: {_first(error)}.") from error
+
+
+def _check_depth(model: nn.Module, path: Path) -> None:
+    """A deeper BiT's file holds all that a shallower model asks for, and would load without a word."""
+    with open(path, "rb") as file:  # NumPy leaves it open when it fails
+        names = np.load(file, allow_pickle=False).files
+    units = {found[0] for name in names if (found := re.match(r"resnet/block\d+/unit\d+/", name))}
+    blocks = sum(len(stage.blocks) for stage in getattr(model, "stages", ()) if hasattr(stage, "blocks"))
+    if units and len(units) != blocks:
+        raise StoreError(f"'{path}' has {len(units)} residual blocks, {_name(model)} {blocks}. Build the same depth.")
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Give the state dict by the names it has when no part is compiled."""
+    return {name.replace(_COMPILED, ""): value for name, value in model.state_dict().items()}
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _class_name(model: nn.Module) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _name(model: nn.Module) -> str:
+    return f"the {type(model).__name__}"
+
+
+def _listed(names: Sequence[object], most: int = 3) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:most])
+    return f"{shown}, …" if len(names) > most else shown
+
+
+def _first(error: BaseException) -> str:
+    """Give the first sentence of an error that goes on for a page."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return line.split(". ")[0].rstrip(".:")

@@ -1,0 +1,169 @@
+"""Random crops and flips for training, seeded by (seed, epoch, index): image by image, or batched on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sirc.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from sirc.experiment import Augment
+
+_TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the central crop
+
+
+def random_key(*numbers: int) -> int:
+    """One seed from several numbers, well mixed: a sample's randomness depends on these and on nothing else."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
+    """The transform for one image; it draws from torch's default generator."""
+    from torchvision.transforms import InterpolationMode, v2
+
+    mode = InterpolationMode(preprocess.interpolation)
+    if augment.crop == "resized":
+        size = _size(preprocess)
+        steps = [v2.RandomResizedCrop(size, list(augment.scale), list(augment.ratio), interpolation=mode)]
+    else:
+        steps = [preprocess.geometry()]
+        if augment.crop == "padded":
+            steps.append(v2.RandomCrop(_size(preprocess), padding=augment.padding))
+    if augment.flip:
+        steps.append(v2.RandomHorizontalFlip(augment.flip))
+    whole: Callable[[Image], Tensor] = v2.Compose([*steps, preprocess.normalise()])
+    return whole
+
+
+def _size(preprocess: Preprocess) -> list[int]:
+    size = preprocess.size
+    if size is None:
+        raise ValueError(
+            "`preprocess.crop` or `preprocess.resize` must be given to crop at random, as it says how large the crop "
+            "becomes; both are absent. Set one."
+        )
+    return [size, size] if isinstance(size, int) else list(size)
+
+
+@final
+class DeviceAugment:
+    """The same for batches of uint8 images of one size, on the device they are on.
+
+    Crops are bilinear, without antialiasing: where the crop is smaller than the output, as nearly always with small
+    images, that is what torchvision gives.
+    """
+
+    def __init__(self, augment: Augment, preprocess: Preprocess, images: Tensor, *, seed: int) -> None:
+        self.augment = augment
+        self.images = images
+        self.seed = seed
+        count, _, height, width = images.shape
+        self.count = count
+        self.input = height, width
+        size = [height, width] if augment.crop != "resized" or preprocess.size is None else _size(preprocess)
+        self.output = size[0], size[1]
+        self._normalise = Normalise(preprocess, images.device)
+        self._boxes: Tensor | None = None
+
+    def start(self, epoch: int) -> None:
+        """Draw the crops and flips of all images for an epoch."""
+        generator = torch.Generator().manual_seed(random_key(self.seed, epoch))
+        boxes = _draw(self.count, self.input, self.augment, generator)
+        self._boxes = boxes.to(self.images.device, non_blocking=True)
+
+    def __call__(self, index: Tensor) -> Tensor:
+        """The augmented, normalised images of these indices."""
+        if self._boxes is None:
+            raise ValueError("Call `start(epoch)` before the first batch: it draws the crops.")
+        images = self.images[index].float()
+        clamp = self.augment.crop == "resized"
+        return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
+
+
+@final
+class Normalise:
+    """uint8 values, or floats on that scale, to what the network sees."""
+
+    def __init__(self, preprocess: Preprocess, device: torch.device) -> None:
+        mean = torch.tensor(preprocess.mean, device=device)
+        std = torch.tensor(preprocess.std, device=device)
+        self.scale = (1 / (255 * std))[:, None, None]
+        self.shift = (-mean / std)[:, None, None]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(x/255 − mean)/std, channel by channel."""
+        return torch.addcmul(self.shift, images, self.scale)
+
+
+def resample(images: Tensor, boxes: Tensor, output: tuple[int, int], *, clamp: bool) -> Tensor:
+    """Cut a box out of each float image (N, C, H, W) and scale it to `output`, bilinearly.
+
+    A box is (top, left, height, width, flip), in pixels. With `clamp` nothing outside the box is looked at, as when it
+    is cropped first; without, what lies outside the image is black.
+    """
+    height, width = images.shape[-2:]
+    top, left, tall, wide, flip = boxes.to(images.dtype).unbind(-1)
+    y = _positions(top, tall, output[0], clamp)
+    x = _positions(left, wide, output[1], clamp)
+    x = torch.where(flip[:, None] > 0, x.flip(-1), x)
+    grid_x = (2 / max(width - 1, 1) * x - 1)[:, None, :].expand(-1, output[0], -1)
+    grid_y = (2 / max(height - 1, 1) * y - 1)[:, :, None].expand(-1, -1, output[1])
+    padding = "border" if clamp else "zeros"
+    return functional.grid_sample(images, torch.stack([grid_x, grid_y], -1), "bilinear", padding, align_corners=True)
+
+
+def _positions(start: Tensor, length: Tensor, count: int, clamp: bool) -> Tensor:
+    """Where the pixel centres of the output lie in the image, (N, count)."""
+    steps = (torch.arange(count, device=start.device, dtype=start.dtype) + 0.5) / count
+    at = start[:, None] + steps * length[:, None] - 0.5
+    if not clamp:
+        return at
+    return torch.minimum(torch.maximum(at, start[:, None]), (start + length - 1)[:, None])
+
+
+def _draw(count: int, size: tuple[int, int], augment: Augment, generator: torch.Generator) -> Tensor:
+    """A box for each image: (count, 5) float32."""
+    height, width = size
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
+
+    if augment.crop == "resized":
+        top, left, tall, wide = _resized_crops(uniform, count, height, width, augment)
+    else:
+        tall, wide = torch.full((count,), float(height)), torch.full((count,), float(width))
+        shifts = 2 * augment.padding + 1 if augment.crop == "padded" else 1
+        top = (uniform(count) * shifts).floor() - shifts // 2
+        left = (uniform(count) * shifts).floor() - shifts // 2
+    flip = uniform(count) < augment.flip
+    return torch.stack([column.float() for column in (top, left, tall, wide, flip)], -1)
+
+
+def _resized_crops(
+    uniform: Callable[..., Tensor], count: int, height: int, width: int, augment: Augment
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A random share of the area in a random shape; where ten of them do not fit, the central crop that does."""
+    (low, high), (narrow, broad) = augment.scale, augment.ratio
+    area = height * width * (low + (high - low) * uniform(count, _TRIES))
+    ratio = (math.log(narrow) + (math.log(broad) - math.log(narrow)) * uniform(count, _TRIES)).exp()
+    wide, tall = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+    first = fits.int().argmax(-1, keepdim=True)
+    wide, tall = wide.gather(1, first)[:, 0], tall.gather(1, first)[:, 0]
+    shape = min(max(width / height, narrow), broad)
+    central = float(round(min(width, height * shape))), float(round(min(height, width / shape)))
+    none = ~fits.any(-1)
+    wide, tall = wide.masked_fill(none, central[0]), tall.masked_fill(none, central[1])
+    top = (uniform(count) * (height - tall + 1)).floor()
+    left = (uniform(count) * (width - wide + 1)).floor()
+    middle = (torch.tensor(height) - tall).div(2).floor(), (torch.tensor(width) - wide).div(2).floor()
+    return torch.where(none, middle[0], top), torch.where(none, middle[1], left), tall, wide

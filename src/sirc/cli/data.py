@@ -1,0 +1,98 @@
+"""`sirc data`: which datasets there are, whether what is on disk is one, and two that are made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sirc.cli._screen import reporting, result, stdout
+
+COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
+
+app = typer.Typer(
+    help="Datasets: list the benchmarks, check what is on disk, make Noise and Colonoscopy.", no_args_is_help=True
+)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results and errors.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """List the paper's datasets: name, group, size, the folder each is looked for in, and where to get it.
+
+    Example: `sirc data list`
+    """
+    from rich.table import Table
+
+    from sirc.data import benchmarks
+
+    table = Table("name", "title", "role", "group", "images", "folder", "where to get it", box=None, pad_edge=False)
+    for known in benchmarks():
+        sizes = " + ".join(f"{part.size:,}" if part.size else "?" for part in known.splits)
+        table.add_row(
+            known.key, known.title, known.role, known.group or "–", sizes, f"ROOT/{known.folder}", known.source
+        )
+    stdout().print(table)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
+    path: Annotated[Path, typer.Argument(help="Where its files are.")],
+    split: Annotated[str | None, typer.Option(help="Only `train` or only `test`.")] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Read every image, and name the broken ones.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes that read images.", min=0)] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Say what is there, what is missing, and what to do. Exits with 1 if something is wrong.
+
+    Example: `sirc data check textures ~/data/textures --decode --workers 8`
+    """
+    from sirc.data import check as check_data
+
+    with reporting(quiet=quiet) as progress:
+        report = check_data(name, path, split=split, decode=decode, workers=workers, progress=progress)
+    result(str(report))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def noise(
+    out: Annotated[Path, typer.Argument(help="The folder to write to.")],
+    count: Annotated[int, typer.Option(help="How many images.", min=1)] = 10_000,
+    seed: Annotated[int, typer.Option(help="The seed; image i depends on it and on i alone.", min=0)] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace noise of another seed or count.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the paper's Noise images as PNG files. A stopped run is taken up by the same command.
+
+    Experiments need no files: `dataset = "noise"` makes the same images on the fly.
+
+    Example: `sirc data noise data/noise --count 10000 --seed 0`
+    """
+    from sirc.data import write_noise
+
+    with reporting(quiet=quiet) as progress:
+        write_noise(out, count=count, seed=seed, overwrite=overwrite, progress=progress)
+    result(f"{out}  {count} images, seed {seed}")
+
+
+@app.command()
+def colonoscopy(
+    out: Annotated[Path, typer.Argument(help="The folder to write to; it gets `videos/` and `images/`.")],
+    videos: Annotated[int, typer.Option(help="How many videos of each lesion class; the paper has 10.", min=1)] = 10,
+    base: Annotated[str, typer.Option(help="The address to fetch from.")] = COLONOSCOPY,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch the colonoscopy videos and write every frame as an image. A stopped run is taken up by the same command.
+
+    Example: `sirc data colonoscopy data/colonoscopy`
+    """
+    from sirc.data import fetch_colonoscopy
+
+    with reporting(quiet=quiet) as progress:
+        summary = fetch_colonoscopy(out, base=base, videos=videos, progress=progress)
+    result(str(summary))

@@ -1,0 +1,159 @@
+"""Colonoscopy, the paper's OOD set of video frames: fetches the videos and writes each frame as an image."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from sirc._checks import check_positive
+from sirc._files import PathLike, atomic_write
+from sirc.data._decode import missing_package, printable
+from sirc.data.fetch import fetch
+from sirc.errors import ImageError
+from sirc.progress import SILENT, Progress
+
+BASE = "http://www.depeca.uah.es/colonoscopy_dataset"
+LESIONS = ("Hyperplasic", "Serrated", "Adenoma")
+FRAMES = 12_312  # of the first ten videos of each lesion
+_QUALITY = 95
+
+
+@final
+@dataclass(frozen=True)
+class ColonoscopyFrames:
+    """What was written: the number of frames of each video, under `folder/images`."""
+
+    folder: Path
+    frames: Mapping[str, int] = field(default_factory=dict)
+    expected: int | None = FRAMES
+
+    @property
+    def total(self) -> int:
+        """How many frames there are in all."""
+        return sum(self.frames.values())
+
+    @property
+    def ok(self) -> bool:
+        """Whether the number is the paper's; true too where the paper has no number for this choice of videos."""
+        return self.expected in (None, self.total)
+
+    def __str__(self) -> str:
+        lines = [f"{video}: {count:,} frames" for video, count in self.frames.items()]
+        against = "" if self.expected is None else f" (the paper has {self.expected:,})"
+        return "\n".join([*lines, f"{self.total:,} frames in '{printable(self.folder / 'images')}'{against}"])
+
+
+def fetch_colonoscopy(
+    folder: PathLike,
+    *,
+    base: str = BASE,
+    videos: int = 10,
+    progress: Progress = SILENT,
+    retries: int = 5,
+    timeout: float = 30.0,
+    sleep: Callable[[float], object] = time.sleep,
+) -> ColonoscopyFrames:
+    """Fetch the first `videos` NBI videos of each lesion into `folder/videos`, and their frames into `folder/images`.
+
+    What an interrupted run finished is kept: whole videos are not fetched again, and only a video whose frames are not
+    all there is cut anew. A video that cannot be decoded is named once all others are done.
+    """
+    folder, videos = Path(folder), check_positive("videos", videos)
+    _av()  # before hours of fetching
+    frames: dict[str, int] = {}
+    broken: dict[str, str] = {}
+    wanted = [(lesion, number) for lesion in LESIONS for number in range(1, videos + 1)]
+    with progress.task("colonoscopy", len(wanted), unit="videos") as task:
+        for lesion, number in wanted:
+            case = f"{lesion.lower()}_{number:02}"
+            name = f"{case}_NBI"
+            count = _finished(folder, name)
+            if count is None:
+                video = folder / "videos" / f"{name}.mp4"
+                url = f"{base.rstrip('/')}/{lesion}/{case}/videos/NBI.mp4"
+                fetch(url, video, progress=progress, retries=retries, timeout=timeout, sleep=sleep)
+                try:
+                    count = _cut(video, folder / "images", name, progress)
+                except ImageError as error:
+                    broken[name] = str(error)
+                    continue
+                note = json.dumps({"frames": count}).encode()
+                atomic_write(_note(folder, name), lambda file, note=note: file.write(note))  # type: ignore[misc]
+            frames[name] = count
+            task.advance()
+    if broken:
+        raise ImageError(
+            f"{len(broken)} of {len(wanted)} videos cannot be decoded: {'; '.join(broken.values())}. "
+            "Delete those files and run this again: they are fetched anew, the others are kept."
+        )
+    return ColonoscopyFrames(folder, frames, FRAMES if videos == 10 else None)
+
+
+def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Progress = SILENT) -> int:
+    """Write every frame of a video as `name_00000.jpg`, …; return how many there are.
+
+    JPEG at quality 95 with full colour: the videos are compressed already, and PNG would take ten times the room for
+    the errors of that compression.
+    """
+    av, folder = _av(), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    try:
+        with av.open(str(video)) as container, progress.task(name, None, unit="frames") as task:
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            for frame in container.decode(stream):
+                frame.to_image().save(folder / _frame(name, count), quality=_QUALITY, subsampling=0)
+                count += 1
+                task.advance()
+    except (av.error.FFmpegError, IndexError) as error:  # IndexError: a file without a video stream
+        why = "it has no video stream" if isinstance(error, IndexError) else error.strerror
+        raise ImageError(f"'{printable(video)}' is damaged after {count} frames ({why})") from error
+    if not count:
+        raise ImageError(f"'{printable(video)}' has no frames")
+    return count
+
+
+def _cut(video: Path, folder: Path, name: str, progress: Progress) -> int:
+    _remove_frames(folder, name)  # of a run that was killed, or of another version of the video
+    try:
+        return write_frames(video, folder, name, progress=progress)
+    except ImageError:
+        _remove_frames(folder, name)
+        raise
+
+
+def _finished(folder: Path, name: str) -> int | None:
+    """How many frames a video has, if an earlier run wrote them all and they are still there."""
+    try:
+        count = int(json.loads(_note(folder, name).read_text(encoding="utf-8"))["frames"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    there = {file.name for file in (folder / "images").glob(f"{name}_*.jpg")}
+    return count if there == {_frame(name, number) for number in range(count)} else None
+
+
+def _remove_frames(folder: Path, name: str) -> None:
+    for file in folder.glob(f"{name}_*.jpg"):
+        file.unlink()
+
+
+def _frame(name: str, number: int) -> str:
+    return f"{name}_{number:05}.jpg"
+
+
+def _note(folder: Path, name: str) -> Path:
+    return folder / "videos" / f"{name}.json"
+
+
+def _av() -> Any:
+    try:
+        import av
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise missing_package("cutting videos into frames", "PyAV and Pillow", "video,vision") from error
+    return av

@@ -1,0 +1,111 @@
+"""Where the parts of a benchmark lie on disk: the folder of a split, its list, ImageNet's archives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sirc.data._decode import missing_package, printable
+from sirc.data.benchmarks import Benchmark, Split
+from sirc.data.files import FileSet, image_folder
+from sirc.data.lists import file_list
+
+TESTS = ("test", "val", "validation", "valid")
+TARS = {"train": "ILSVRC2012_img_train.tar", "test": "ILSVRC2012_img_val.tar"}
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+
+
+def find_folder(path: Path, split: Split) -> Path | None:
+    """The folder of a part, by the first of its names that is there."""
+    return next((path / name for name in split.folders if (path / name).is_dir()), None)
+
+
+def find_list(path: Path, known: Benchmark) -> Path | None:
+    """The list file of a benchmark, by the first of its names that is there."""
+    return next((path / name for name in known.lists if (path / name).is_file()), None)
+
+
+def archives_of(path: Path, known: Benchmark, split: Split) -> bool:
+    """Whether torchvision can unpack this part of ImageNet-1k from what is here."""
+    if known.key != "imagenet1k" or not (path / TARS[split.name]).is_file():
+        return False
+    return (path / DEVKIT).is_file() or (path / "meta.bin").is_file()
+
+
+def cut_short(path: Path, split: Split) -> str | None:
+    """Say so if an unpacking of this part has not ended: its folder looks whole, and is not."""
+    if not (mark := _mark(path, split)).exists():
+        return None
+    folder = path / split.folders[0]
+    return (
+        f"'{printable(folder)}' is being unpacked, or a run that did so was killed. "
+        f"In that case delete it and '{printable(mark)}', and open it again."
+    )
+
+
+def open_split(
+    known: Benchmark, path: Path, split: str | None, *, labelled: bool, list_name: str | None = None
+) -> FileSet:
+    """Open one part of a benchmark whose files lie in `path`; the error says what is missing there."""
+    part = known.split(split)
+    folder = find_folder(path, part)
+    if words := cut_short(path, part):
+        raise FileNotFoundError(f"{known.title} cannot be read: {words}")
+    if folder is None and archives_of(path, known, part):
+        folder = _unpack(path, part)
+    if folder is None:
+        names = "' or '".join(part.folders)
+        raise FileNotFoundError(
+            f"{known.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no such "
+            f"folder. Get it from {known.source}, and see `sirc data check {known.key} {printable(path)}`."
+        )
+    if not known.lists:
+        return image_folder(folder, labelled=labelled, name=known.title)
+    listed = path / list_name if list_name else find_list(path, known)
+    if listed is None:
+        raise FileNotFoundError(
+            f"{known.title} must have the list of its images, {' or '.join(known.lists)}, in '{printable(path)}'. "
+            f"Get it from {known.list_source}."
+        )
+    return file_list(listed, folder, labelled=False, within=part.folders, name=known.title)
+
+
+def split_folder(path: Path, split: str, *, required: bool) -> Path:
+    """The folder of a part of a user's own data: `path/train`, `path/test` or `path/val`; or `path`, if it has none.
+
+    With `required`, or where the other part has a folder, the part must have one.
+    """
+    names = {"train": ("train",), "test": TESTS}
+    for name in names[split]:
+        if (path / name).is_dir():
+            return path / name
+    other = [name for part in names.values() for name in part if (path / name).is_dir()]
+    if required or other:
+        has = f"it has {', '.join(other)}" if other else "it has neither train nor test"
+        raise FileNotFoundError(
+            f"'{printable(path)}' must have a folder {' or '.join(names[split])} for split {split!r}; {has}. "
+            "Make it, or pass the folder of that part as `path`."
+        )
+    return path
+
+
+def _unpack(path: Path, split: Split) -> Path:
+    """Let torchvision sort ImageNet's archives into class folders; this takes a while, once."""
+    try:
+        from torchvision.datasets import ImageNet
+    except ImportError as error:
+        raise missing_package("unpacking ImageNet-1k", "torchvision") from error
+    mark = _mark(path, split)
+    mark.touch()
+    try:
+        ImageNet(str(path), split="train" if split.name == "train" else "val")
+    except (ImportError, RuntimeError) as error:  # both before a file is unpacked
+        mark.unlink()
+        if isinstance(error, ImportError):
+            raise ImportError(f"unpacking '{DEVKIT}' needs SciPy: pip install scipy") from error
+        raise FileNotFoundError(f"ImageNet-1k cannot be unpacked in '{printable(path)}': {error}") from error
+    mark.unlink()
+    return path / split.folders[0]
+
+
+def _mark(path: Path, split: Split) -> Path:
+    return path / f".unpacking-{split.name}"

@@ -1,0 +1,217 @@
+"""Datasets that others wrote: torchvision's by name, and map-style ones that a function of yours returns."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import operator
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sirc.data._decode import missing_package, to_rgb
+from sirc.data.base import ImageSet
+from sirc.data.benchmarks import unknown
+from sirc.errors import ImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_PARTS = {"train": ("train", "train-standard"), "test": ("test", "val")}  # what torchvision's classes call them
+_SAMPLED = 16
+
+
+@final
+class Wrapped(ImageSet):
+    """A map-style dataset whose items are PIL images, or (PIL image, label)."""
+
+    def __init__(self, dataset: Any, *, name: str, identity: str, labelled: bool = True) -> None:
+        classes = getattr(dataset, "classes", None) or ()
+        plain = all(isinstance(label, str) for label in classes)
+        super().__init__(
+            name=name,
+            labels=find_labels(dataset, name) if labelled else None,
+            classes=tuple(classes) if labelled and plain else (),
+        )
+        self._dataset = dataset
+        self._called = identity
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def image(self, index: int) -> Image:
+        """Take one image out of its item, as RGB."""
+        from PIL.Image import Image
+
+        item = self._dataset[self._number(index)]
+        image = item[0] if isinstance(item, tuple | list) and item else item
+        if not isinstance(image, Image):
+            raise ImageError(
+                f"{self.where(index)} must be a PIL image, or (PIL image, label); got {type(image).__name__}. "
+                "Make the dataset without a transform: the preprocessing comes after."
+            )
+        return to_rgb(image)
+
+    def where(self, index: int) -> str:
+        """Name the dataset and the number."""
+        return f"image {index} of '{self.name}'"
+
+    @cached_property
+    def _pixels(self) -> str:
+        # No file names here: how it was made, how long it is, and a few images say which set this is.
+        digest = hashlib.sha256()
+        for index in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(int)):
+            image = self.image(int(index))
+            digest.update(f"{image.size}".encode() + image.tobytes())
+        return digest.hexdigest()
+
+    def _identity(self) -> str:
+        return f"{self._called} {len(self)} {self._pixels}"
+
+
+def torchvision_set(
+    kind: str,
+    root: Path,
+    split: str | None,
+    options: Mapping[str, object],
+    *,
+    labelled: bool = True,
+    split_required: bool = True,
+) -> Wrapped:
+    """Make a torchvision dataset by its class name; nothing is downloaded unless `options` say `download = true`."""
+    try:
+        from torchvision import datasets
+    except ImportError as error:
+        raise missing_package(f"torchvision:{kind}", "torchvision") from error
+    if kind not in datasets.__all__ or not inspect.isclass(getattr(datasets, kind)):
+        known = [name for name in sorted(datasets.__all__) if inspect.isclass(getattr(datasets, name))]
+        raise ValueError(unknown("`dataset` after `torchvision:`", kind, known))
+    made: Callable[..., Any] = getattr(datasets, kind)
+    takes = _parameters(made)
+    given = {**({"root": str(root)} if "root" in takes else {}), **options}
+    if split is None or "train" in given or ("train" not in takes and "split" in given):
+        choices: list[dict[str, object]] = [{}]
+    elif "train" in takes:
+        choices = [{"train": split == "train"}]
+    elif "split" in takes:
+        choices = [{"split": word} for word in _PARTS[split]]
+    elif split_required:
+        raise ValueError(
+            f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got {split!r}. "
+            "Write a function that cuts it in two, and name that: `package.module:function`."
+        )
+    else:
+        choices = [{}]
+    dataset = _make(f"torchvision:{kind}", made, given, choices)
+    identity = json.dumps([f"torchvision:{kind}", split, options], sort_keys=True, default=repr)
+    return Wrapped(dataset, name=kind, identity=identity, labelled=labelled)
+
+
+def call_function(
+    name: str, path: Path | None, split: str | None, options: Mapping[str, object], *, labelled: bool = True
+) -> ImageSet:
+    """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
+    module, _, attribute = name.partition(":")
+    try:
+        function = operator.attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f'`dataset` must be a benchmark, "folder", "list", "torchvision:NAME" or "package.module:function"; got '
+            f"{name!r}, which cannot be imported: {error}. Is its folder on PYTHONPATH?"
+        ) from error
+    if not callable(function):
+        raise ValueError(f"`dataset` must name a function; {name!r} is a {type(function).__name__}.")
+    takes = _parameters(function)
+    ours = {key: value for key, value in (("split", split), ("path", path)) if value is not None and key in takes}
+    dataset = _make(name, function, {**ours, **options}, [{}])
+    if isinstance(dataset, ImageSet):
+        return dataset if labelled else dataset.unlabelled()
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ValueError(
+            f"`dataset` must return an `ImageSet` or a map-style dataset, with `len` and items by number; {name!r} "
+            f"returned {type(dataset).__name__}. Return for example a torchvision dataset without transform."
+        )
+    identity = json.dumps([name, split, options], sort_keys=True, default=repr)
+    return Wrapped(dataset, name=attribute, identity=identity, labelled=labelled)
+
+
+def find_labels(dataset: Any, name: str) -> Tensor:
+    """The label of every item, from the attribute that keeps them if there is one, so that no image is decoded."""
+    count = len(dataset)
+    if count == 0:
+        raise ValueError(f"a dataset must have at least one image; '{name}' is empty. Check its path and options.")
+    if getattr(dataset, "target_transform", None) is None:
+        for kept in ("targets", "labels", "_labels", "y", "samples", "_samples"):
+            labels = _as_labels(getattr(dataset, kept, None), count)
+            ends = (0, count // 2, count - 1)
+            if labels is not None and all(int(labels[i]) == _label(dataset[i], name, i) for i in ends):
+                return labels
+    return torch.tensor([_label(dataset[i], name, i) for i in range(count)])
+
+
+def _as_labels(values: Any, count: int) -> Tensor | None:
+    if values is None or not hasattr(values, "__len__") or len(values) != count:
+        return None
+    if isinstance(values, list) and isinstance(values[0], tuple):  # (path, label), as `ImageFolder.samples`
+        values = [pair[-1] for pair in values]
+    try:
+        labels = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    return labels.to(torch.int64) if labels.ndim == 1 and whole else None
+
+
+def _label(item: Any, name: str, index: int) -> int:
+    try:
+        label = operator.index(item[1]) if isinstance(item, tuple | list) else None
+    except (TypeError, IndexError):
+        label = None
+    if label is None:
+        raise ValueError(
+            f"items of '{name}' must be (PIL image, whole number); got {_shape(item)} for item {index}. "
+            "Pass `labelled=False` for an OOD set."
+        )
+    return label
+
+
+def _shape(item: Any) -> str:
+    parts = item if isinstance(item, tuple | list) else [item]
+    return f"({', '.join(type(part).__name__ for part in parts)})"
+
+
+def _make(name: str, made: Callable[..., Any], given: Mapping[str, object], choices: list[dict[str, object]]) -> Any:
+    """Call it with the first word for the split that it knows."""
+    for last, choice in enumerate(choices, 1 - len(choices)):
+        try:
+            return made(**{**choice, **given})
+        except TypeError as error:
+            raise ValueError(f"`options` of {name} do not fit: {error}. See its documentation.") from error
+        except ValueError as error:
+            if last == 0 or "split" not in str(error):
+                raise ValueError(f"{name} cannot be opened: {error}") from error
+        except (RuntimeError, OSError) as error:
+            hint = " Pass `download = true` in `options` to fetch it." if "download" in _parameters(made) else ""
+            raise FileNotFoundError(f"{name} cannot be opened in {given.get('root', '.')}: {error}{hint}") from error
+    raise AssertionError("every choice returns or raises")
+
+
+def _parameters(made: Callable[..., Any]) -> set[str]:
+    """The names a call takes; for a class that passes keywords on, those of its bases too."""
+    takes: set[str] = set()
+    for layer in inspect.getmro(made) if inspect.isclass(made) else [made]:
+        try:
+            parameters = inspect.signature(layer).parameters.values()
+        except (TypeError, ValueError):
+            break
+        takes.update(parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return takes

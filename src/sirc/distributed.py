@@ -1,0 +1,179 @@
+"""Several processes at one task: who this one is, what the others found, and failing together rather than waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sirc._checks import dtype_name
+
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """The number of this process, 0 where it is alone."""
+    return dist.get_rank() if _joined() else 0
+
+
+def world() -> int:
+    """How many processes there are, 1 where this one is alone."""
+    return dist.get_world_size() if _joined() else 1
+
+
+def is_main() -> bool:
+    """Whether this is process 0, the one that writes what is written once."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if world() > 1:
+        gather_texts("")  # unlike `dist.barrier`, it needs no choice of device
+
+
+@contextmanager
+def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(hours=1)) -> Iterator[None]:
+    """Join the processes that torchrun or accelerate launched, and leave them at the end; else do nothing.
+
+    On CUDA they talk over NCCL, and the current device becomes that of `LOCAL_RANK`; otherwise over gloo. Without
+    `device`, CUDA is taken where each process of this machine has a GPU of its own. `timeout` is how long a process
+    waits for the others.
+    """
+    if _joined() or not dist.is_available() or not all(os.environ.get(name) for name in _LAUNCHED):
+        yield
+        return
+    if int(os.environ["WORLD_SIZE"]) == 1:
+        yield
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device is None:
+        gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+        device = torch.device("cuda" if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus else "cpu")
+    if device.type == "cuda":
+        number = local if device.index is None else device.index
+        if number >= torch.cuda.device_count():
+            raise ValueError(
+                f"each process on CUDA must have a GPU; process {local} of this machine asks for GPU {number} of "
+                f"{torch.cuda.device_count()}. Launch one process for each GPU (`--nproc-per-node`), or use the CPU."
+            )
+        torch.cuda.set_device(number)
+        dist.init_process_group("nccl", timeout=timeout, device_id=torch.device("cuda", number))
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    try:
+        yield
+        barrier()  # who leaves early cuts off those still talking
+    except BaseException:
+        # NCCL may wait for the others on leaving, and they may never come; the launcher ends them.
+        if device.type != "cuda":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Run a part of the work, without exchanges; where it fails in one process, all raise and none waits for it.
+
+    Every process must enter it the same number of times.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+        if world() == 1:
+            raise
+    if world() == 1:
+        return
+    words = "" if error is None else f"{type(error).__name__}: {error}"
+    expected = isinstance(error, ValueError)
+    found = [json.loads(text) for text in gather_texts(json.dumps([words, expected]))]
+    if error is not None:
+        error.add_note(f"This was process {rank()} of {world()}; the others stopped too.")
+        raise error
+    for number, (other, is_value) in enumerate(found):
+        if other:
+            kind = ValueError if is_value else RuntimeError
+            raise kind(f"process {number} of {world()} failed: {other}")
+
+
+def gather_texts(text: str) -> list[str]:
+    """The texts of all processes, in the order of their numbers."""
+    if world() == 1:
+        return [text]
+    device = _device()
+    mine = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8).to(device)  # never empty
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world())]
+    dist.all_gather(sizes, torch.tensor([len(mine)], device=device))
+    lengths = [int(size) for size in sizes]
+    room = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+    room[: len(mine)] = mine
+    texts = [torch.empty_like(room) for _ in lengths]
+    dist.all_gather(texts, room)
+    return [bytes(text[: length - 1].cpu().numpy()).decode() for text, length in zip(texts, lengths, strict=True)]
+
+
+def gathered(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors of each process in turn, in the order of their numbers; names, shapes and types may differ.
+
+    Only those of one process are in memory at a time. Every process must use it up. They lie where the processes
+    talk: on the CPU, or with NCCL on the current GPU.
+    """
+    if world() == 1:
+        yield dict(tensors)
+        return
+    headers = [json.loads(text) for text in gather_texts(_describe(tensors))]
+    for source, header in enumerate(headers):
+        yield _broadcast(tensors, header, source)
+
+
+def gather_tensors(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The tensors of all processes at once."""
+    return list(gathered(tensors))
+
+
+def broadcast_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of process 0, whatever the others pass."""
+    if world() == 1:
+        return dict(tensors)
+    return _broadcast(tensors, json.loads(gather_texts(_describe(tensors))[0]), 0)
+
+
+def _describe(tensors: Mapping[str, Tensor]) -> str:
+    return json.dumps({name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()})
+
+
+def _broadcast(
+    tensors: Mapping[str, Tensor], header: Mapping[str, tuple[str, list[int]]], source: int
+) -> dict[str, Tensor]:
+    device = _device()
+    received = {}
+    for name, (dtype, shape) in header.items():
+        if source == rank():
+            tensor = tensors[name].detach().to(device).contiguous()
+        else:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        if tensor.numel():
+            # As bytes, since not every backend knows every type.
+            dist.broadcast(tensor.view(-1).view(torch.uint8), src=source)
+        received[name] = tensor
+    return received
+
+
+def _device() -> torch.device:
+    """Where tensors must be for the backend to send them."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

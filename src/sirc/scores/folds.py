@@ -1,0 +1,32 @@
+"""How many folds statistics are cross-fitted with."""
+
+import operator
+from typing import Literal
+
+Crossfit = int | Literal["auto"]
+
+_FOLDS = 5
+_ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
+_MOST_FOLDS = 20  # each keeps second moments of its own
+
+
+def check_crossfit(crossfit: Crossfit) -> Crossfit:
+    """Require "auto" or a possible number of folds, and return it as a plain int."""
+    if crossfit == "auto":
+        return crossfit
+    try:
+        folds = -1 if isinstance(crossfit, bool) else operator.index(crossfit)
+    except TypeError:
+        folds = -1
+    if folds == 0 or 2 <= folds <= _MOST_FOLDS:
+        return folds
+    raise ValueError(
+        f'`crossfit` must be "auto", 0 (in-sample) or a number of folds from 2 to {_MOST_FOLDS}; got {crossfit!r}'
+    )
+
+
+def folds_of(crossfit: Crossfit, count: int, features: int | None) -> int:
+    """The number of folds for `count` rows; none where rows are many for their features."""
+    if crossfit != "auto":
+        return crossfit
+    return _FOLDS if features is not None and count < _ROWS_PER_FEATURE * features else 0

@@ -1,0 +1,400 @@
+"""Extraction keeps what the model said about every row, survives kills, and is the same for any number of processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+import sirc
+from sirc.data import image_folder
+from sirc.errors import ImageError
+from sirc.preprocess import Preprocess
+from sirc.progress import Progress
+
+K, L = 5, 16
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, L), nn.ReLU(), nn.Dropout(0.5), nn.Linear(L, K))
+
+
+def rows(count=100, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, 2, 2, generator=generator)
+    return TensorDataset(x, torch.randint(0, K, (count,), generator=generator))
+
+
+def expected(model, data):
+    """A plain loop in evaluation mode: logits, features, labels."""
+    x = torch.stack([item[0] for item in data])
+    y = torch.tensor([int(item[1]) for item in data])
+    z = torch.relu(x.flatten(1) @ model[1].weight.T + model[1].bias).detach()
+    return (z @ model[4].weight.T + model[4].bias).detach(), z, y
+
+
+def check(outputs, model, data):
+    logits, features, labels = expected(model, data)
+    torch.testing.assert_close(outputs.logits, logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs.features, features, atol=1e-5, rtol=1e-5)
+    assert torch.equal(outputs.labels, labels)
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+
+
+def test_outputs_in_memory_are_those_of_a_plain_loop():
+    model, data = network(), rows()
+    outputs = sirc.extract(model, data, batch_size=7)
+    assert isinstance(outputs, sirc.Outputs)
+    check(outputs, model, data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_holds_the_same_rows_in_the_same_order(tmp_path, workers):
+    model, data = network(), rows()
+    store = sirc.extract(model, data, tmp_path / "s", batch_size=7, workers=workers, shard_size=32)
+    assert isinstance(store, sirc.OutputStore)
+    assert store.num_shards == 4
+    check(store.load(), model, data)
+
+
+def test_the_model_is_left_as_it_was():
+    model = network()
+    model[4].eval()
+    sirc.extract(model, rows())
+    assert model.training
+    assert model[3].training
+    assert not model[4].training
+    assert not model[4]._forward_pre_hooks
+
+
+def test_batches_restart_at_each_shard(tmp_path):
+    sizes = []
+    model = network()
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    sirc.extract(model, rows(70), tmp_path / "s", batch_size=20, shard_size=32, head="4")
+    assert sizes == [20, 12, 20, 12, 6]
+
+
+def test_a_loader_s_own_batch_size_workers_and_collation_are_used():
+    model, data = network(), rows(30)
+    sizes = []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+
+    def doubled(items):
+        return {"x": 2 * torch.stack([x for x, _ in items]), "labels": torch.stack([y for _, y in items])}
+
+    outputs = sirc.extract(model, DataLoader(data, batch_size=8, collate_fn=doubled), head="4")
+    assert sizes == [8, 8, 8, 6]
+    twice = TensorDataset(2 * data.tensors[0], data.tensors[1])
+    logits, _, labels = expected(model, twice)
+    torch.testing.assert_close(outputs.logits, logits, atol=1e-5, rtol=1e-5)
+    assert torch.equal(outputs.labels, labels)
+
+
+def test_a_loader_in_a_fixed_order_of_its_own_gives_that_order():
+    model, data = network(), rows(20)
+    order = list(range(19, -1, -2))
+    outputs = sirc.extract(model, DataLoader(data, batch_size=3, sampler=order))
+    check(outputs, model, [data[i] for i in order])
+    batches = BatchSampler(order, 4, drop_last=False)
+    check(sirc.extract(model, DataLoader(data, batch_sampler=batches)), model, [data[i] for i in order])
+
+
+def test_a_shuffling_loader_is_refused():
+    with pytest.raises(ValueError, match="this DataLoader shuffles"):
+        sirc.extract(network(), DataLoader(rows(), batch_size=8, shuffle=True))
+    sampler = torch.utils.data.SubsetRandomSampler(range(100))
+    with pytest.raises(ValueError, match="this DataLoader shuffles"):
+        sirc.extract(network(), DataLoader(rows(), batch_size=8, sampler=sampler))
+
+
+def test_data_that_augments_are_refused():
+    class Noisy(Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            return torch.randn(3, 2, 2), 0
+
+    with pytest.raises(ValueError, match="item 0 differs when read twice"):
+        sirc.extract(network(), Noisy())
+
+
+def test_empty_data_are_refused():
+    with pytest.raises(ValueError, match="it is empty"):
+        sirc.extract(network(), Subset(rows(), []))
+    with pytest.raises(ValueError, match="it is empty"):
+        sirc.extract(network(), iter([]))
+
+
+@pytest.mark.parametrize("what", ["a word", 3, torch.zeros(2, 3, 2, 2), {"x": 1}])
+def test_what_is_no_data_is_refused(what):
+    with pytest.raises(ValueError, match="`data` must be a Dataset, a DataLoader or an iterable"):
+        sirc.extract(network(), what)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ValueError, match=r"`model` must be a torch.nn.Module; got function"):
+        sirc.extract(lambda x: x, rows())
+
+
+def test_iterables_are_read_as_they_come(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from rows(30)
+
+    model = network()
+    check(sirc.extract(model, DataLoader(Stream(), batch_size=8)), model, rows(30))
+    check(sirc.extract(model, iter(DataLoader(rows(30), batch_size=8))), model, rows(30))
+    store = sirc.extract(model, DataLoader(Stream(), batch_size=8), tmp_path / "s", size=30, shard_size=16)
+    check(store.load(), model, rows(30))
+    with pytest.raises(ValueError, match="`size`, the number of rows, must be given"):
+        sirc.extract(model, DataLoader(Stream(), batch_size=8), tmp_path / "t")
+
+
+def test_labels_may_be_left_out_and_wrong_ones_are_explained():
+    model = network()
+    x = rows(10).tensors[0]
+    assert sirc.extract(model, TensorDataset(x)).labels is None
+    foreign = TensorDataset(x, torch.full((10,), 77))
+    with pytest.raises(ValueError, match=r"`labels`.*77.*Pass `labels=False` for OOD data"):
+        sirc.extract(model, foreign)
+    assert sirc.extract(model, foreign, labels=False).labels is None
+    with pytest.raises(ValueError, match="one whole number for each of the 10 inputs"):
+        sirc.extract(model, TensorDataset(x, torch.rand(10, 4)))
+
+
+def test_features_may_be_left_out_and_the_head_named():
+    model = network()
+    assert sirc.extract(model, rows(10), features=False).features is None
+    assert sirc.extract(model, rows(10), head="4").num_features == L
+    with pytest.raises(ValueError, match=r"`name` must be an nn\.Linear"):
+        sirc.extract(model, rows(10), head="9")
+
+
+def test_precision_and_stored_dtype(tmp_path):
+    model, data = network(), rows(40)
+    half = sirc.extract(model, data, dtype=torch.float16)
+    assert half.dtype == half.features.dtype == torch.float16
+    torch.testing.assert_close(half.logits.float(), expected(model, data)[0], atol=1e-2, rtol=1e-2)
+    narrow = sirc.extract(model, data, tmp_path / "s", precision="bf16")
+    assert narrow.dtype == torch.bfloat16
+    with pytest.raises(sirc.StoreError, match="belongs to another model"):
+        sirc.extract(model, data, tmp_path / "s")
+
+
+def test_not_a_number_is_told_with_its_row(tmp_path):
+    x = rows(40).tensors[0].clone()
+    x[37] = torch.nan
+    with pytest.raises(ValueError, match=r"must be finite; got .* at \[5, 0\].*counted from item 32"):
+        sirc.extract(network(), TensorDataset(x), tmp_path / "s", shard_size=32, features=False)
+    assert sirc.OutputStore(tmp_path / "s").missing == [1]
+
+
+def test_another_model_or_other_data_are_refused(tmp_path):
+    model, data = network(), rows()
+    store = sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    before = contents(store.path)
+    with pytest.raises(sirc.StoreError, match="belongs to another model"):
+        sirc.extract(network(seed=1), data, store.path, shard_size=32)
+    with pytest.raises(sirc.StoreError, match="other data"):
+        sirc.extract(model, rows(seed=2), store.path, shard_size=32)
+    with pytest.raises(sirc.StoreError, match="other settings: size"):
+        sirc.extract(model, Subset(data, range(50)), store.path, shard_size=32)
+    assert contents(store.path) == before
+    other = sirc.extract(network(seed=1), data, store.path, shard_size=32, overwrite=True)
+    check(other.load(), network(seed=1), data)
+
+
+def test_a_finished_store_is_not_computed_again(tmp_path):
+    model, data = network(), rows()
+    sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    before = contents(tmp_path / "s")
+    model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    assert contents(tmp_path / "s") == before
+
+
+def test_only_missing_shards_are_computed(tmp_path):
+    model, data = network(), rows()
+    sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    before = contents(tmp_path / "s")
+    (tmp_path / "s" / "shard-00002.safetensors").unlink()
+    sizes = []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    sirc.extract(model, data, tmp_path / "s", shard_size=32, head="4")
+    assert sum(sizes) == 32
+    assert contents(tmp_path / "s") == before
+
+
+def test_a_truncated_shard_is_told_before_any_work(tmp_path):
+    model, data = network(), rows()
+    sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    broken = tmp_path / "s" / "shard-00001.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    (tmp_path / "s" / "shard-00003.safetensors").unlink()
+    with pytest.raises(sirc.StoreError, match=r"shard-00001\.safetensors.*cannot be trusted"):
+        sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    broken.unlink()
+    check(sirc.extract(model, data, tmp_path / "s", shard_size=32).load(), model, data)
+
+
+def test_a_shard_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
+    def full(*_args, **_options):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(sirc.OutputStore, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        sirc.extract(network(), rows(), tmp_path / "s", shard_size=32)
+
+
+class Told(Progress):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def folder_of_images(root, broken=()):
+    for number in range(12):
+        folder = root / "abc"[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{number:02}.png"
+        Image.new("RGB", (2, 2), (number * 20, 100, 255 - number * 20)).save(file)
+        if number in broken:
+            file.write_bytes(file.read_bytes()[:20])
+    return image_folder(root).with_transform(Preprocess(resize=None, crop=None).test())
+
+
+def test_an_unreadable_image_stops_the_run_and_is_named(tmp_path):
+    images = folder_of_images(tmp_path / "images", broken={4})
+    with pytest.raises(ImageError, match=r"b/04\.png.*on_error=\"skip\""):
+        sirc.extract(network(), images, tmp_path / "s", batch_size=2, shard_size=4)
+    assert sirc.OutputStore(tmp_path / "s").missing == [1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_images_are_skipped_counted_and_named(tmp_path, workers):
+    images = folder_of_images(tmp_path / "images", broken={4, 2, 5, 8, 11})  # b/04 and all of class c
+    told = Told()
+    store = sirc.extract(
+        network(),
+        images,
+        tmp_path / "s",
+        batch_size=2,
+        shard_size=4,
+        workers=workers,
+        on_error="skip",
+        progress=told,
+    )
+    assert store.skipped == [5, 8, 9, 10, 11]  # the last shard is empty
+    assert len(store) == 7
+    readable = [images[i] for i in range(12) if i not in store.skipped]
+    check(store.load(), network(), readable)
+    (note,) = told.notes
+    assert note.startswith("5 of 12 images could not be read and were skipped:")
+    for name in ("b/04.png", "c/02.png", "c/05.png", "c/08.png", "c/11.png"):
+        assert name in note
+    in_memory = sirc.extract(network(), images, batch_size=2, on_error="skip")
+    assert torch.equal(in_memory.labels, store.load().labels)
+
+
+def test_when_nothing_can_be_read_it_says_so(tmp_path):
+    images = folder_of_images(tmp_path / "images", broken=set(range(12)))
+    with pytest.raises(ImageError, match="none of the first 12 images can be read"):
+        sirc.extract(network(), images, on_error="skip")
+    with pytest.raises(ValueError, match='`on_error` must be "stop" or "skip"'):
+        sirc.extract(network(), images, on_error="ignore")
+
+
+def test_wrappers_are_seen_through():
+    model, data = network(), rows(10)
+    check(sirc.extract(nn.DataParallel(model), data), model, data)
+    check(sirc.extract(torch.compile(model), data), model, data)
+
+
+def test_launched_processes_that_have_not_joined_are_told(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="the 2 processes that were launched must have joined"):
+        sirc.extract(network(), rows())
+
+
+SCRIPT = """
+    import sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+    import sirc
+    from sirc import distributed
+
+    class Slow(Dataset):
+        fingerprint = "the same data"
+        def __len__(self):
+            return 400
+        def __getitem__(self, index):
+            time.sleep(float(sys.argv[2]))
+            return torch.full((3, 2, 2), index / 400.0), index % 5
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+    with distributed.process_group(torch.device("cpu")):
+        store = sirc.extract(model, Slow(), sys.argv[1], batch_size=8, shard_size=16)
+        assert store.complete, distributed.rank()
+        if distributed.rank() == 1:
+            assert len(store.load()) == 400
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(SCRIPT))
+    return file
+
+
+def environment(**more):
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def test_a_kill_loses_no_finished_shard_and_repeats_none(tmp_path, script):
+    whole = [sys.executable, script, tmp_path / "whole", "0"]
+    subprocess.run(whole, check=True, env=environment())
+    command = [sys.executable, script, tmp_path / "s", "0.002"]
+    process = subprocess.Popen(command, env=environment())
+    try:
+        deadline = time.monotonic() + 60
+        while len(list((tmp_path / "s").glob("shard-*"))) < 5:
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "s").glob("shard-*")}
+    assert 5 <= len(kept) < 25
+    subprocess.run([sys.executable, script, tmp_path / "s", "0"], check=True, env=environment())
+    for name, written in kept.items():
+        assert (tmp_path / "s" / name).stat().st_mtime_ns == written
+    shards = {name: data for name, data in contents(tmp_path / "s").items() if not name.startswith(".")}
+    assert shards == contents(tmp_path / "whole")
+
+
+def test_two_processes_write_the_store_of_one(tmp_path, script):
+    subprocess.run([sys.executable, script, tmp_path / "one", "0"], check=True, env=environment())
+    rendezvous = ["--standalone", "--nproc-per-node", "2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", *rendezvous, script, tmp_path / "two", "0"]
+    subprocess.run(launch, check=True, env=environment(), capture_output=True)
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
