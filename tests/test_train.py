@@ -140,7 +140,7 @@ def test_a_finished_run_is_loaded_and_not_trained_again(images, tmp_path):
         ({"recipe": dataclasses.replace(QUICK, lr=0.01)}, "lr is 0.05, got 0.01"),
         ({"recipe": dataclasses.replace(QUICK, epochs=4)}, "epochs is 3, got 4"),
         ({"seed": 2}, "seed is 1, got 2"),
-        ({"model": network(9)}, "start is"),
+        ({"model": network(9)}, "starting weights is"),
     ],
 )
 def test_another_recipe_is_refused(images, tmp_path, change, words):
@@ -156,7 +156,7 @@ def test_other_images_are_refused_and_speed_settings_are_not(images, tmp_path):
     with pytest.raises(Stop):
         run(images, tmp_path / "run", progress=StopAt(1))
     other = image_folder(write_images(tmp_path / "others", count=18))
-    with pytest.raises(sirc.StoreError, match="data is"):
+    with pytest.raises(sirc.StoreError, match="training images is"):
         run(other, tmp_path / "run")
     run(images, tmp_path / "run", dataclasses.replace(QUICK, workers=1, channels_last=True))
 

@@ -158,8 +158,8 @@ def _recipe(model: nn.Module, images: ImageSet, recipe: Train, preprocess: Prepr
         **recipe.decisive(),
         **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
         "seed": seed,
-        "data": images.with_transform(None).fingerprint,
-        "start": fingerprint(model),
+        "training images": images.with_transform(None).fingerprint,
+        "starting weights": fingerprint(model),
     }
 
 
