@@ -17,7 +17,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n auto
 
 demo: $(STAMP)
-	$(BIN)/python examples/digits.py
+	$(BIN)/sirc demo
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix .

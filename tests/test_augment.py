@@ -51,7 +51,9 @@ def test_a_padded_crop_is_black_outside_the_image(shift):
 
 def test_normalising_on_the_device_is_the_test_time_preprocessing():
     images = pictures()
-    got = Normalise(SMALL, torch.device("cpu"))(images.float())
+    normalise = Normalise(SMALL, torch.device("cpu"))
+    got = normalise(images)
+    assert torch.equal(got, normalise(images.float()))
     for pixels, row in zip(images, got, strict=True):
         expected = SMALL.test()(Image.fromarray(pixels.permute(1, 2, 0).numpy()))
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
@@ -133,9 +135,17 @@ def test_a_batch_before_the_first_epoch_is_an_error():
 
 
 def test_keys_of_neighbouring_samples_have_nothing_in_common():
-    keys = {random_key(seed, epoch, index) for seed in range(3) for epoch in range(5) for index in range(200)}
+    keys = {random_key("image", seed, epoch, index) for seed in range(3) for epoch in range(5) for index in range(200)}
     assert len(keys) == 3000
     assert all(0 <= key < 2**63 for key in keys)
+    bits = np.array([[key >> bit & 1 for bit in range(63)] for key in keys])
+    assert stats.chisquare(bits.sum(0), np.full(63, bits.sum() / 63)).pvalue > 1e-3
+
+
+def test_no_two_uses_draw_the_same_numbers():
+    numbers = [(1,), (1, 0), (1, 0, 0), (1, 1), (11,), (2**32,), (0, 1)]
+    keys = {random_key(use, *some) for use in ("order", "image", "boxes", "network") for some in numbers}
+    assert len(keys) == 4 * len(numbers)
 
 
 def test_the_paper_s_training_transform_is_resized_crop_and_flip():
@@ -155,7 +165,9 @@ def test_other_training_transforms():
     assert padded(Image.new("RGB", (40, 50))).shape == (3, 32, 32)
     plain = training_transform(Augment(crop="none", flip=0.0), Preprocess(resize=40, crop=32))
     image = Image.fromarray(pictures(1, 60, 50)[0].permute(1, 2, 0).numpy())
-    torch.testing.assert_close(plain(image), Preprocess(resize=40, crop=32).test()(image))
+    expected = np.asarray(tvf.center_crop(tvf.resize(image, 40), 32)).transpose(2, 0, 1)
+    assert plain(image).dtype == torch.uint8
+    assert np.array_equal(plain(image), expected)
 
 
 def test_a_random_crop_needs_a_size():

@@ -148,7 +148,7 @@ def test_files_that_vanish_are_named(folder):
     images.path(2).unlink()
     with pytest.raises(ImageError, match=r"1 \(owl/deep-er/w.png\) of 7 are gone"):
         _ = images.fingerprint
-    with pytest.raises(ImageError, match=r"w.png' is gone"):
+    with pytest.raises(OSError, match=r"w.png' is gone"):
         images[2]
 
 

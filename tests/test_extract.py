@@ -1,5 +1,6 @@
 """Extraction keeps what the model said about every row, survives kills, and is the same for any number of processes."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -115,21 +116,29 @@ def test_a_loader_in_a_fixed_order_of_its_own_gives_that_order():
 def test_a_shuffling_loader_is_refused():
     with pytest.raises(ValueError, match="this DataLoader shuffles"):
         sirc.extract(network(), DataLoader(rows(), batch_size=8, shuffle=True))
+    with pytest.raises(ValueError, match="this DataLoader shuffles"):
+        sirc.extract(network(), DataLoader(rows(), batch_size=None, shuffle=True))
+    shared = torch.utils.data.DistributedSampler(rows(), num_replicas=2, rank=0, shuffle=False)
+    with pytest.raises(ValueError, match="this DataLoader takes a share"):
+        sirc.extract(network(), DataLoader(rows(), batch_size=8, sampler=shared))
     sampler = torch.utils.data.SubsetRandomSampler(range(100))
     with pytest.raises(ValueError, match="this DataLoader shuffles"):
         sirc.extract(network(), DataLoader(rows(), batch_size=8, sampler=sampler))
 
 
 def test_data_that_augments_are_refused():
-    class Noisy(Dataset):
+    class Flipped(Dataset):
         def __len__(self):
-            return 10
+            return 40
 
         def __getitem__(self, index):
-            return torch.randn(3, 2, 2), 0
+            x = torch.arange(12.0).reshape(3, 2, 2) + index
+            return (x.flip(-1) if torch.rand(()) < 0.5 else x), 0
 
-    with pytest.raises(ValueError, match="item 0 differs when read twice"):
-        sirc.extract(network(), Noisy())
+    torch.manual_seed(0)
+    for _ in range(20):
+        with pytest.raises(ValueError, match="differs when read again"):
+            sirc.extract(network(), Flipped())
 
 
 def test_empty_data_are_refused():
@@ -189,10 +198,73 @@ def test_precision_and_stored_dtype(tmp_path):
     half = sirc.extract(model, data, dtype=torch.float16)
     assert half.dtype == half.features.dtype == torch.float16
     torch.testing.assert_close(half.logits.float(), expected(model, data)[0], atol=1e-2, rtol=1e-2)
-    narrow = sirc.extract(model, data, tmp_path / "s", precision="bf16")
-    assert narrow.dtype == torch.bfloat16
-    with pytest.raises(sirc.StoreError, match="belongs to another model"):
+    narrow = sirc.extract(model, data, tmp_path / "s", precision="bf16").load()
+    torch.testing.assert_close(narrow.logits, expected(model, data)[0], atol=0.05, rtol=0.05)
+    by_hand = narrow.features.float() @ model[4].weight.T + model[4].bias
+    torch.testing.assert_close(narrow.logits, by_hand.detach(), atol=1e-6, rtol=1e-5)  # the head keeps every digit
+    with pytest.raises(sirc.StoreError, match=r"how is .* bf16"):
         sirc.extract(model, data, tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"head": "1"}, {"features": False}, {"labels": False}, {"dtype": torch.float16}, {"precision": "bf16"}],
+    ids=str,
+)
+@pytest.mark.parametrize("whole", [True, False], ids=["complete", "one shard missing"])
+def test_other_settings_over_a_store_are_refused(tmp_path, options, whole):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList([nn.Linear(12, K), nn.Linear(12, K)])
+
+        def forward(self, x):
+            self.layers[1](x.flatten(1))
+            return self.layers[0](x.flatten(1))
+
+    if "head" in options:
+        model, options = Twice(), {"head": "layers.1"}
+    else:
+        model = network()
+    sirc.extract(model, rows(), tmp_path / "s", shard_size=32)
+    if not whole:
+        (tmp_path / "s" / "shard-00001.safetensors").unlink()
+    before = contents(tmp_path / "s")
+    with pytest.raises(sirc.StoreError, match="other settings: how is"):
+        sirc.extract(model, rows(), tmp_path / "s", shard_size=32, **options)
+    assert contents(tmp_path / "s") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "fp16"}, '`precision` must be "fp32" or "bf16"'),
+        ({"shard_size": 0}, "`shard_size`"),
+        ({"workers": 1.5}, "`workers` must be a whole number"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"size": 5}, "`size` must be the length of the data, 100; got 5"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_answered_with_their_rule(options, words):
+    with pytest.raises(ValueError, match=words):
+        sirc.extract(network(), rows(), **options)
+
+
+def test_a_swapped_activation_is_another_model(tmp_path):
+    model, other = network(), network()
+    other[2] = nn.Tanh()
+    sirc.extract(model, rows(), tmp_path / "s")
+    with pytest.raises(sirc.StoreError, match="belongs to another model"):
+        sirc.extract(other, rows(), tmp_path / "s")
+
+
+def test_another_function_as_transform_is_other_data(tmp_path):
+    images = folder_of_images(tmp_path / "images")
+    bright, dark = (images.with_transform(lambda _, c=c: torch.full((3, 2, 2), c)) for c in (1.0, 0.5))
+    assert bright.fingerprint != dark.fingerprint
+    assert bright.fingerprint == images.with_transform(bright.transform).fingerprint
 
 
 def test_not_a_number_is_told_with_its_row(tmp_path):
@@ -304,12 +376,45 @@ def test_unreadable_images_are_skipped_counted_and_named(tmp_path, workers):
     assert len(store) == 7
     readable = [images[i] for i in range(12) if i not in store.skipped]
     check(store.load(), network(), readable)
+    with pytest.raises(sirc.StoreError, match=r"lacks 5 images that could not be read, such as .*b/04\.png"):
+        sirc.extract(network(), images, tmp_path / "s", batch_size=2, shard_size=4)
     (note,) = told.notes
     assert note.startswith("5 of 12 images could not be read and were skipped:")
     for name in ("b/04.png", "c/02.png", "c/05.png", "c/08.png", "c/11.png"):
         assert name in note
     in_memory = sirc.extract(network(), images, batch_size=2, on_error="skip")
     assert torch.equal(in_memory.labels, store.load().labels)
+
+
+def test_a_failing_machine_is_not_a_broken_image(tmp_path):
+    """With "skip", a full table of file handles would leave holes for ever."""
+
+    class Failing(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 13:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return rows(40)[index]
+
+    with pytest.raises(OSError, match=r"item 13 cannot be opened, which is no fault of the image: .*open files"):
+        sirc.extract(network(), Failing(), tmp_path / "s", batch_size=2, shard_size=4, on_error="skip")
+    store = sirc.OutputStore(tmp_path / "s")
+    assert store.skipped == []
+    assert 3 in store.missing
+
+
+def test_what_killed_writers_left_is_swept_up(tmp_path):
+    model, data = network(), rows()
+    sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    old, new = (tmp_path / "s" / f".shard-0000{i}.safetensors.77-ab.tmp" for i in (0, 1))
+    old.write_bytes(b"half")
+    new.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    sirc.extract(model, data, tmp_path / "s", shard_size=32)
+    assert not old.exists()
+    assert new.exists()  # it may have a writer yet
 
 
 def test_when_nothing_can_be_read_it_says_so(tmp_path):

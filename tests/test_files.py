@@ -85,7 +85,7 @@ def test_every_flipped_byte_is_noticed(path):
         damaged = bytearray(content)
         damaged[at] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises(StoreError, match=r"x.safetensors' cannot be trusted: .*If sirc wrote it, write it again"):
+        with pytest.raises(StoreError, match=r"x.safetensors' cannot be trusted: .*If sirc wrote it, delete it"):
             read_safetensors(path)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, final
@@ -23,7 +26,10 @@ _FORMAT = "sirc.training/1"
 @final
 @dataclass(frozen=True)
 class Epoch:
-    """One line of the history. Errors are shares of wrong predictions; those on training images are augmented ones."""
+    """One line of the history. Errors are shares of wrong predictions; those on training images are augmented ones.
+
+    `unreadable` is how many images, of training and validation, could not be read and did not count.
+    """
 
     epoch: int
     lr: float
@@ -33,6 +39,7 @@ class Epoch:
     validation_error: float | None
     seconds: float
     images_per_second: float
+    unreadable: int = 0
 
 
 @final
@@ -45,11 +52,23 @@ class Records:
         self.weights = folder / "model.safetensors"
         self.checkpoint = folder / "checkpoint.safetensors"
         self.history = folder / "history.csv"
+        self._files = self.weights, self.checkpoint, self.history
 
     def clear(self) -> None:
         """Delete what an earlier run left."""
-        for file in (self.weights, self.checkpoint, self.history):
+        for file in self._files:
             file.unlink(missing_ok=True)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Delete the temporary files of writers that were killed; one that is still alive keeps its own."""
+        for file in self._files:
+            ours = re.compile(rf"\.{re.escape(file.name)}\.(\d+)-[0-9a-f]+\.tmp")
+            for path in self.folder.glob(f".{file.name}.*.tmp"):
+                found = ours.fullmatch(path.name)
+                if found and not _writes(int(found[1])):
+                    with suppress(PermissionError):  # Windows does not delete what is open
+                        path.unlink(missing_ok=True)
 
     def finished(self, model: nn.Module) -> list[Epoch] | None:
         """Load the final weights and return the history, if this run was finished before."""
@@ -64,7 +83,8 @@ class Records:
         if not self.checkpoint.exists():
             return []
         tensors, history = self._read(self.checkpoint)
-        model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
+        weights = {name: value for name, value in tensors.items() if name.startswith("model.")}
+        model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             if name.startswith("optimizer."):
@@ -88,6 +108,7 @@ class Records:
         write_safetensors(self.weights, model.state_dict(), self._metadata(history), overwrite=True)
         self._write_history(history)
         self.checkpoint.unlink(missing_ok=True)
+        self.sweep()
 
     def _metadata(self, history: list[Epoch]) -> dict[str, str]:
         lines = json.dumps([asdict(line) for line in history])
@@ -111,3 +132,16 @@ class Records:
         writer.writeheader()
         writer.writerows(asdict(line) for line in history)
         atomic_write(self.history, lambda file: file.write(text.getvalue().encode()))
+
+
+def _writes(process: int) -> bool:
+    """Whether a process of this machine may still be writing; this one writes nothing while it sweeps."""
+    if process == os.getpid() or os.name == "nt":  # there, asking would end it
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

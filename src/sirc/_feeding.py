@@ -1,22 +1,22 @@
-"""The batches of an epoch, the same for any number of processes: from files, or from memory on the device."""
+"""The batches of an epoch, the same for any number of processes, read from files as each is needed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from sirc._reading import UNREADABLE, Plan, usable_workers
-from sirc.augment import DeviceAugment, Normalise, random_key, training_transform
+from sirc._reading import UNREADABLE, Unreadable, is_fatal, usable_workers
+from sirc.augment import Normalise, crop_size, random_key, training_transform
 from sirc.data.base import ImageSet
 from sirc.errors import ImageError
 from sirc.preprocess import Preprocess
-from sirc.progress import Progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from sirc.experiment import Augment
 
 IGNORED = -100  # the label that cross-entropy leaves out
-_SHARE_OF_MEMORY = 0.8
+
+_Item: TypeAlias = tuple["Tensor | Unreadable", int]
+_Stack: TypeAlias = tuple["Tensor | None", "Tensor | None", list[Unreadable]]
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,24 @@ class Order:
 
         A last batch with fewer images than processes leaves some with none: they take one that does not count.
         """
-        generator = torch.Generator().manual_seed(random_key(self.seed, epoch, 1))
+        generator = torch.Generator().manual_seed(random_key("order", self.seed, epoch))
         order = torch.randperm(self.count, generator=generator).to(device)
         for start in range(0, self.count, self.batch_size):
             whole = order[start : start + self.batch_size]
             mine = whole[self.share.rank :: self.share.world]
             yield (mine, len(whole), True) if len(mine) else (whole[:1], len(whole), False)
 
+    def blocks(self, count: int) -> list[range]:
+        """This process's share of `count` validation images: every world-th block of them."""
+        size, world = max(1, self.batch_size // self.share.world), self.share.world
+        return [range(start, min(start + size, count)) for start in range(self.share.rank * size, count, world * size)]
+
 
 class Feed(ABC):
-    """Where a training loop gets its batches from."""
+    """Where a training loop gets its batches from, and which images this process could not read in this epoch."""
 
     order: Order
+    unreadable: set[str]
 
     @abstractmethod
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -87,7 +95,7 @@ class Feed(ABC):
 
 @final
 class LoaderFeed(Feed):
-    """Images read and augmented by worker processes, as each batch is needed."""
+    """Images read and augmented by worker processes, as each batch is needed; normalised on the device."""
 
     def __init__(
         self,
@@ -101,140 +109,103 @@ class LoaderFeed(Feed):
         skip: bool,
     ) -> None:
         self.order = order
-        self.unreadable: set[str] = set()
+        self.unreadable = set()
         self._skip = skip
+        self._train = train
+        self._normalise = Normalise(preprocess, order.share.device)
         self._batches = _EpochBatches(order)
+        blank = torch.zeros(input_shape(train, augment, preprocess), dtype=torch.uint8)
         dataset = _Augmented(train, training_transform(augment, preprocess), order.seed)
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader = self._loading(dataset, self._batches, partial(_stacked, blank=blank), workers)
+        self._validation: tuple[ImageSet, DataLoader[Any]] | None = None
+        if validation is not None:
+            blocks = [list(block) for block in order.blocks(len(validation))]
+            tested = _Tested(validation, pixels(preprocess))
+            self._validation = validation, self._loading(tested, blocks, _stacked, workers)
+
+    def _loading(
+        self, dataset: Dataset[Any], batches: Any, collate: Callable[[Sequence[_Item]], _Stack], workers: int
+    ) -> DataLoader[Any]:
+        return DataLoader(
             dataset,
-            batch_sampler=self._batches,
+            batch_sampler=batches,
             num_workers=usable_workers(workers),
+            collate_fn=collate,
             persistent_workers=workers > 0,
-            pin_memory=order.share.device.type == "cuda",
+            pin_memory=self.order.share.device.type == "cuda",
             generator=torch.Generator(),  # so that loading takes no numbers from the network's dropout
         )
-        self._validation: Plan | None = None
-        if validation is not None:
-            tested = validation.with_transform(preprocess.test())
-            self._validation = Plan(tested, max(1, order.batch_size // order.share.world), workers)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch; workers see the epoch in what they are asked for."""
+        self.unreadable.clear()
         self._batches.epoch = epoch
-        device = self.order.share.device
         sizes = (total for _, total, _ in self.order.batches(epoch))
-        for (images, labels, why), total in zip(self._loader, sizes, strict=True):
-            if lost := [words for words in why if words]:
-                if not self._skip:
-                    raise ImageError(
-                        f"every training image must be readable; {lost[0]} Mend or remove it, or set "
-                        '`on_error = "skip"` in [train], which counts and names such images.'
-                    )
-                self.unreadable.update(lost)
-            yield Batch(images.to(device, non_blocking=True), labels.to(device, non_blocking=True), total)
+        for (images, labels, lost), total in zip(self._loader, sizes, strict=True):
+            self.unreadable |= unreadable("training", self._train, lost, skip=self._skip)
+            yield Batch(*self._placed(images, labels), total)
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every world-th block of the validation images."""
         if self._validation is None:
             return
-        share = self.order.share
-        block = self._validation.batch_size
-        size = len(self._validation)
-        starts = range(share.rank * block, size, share.world * block)
-        for got in self._validation.read([range(start, min(start + block, size)) for start in starts]):
-            if got.lost:
-                raise ImageError(f"every validation image must be readable; {got.lost[0].why}")
-            batch: tuple[Tensor, Tensor] = got.batch  # type: ignore[assignment]
-            yield batch[0].to(share.device), batch[1].to(share.device)
+        whole, loader = self._validation
+        for images, labels, lost in loader:
+            self.unreadable |= unreadable("validation", whole, lost, skip=self._skip)
+            if images is not None:
+                yield self._placed(images, labels)
+
+    def _placed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        device = self.order.share.device
+        return self._normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
 
 
-@final
-class DeviceFeed(Feed):
-    """All images held on the device as uint8, and augmented there."""
-
-    def __init__(
-        self,
-        train: ImageSet,
-        validation: ImageSet | None,
-        order: Order,
-        augment: Augment,
-        preprocess: Preprocess,
-        *,
-        workers: int,
-        progress: Progress,
-    ) -> None:
-        self.order = order
-        device = order.share.device
-        # A random crop is cut out of the whole image, so what is held is the image before the test-time crop.
-        side = preprocess.resize if augment.crop == "resized" and isinstance(preprocess.resize, int) else None
-        held = preprocess if side is None else Preprocess(side, side, preprocess.interpolation)
-        images, self._labels = hold(train, held, device, workers=workers, progress=progress)
-        self._augment = DeviceAugment(augment, preprocess, images, seed=order.seed)
-        self._normalise = Normalise(preprocess, device)
-        self._held: tuple[Tensor, Tensor] | None = None
-        if validation is not None:
-            self._held = hold(validation, preprocess, device, workers=workers, progress=progress)
-
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch."""
-        self._augment.start(epoch)
-        for index, total, counts in self.order.batches(epoch, self.order.share.device):
-            labels = self._labels[index]
-            yield Batch(self._augment(index), labels if counts else torch.full_like(labels, IGNORED), total)
-
-    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every world-th block of the validation images."""
-        if self._held is None:
-            return
-        share = self.order.share
-        images, labels = self._held
-        block = max(1, self.order.batch_size // share.world)
-        for start in range(share.rank * block, len(images), share.world * block):
-            part = slice(start, start + block)
-            yield self._normalise(images[part].float()), labels[part]
+def required_labels(images: ImageSet) -> Tensor:
+    """The labels of a set to train on or to test with."""
+    if images.labels is None:
+        raise ValueError(f"training needs labels; `{images.name}` has none. Use a folder for each class.")
+    return images.labels
 
 
-def hold(
-    images: ImageSet, preprocess: Preprocess, device: torch.device, *, workers: int, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    """All images as uint8 on the device, resized and cropped as in a test, with their labels."""
-    labels = required_labels(images)
+def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> tuple[int, int, int]:
+    """(3, H, W) of what the network is trained on; where the settings leave it open, the first image tells."""
+    if augment.crop != "none" and preprocess.size is not None:
+        height, width = crop_size(preprocess)
+        return 3, height, width
+    shape = pixels(preprocess)
+    for index in range(len(images)):
+        try:
+            _, height, width = shape(images.image(index)).shape
+        except UNREADABLE:
+            continue
+        return 3, height, width
+    raise ImageError(f"none of the {len(images)} images of `{images.name}` can be read. Check the path.")
+
+
+def pixels(preprocess: Preprocess) -> Callable[[Image], Tensor]:
+    """The preprocessing of a test up to the normalisation: an image to uint8 (3, H, W)."""
     from torchvision.transforms import v2
 
-    pixels = images.with_transform(v2.Compose([preprocess.geometry(), v2.PILToTensor()]))
-    pixels.labels = None
-    plan = Plan(pixels, 256, workers)
-    whole: Tensor | None = None
-    with progress.task(f"load {images.name}", len(pixels)) as task:
-        try:
-            for got in plan.read([range(len(pixels))]):
-                if got.lost:
-                    raise ImageError(f"every image must be readable to be held in memory; {got.lost[0].why}")
-                part: Tensor = got.batch  # type: ignore[assignment]
-                if whole is None:
-                    _check_room(len(pixels) * part[0].numel(), device, images.name)
-                    whole = torch.empty(len(pixels), *part.shape[1:], dtype=torch.uint8, device=device)
-                whole[got.index[0] : got.index[-1] + 1] = part.to(device, non_blocking=True)
-                task.advance(len(part))
-        except RuntimeError as error:
-            if "equal size" not in str(error) and "expanded size" not in str(error):
-                raise
-            raise ValueError(
-                f'`cache = "device"` needs images of one size; those of `{images.name}` differ. Set '
-                "`preprocess.resize` and `preprocess.crop`."
-            ) from error
-    assert whole is not None
-    return whole, labels.to(device)
+    whole: Callable[[Image], Tensor] = v2.Compose([preprocess.geometry(), v2.PILToTensor()])
+    return whole
 
 
-def _check_room(needed: int, device: torch.device, name: str) -> None:
-    if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0]
-        if needed > _SHARE_OF_MEMORY * room:
-            raise ValueError(
-                f'`cache = "device"` needs {needed / 2**30:.1f} GiB for `{name}`; {room / 2**30:.1f} GiB are free on '
-                f'{device}. Use `cache = "none"`, or a smaller `preprocess.resize`.'
+def unreadable(kind: str, images: ImageSet, lost: Sequence[Unreadable], *, skip: bool) -> set[str]:
+    """Words for each image that could not be read; an error unless such images are skipped.
+
+    Where the machine failed and not the image, it is an error always.
+    """
+    words = set()
+    for item in lost:
+        where = images.where(item.index)
+        why = item.why if where in item.why else f"{where}: {item.why}"
+        if not skip or item.fatal:
+            instead = (
+                "" if item.fatal else ' Or set `on_error = "skip"` in [train], which counts and names such images.'
             )
+            raise ImageError(f"every {kind} image must be readable; {why}{instead}")
+        words.add(f"{kind}: {why}")
+    return words
 
 
 @final
@@ -254,11 +225,8 @@ class _EpochBatches(Sampler[list[tuple[int, int, bool]]]):
 
 
 @final
-class _Augmented(Dataset[tuple[Tensor, int, str]]):
-    """Training images, labels, and why one could not be read; all randomness comes from (seed, epoch, index).
-
-    An image that cannot be read is a blank one whose label cross-entropy leaves out.
-    """
+class _Augmented(Dataset[_Item]):
+    """Training images and labels; all randomness comes from (seed, epoch, index)."""
 
     def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor], seed: int) -> None:
         self.images = images
@@ -266,27 +234,49 @@ class _Augmented(Dataset[tuple[Tensor, int, str]]):
         self.transform = transform
         self.seed = seed
 
-    def __getitem__(self, key: tuple[int, int, bool]) -> tuple[Tensor, int, str]:
+    def __getitem__(self, key: tuple[int, int, bool]) -> _Item:
         epoch, index, counts = key
-        why = ""
-        try:
-            image = self.images.image(index)
-        except UNREADABLE as error:
-            from PIL import Image
-
-            image, why = Image.new("RGB", (256, 256)), str(error)
         state = torch.default_generator.get_state()
         try:
             # Not torch.manual_seed, which would seed the GPU as well.
-            torch.default_generator.manual_seed(random_key(self.seed, epoch, index))
-            x = self.transform(image)
+            torch.default_generator.manual_seed(random_key("image", self.seed, epoch, index))
+            x = _read(self.images, index, self.transform)
         finally:
             torch.default_generator.set_state(state)
-        return x, int(self.labels[index]) if counts and not why else IGNORED, why
+        return x, int(self.labels[index]) if counts else IGNORED
 
 
-def required_labels(images: ImageSet) -> Tensor:
-    """The labels of a set to train on or to test with."""
-    if images.labels is None:
-        raise ValueError(f"training needs labels; `{images.name}` has none. Use a folder for each class.")
-    return images.labels
+@final
+class _Tested(Dataset[_Item]):
+    """Validation images and labels."""
+
+    def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor]) -> None:
+        self.images = images
+        self.labels = required_labels(images)
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> _Item:
+        return _read(self.images, index, self.transform), int(self.labels[index])
+
+
+def _read(images: ImageSet, index: int, transform: Callable[[Image], Tensor]) -> Tensor | Unreadable:
+    try:
+        image = images.image(index)
+    except UNREADABLE as error:
+        return Unreadable(index, str(error) or type(error).__name__, is_fatal(error))
+    return transform(image)
+
+
+def _stacked(items: Sequence[_Item], blank: Tensor | None = None) -> _Stack:
+    """Batches of what could be read, and what could not; that is left out, or becomes blank with an ignored label."""
+    kept: list[tuple[Tensor, int]] = []
+    lost: list[Unreadable] = []
+    for x, label in items:
+        if not isinstance(x, Unreadable):
+            kept.append((x, label))
+            continue
+        lost.append(x)
+        if blank is not None:
+            kept.append((blank, IGNORED))
+    images, labels = default_collate(kept) if kept else (None, None)
+    return images, labels, lost

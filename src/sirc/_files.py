@@ -167,6 +167,15 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
     return arrays
 
 
+def array_names(path: PathLike) -> set[str]:
+    """Say which arrays a `.npz` file holds; none if it is not a whole one, which reading it will tell."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name.removesuffix(".npy") for name in archive.namelist()}
+    except zipfile.BadZipFile:
+        return set()
+
+
 def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
     """Require the array `name`; the error lists what the file has instead."""
     if name not in found:
@@ -187,7 +196,7 @@ def _open_safetensors(path: PathLike, *, data: bool) -> tuple[dict[str, Tensor],
 
 
 def _damaged(path: PathLike, why: str) -> StoreError:
-    return StoreError(f"'{path}' cannot be trusted: {why}. If sirc wrote it, write it again.")
+    return StoreError(f"'{path}' cannot be trusted: {why}. If sirc wrote it, delete it and run again what made it.")
 
 
 def _describe(tensor: Tensor) -> dict[str, object]:

@@ -22,13 +22,18 @@ from torch.utils.data import (
     Subset,
     default_collate,
 )
+from torch.utils.data.distributed import (
+    DistributedSampler,
+)
 
 from sirc.errors import ImageError
 
 Items: TypeAlias = Dataset[Any]
 
 UNREADABLE = (ImageError, OSError, SyntaxError, EOFError)  # what Pillow raises for files that are no whole image
+_FOR_WORKERS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
 _PROBES = 8
+_READINGS = 3
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Unreadable:
 
     index: int
     why: str
+    fatal: bool = False
+    """Whether it is the machine that failed, not the image: no space, no handle, no disk."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +69,23 @@ class Plan:
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def read(self, spans: Sequence[range], *, pin: bool = False) -> Iterator[Reading]:
+    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
         """Read these rows in order; batches restart with each span, so they do not depend on who reads which."""
         if not spans:
             return
+        count = usable_workers(self.workers if workers is None else workers)
+        options = {k: v for k, v in (self.options or {}).items() if count or k not in _FOR_WORKERS}
         loader = DataLoader(
             _Marked(self.dataset),
             batch_sampler=_SpanBatches(spans, self.batch_size),
-            num_workers=usable_workers(self.workers),
+            num_workers=count,
             collate_fn=_Collate(self.collate),
             pin_memory=pin,
             generator=torch.Generator(),  # reading leaves the caller's random numbers alone
-            **(self.options or {}),
+            **options,
         )
         for index, batch, lost in loader:
-            yield Reading(index, batch, [Unreadable(*pair) for pair in lost])
+            yield Reading(index, batch, [Unreadable(*item) for item in lost])
 
     def where(self, index: int) -> str:
         """Name an item for messages."""
@@ -84,6 +93,11 @@ class Plan:
         while isinstance(dataset, Subset):
             dataset, index = dataset.dataset, int(dataset.indices[index])
         return str(dataset.where(index)) if hasattr(dataset, "where") else f"item {index}"
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the machine failed and not the image: the system's own errors have a number, Pillow's do not."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def usable_workers(wanted: int) -> int:
@@ -104,25 +118,20 @@ def plan(data: object, *, batch_size: int, workers: int) -> Plan | None:
 
 
 def _plan_of_loader(loader: DataLoader[Any]) -> Plan | None:
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or loader.batch_size is None:
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-            return None
+    if isinstance(loader.sampler, RandomSampler | DistributedSampler):
+        raise _shuffles(loader.sampler)
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return None
+    if loader.batch_size is None:
         indices = _fixed_order([i for batch in loader.batch_sampler for i in batch] for _ in range(2))
         batch_size = max(map(len, loader.batch_sampler), default=1)
     else:
         batch_size = loader.batch_size
         if isinstance(loader.sampler, SequentialSampler):
             indices = None
-        elif isinstance(loader.sampler, RandomSampler):
-            raise _shuffles()
         else:
             indices = _fixed_order(list(loader.sampler) for _ in range(2))
-    options = {"timeout": loader.timeout, "worker_init_fn": loader.worker_init_fn}
-    if usable_workers(loader.num_workers):
-        options |= {
-            "prefetch_factor": loader.prefetch_factor,
-            "multiprocessing_context": loader.multiprocessing_context,
-        }
+    options = {name: getattr(loader, name) for name in _FOR_WORKERS}
     dataset = loader.dataset if indices is None else Subset(loader.dataset, indices)
     return Plan(dataset, batch_size, loader.num_workers, loader.collate_fn, options)
 
@@ -134,9 +143,11 @@ def _fixed_order(twice: Iterable[list[int]]) -> list[int]:
     return first
 
 
-def _shuffles() -> ValueError:
+def _shuffles(sampler: object = None) -> ValueError:
+    does = "takes a share" if isinstance(sampler, DistributedSampler) else "shuffles"
     return ValueError(
-        "`data` must come in one fixed order, as row i of the outputs belongs to item i; this DataLoader shuffles. "
+        "`data` must come whole and in one fixed order, as row i of the outputs belongs to item i; this DataLoader "
+        f"{does}. "
         "Pass the dataset itself, or a DataLoader with `shuffle=False`."
     )
 
@@ -152,7 +163,7 @@ class _Marked(Dataset[object]):
         try:
             return index, self.dataset[index]
         except UNREADABLE as error:
-            return index, Unreadable(index, str(error) or type(error).__name__)
+            return index, Unreadable(index, str(error) or type(error).__name__, is_fatal(error))
 
 
 @final
@@ -162,9 +173,9 @@ class _Collate:
     def __init__(self, collate: Callable[[list[Any]], object]) -> None:
         self.collate = collate
 
-    def __call__(self, items: list[tuple[int, object]]) -> tuple[list[int], object, list[tuple[int, str]]]:
+    def __call__(self, items: list[tuple[int, object]]) -> tuple[list[int], object, list[tuple[int, str, bool]]]:
         good = [(index, item) for index, item in items if not isinstance(item, Unreadable)]
-        lost = [(item.index, item.why) for _, item in items if isinstance(item, Unreadable)]
+        lost = [(item.index, item.why, item.fatal) for _, item in items if isinstance(item, Unreadable)]
         batch = self.collate([item for _, item in good]) if good else None
         return [index for index, _ in good], batch, lost
 
@@ -198,9 +209,8 @@ def data_fingerprint(dataset: Items) -> str:
         digest.update(data_fingerprint(dataset.dataset).encode())
         digest.update(np.asarray(dataset.indices, dtype=np.int64).tobytes())
         return digest.hexdigest()[:32]
-    size = len(dataset)  # type: ignore[arg-type]
-    digest.update(str(size).encode())
-    for index in sorted({round(k * (size - 1) / (_PROBES - 1)) for k in range(_PROBES)} if size else ()):
+    digest.update(str(len(dataset)).encode())  # type: ignore[arg-type]
+    for index in _probed(dataset):
         _digest_item(digest, _item(dataset, index))
     return digest.hexdigest()[:32]
 
@@ -209,14 +219,23 @@ def check_repeatable(dataset: Items) -> None:
     """Refuse a dataset that augments: what is extracted must be what the model sees at test time."""
     if not len(dataset):  # type: ignore[arg-type]
         raise ValueError("`data` must hold at least one item; it is empty. Check the path and the split.")
-    first, second = hashlib.sha256(), hashlib.sha256()
-    _digest_item(first, _item(dataset, 0))
-    _digest_item(second, _item(dataset, 0))
-    if first.digest() != second.digest():
-        raise ValueError(
-            "`data` must give the same item each time; item 0 differs when read twice. Extract with the test-time "
-            "preprocessing, without augmentation."
-        )
+    for index in _probed(dataset):
+        seen = set()
+        for _ in range(_READINGS):  # half of all flips show in two readings, and few samples are never flipped
+            digest = hashlib.sha256()
+            _digest_item(digest, _item(dataset, index))
+            seen.add(digest.digest())
+        if len(seen) > 1:
+            raise ValueError(
+                f"`data` must give the same item each time; item {index} differs when read again. Extract with the "
+                "test-time preprocessing, without augmentation."
+            )
+
+
+def _probed(dataset: Items) -> list[int]:
+    """A few indices from the first to the last."""
+    size = len(dataset)  # type: ignore[arg-type]
+    return sorted({round(k * (size - 1) / (_PROBES - 1)) for k in range(_PROBES)}) if size else []
 
 
 def _item(dataset: Items, index: int) -> object:

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, final
 
 from sirc._checks import check_positive
+from sirc._choices import OnError, Precision
 from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG
 from sirc._toml import dotted
 from sirc.data.source import Source
-
-Precision = Literal["fp32", "bf16"]
-OnError = Literal["stop", "skip"]
 
 PAPER_SPECS = (
     *("msp", "doctor", "entropy"),

@@ -21,11 +21,12 @@ class Settings:
     shard_size: int
     model: str | None
     data: str | None
+    how: str | None = None
 
     def __post_init__(self) -> None:
         check_positive("size", self.size)
         check_positive("shard_size", self.shard_size)
-        for name in ("model", "data"):
+        for name in ("model", "data", "how"):
             value = getattr(self, name)
             if not (value is None or isinstance(value, str)):
                 raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {value!r}.")
@@ -46,7 +47,7 @@ class Settings:
             for name, whose in (("model", OTHER_MODEL), ("data", OTHER_DATA))
             if getattr(self, name) != getattr(given, name)
         ]
-        cut = ("size", "shard_size")
+        cut = ("size", "shard_size", "how")
         if words := differences(*({name: getattr(one, name) for name in cut} for one in (self, given))):
             found.append(f"it has other settings: {words}")
         return "; ".join(found)
@@ -84,7 +85,7 @@ class Settings:
             way_out = "Make it again, with `overwrite=True`" if older else "Update sirc to read it"
             raise StoreError(f"'{folder}' must be a store of version {VERSION}; got {version!r}. {way_out}.")
         try:
-            return cls(meta["size"], meta["shard_size"], meta["model"], meta["data"])
+            return cls(meta["size"], meta["shard_size"], meta["model"], meta["data"], meta["how"])
         except (KeyError, ValueError) as error:
             raise _unreadable(file, str(error)) from error
 

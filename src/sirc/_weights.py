@@ -27,12 +27,18 @@ _OLD_DENSENET = re.compile(r"(.*\bdenselayer\d+\.(?:norm|conv))\.([12]\..*)")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """32 hexadecimal digits that tell models apart: a digest of the class and of every weight, to the last bit.
+    """32 hexadecimal digits that tell models apart: a digest of every weight, to the last bit, and of the layers.
 
+    Layers count as they describe themselves, so an activation that is swapped is seen; code that is changed is not.
     Wrappers, the device and the memory layout play no part; the dtype does, as it changes what the model says.
     """
     inner = unwrap(model)
     digest = hashlib.sha256(_class_name(inner).encode())
+    for name, module in inner.named_modules():
+        if not hasattr(module, "_orig_mod"):  # what torch.compile wraps speaks for itself
+            plain = name.replace(_COMPILED, "").removesuffix(_COMPILED[:-1]).removesuffix(".")
+            words = re.sub(r"0x[0-9a-fA-F]+", "", module.extra_repr())
+            digest.update(json.dumps([plain, type(module).__qualname__, words]).encode())
     for name, value in sorted(_state(inner).items()):
         if isinstance(value, Tensor):
             array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

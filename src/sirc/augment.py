@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,33 +18,44 @@ if TYPE_CHECKING:
 
     from sirc.experiment import Augment
 
+Use = Literal["order", "image", "boxes", "network"]
+
 _TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the central crop
 
 
-def random_key(*numbers: int) -> int:
-    """One seed from several numbers, well mixed: a sample's randomness depends on these and on nothing else."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+def random_key(use: Use, *numbers: int) -> int:
+    """One seed from several numbers, well mixed: a sample's randomness depends on these and on nothing else.
+
+    `use` says what is drawn, so that the order of an epoch has nothing in common with the crop of some image.
+    """
+    # Not NumPy's SeedSequence, to which (1, 2) and (1, 2, 0) are the same.
+    digest = hashlib.blake2b(" ".join([use, *map(str, numbers)]).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
-    """The transform for one image; it draws from torch's default generator."""
+    """The transform of one image to uint8 (3, H, W); it draws from torch's default generator.
+
+    `Normalise` follows on the device: workers then hand over a quarter of the bytes.
+    """
     from torchvision.transforms import InterpolationMode, v2
 
     mode = InterpolationMode(preprocess.interpolation)
     if augment.crop == "resized":
-        size = _size(preprocess)
+        size = crop_size(preprocess)
         steps = [v2.RandomResizedCrop(size, list(augment.scale), list(augment.ratio), interpolation=mode)]
     else:
         steps = [preprocess.geometry()]
         if augment.crop == "padded":
-            steps.append(v2.RandomCrop(_size(preprocess), padding=augment.padding))
+            steps.append(v2.RandomCrop(crop_size(preprocess), padding=augment.padding))
     if augment.flip:
         steps.append(v2.RandomHorizontalFlip(augment.flip))
-    whole: Callable[[Image], Tensor] = v2.Compose([*steps, preprocess.normalise()])
+    whole: Callable[[Image], Tensor] = v2.Compose([*steps, v2.PILToTensor()])
     return whole
 
 
-def _size(preprocess: Preprocess) -> list[int]:
+def crop_size(preprocess: Preprocess) -> list[int]:
+    """(height, width) of a random crop."""
     size = preprocess.size
     if size is None:
         raise ValueError(
@@ -69,14 +80,14 @@ class DeviceAugment:
         count, _, height, width = images.shape
         self.count = count
         self.input = height, width
-        size = [height, width] if augment.crop != "resized" or preprocess.size is None else _size(preprocess)
+        size = [height, width] if augment.crop != "resized" or preprocess.size is None else crop_size(preprocess)
         self.output = size[0], size[1]
         self._normalise = Normalise(preprocess, images.device)
         self._boxes: Tensor | None = None
 
     def start(self, epoch: int) -> None:
         """Draw the crops and flips of all images for an epoch."""
-        generator = torch.Generator().manual_seed(random_key(self.seed, epoch))
+        generator = torch.Generator().manual_seed(random_key("boxes", self.seed, epoch))
         boxes = _draw(self.count, self.input, self.augment, generator)
         self._boxes = boxes.to(self.images.device, non_blocking=True)
 
@@ -84,7 +95,7 @@ class DeviceAugment:
         """The augmented, normalised images of these indices."""
         if self._boxes is None:
             raise ValueError("Call `start(epoch)` before the first batch: it draws the crops.")
-        images = self.images[index].float()
+        images = self.images[index].float()  # crops have fractions
         clamp = self.augment.crop == "resized"
         return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
 
@@ -101,7 +112,7 @@ class Normalise:
 
     def __call__(self, images: Tensor) -> Tensor:
         """(x/255 − mean)/std, channel by channel."""
-        return torch.addcmul(self.shift, images, self.scale)
+        return torch.addcmul(self.shift, images.float(), self.scale)
 
 
 def resample(images: Tensor, boxes: Tensor, output: tuple[int, int], *, clamp: bool) -> Tensor:

@@ -43,7 +43,7 @@ def barrier() -> None:
 
 
 @contextmanager
-def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(hours=1)) -> Iterator[None]:
+def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(days=1)) -> Iterator[None]:
     """Join the processes that torchrun or accelerate launched, and leave them at the end; else do nothing.
 
     On CUDA they talk over NCCL, and the current device becomes that of `LOCAL_RANK`; otherwise over gloo. Without

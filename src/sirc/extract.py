@@ -13,10 +13,12 @@ from torch.utils.data import Dataset
 from sirc import distributed
 from sirc._calls import unwrap
 from sirc._checks import check_positive
-from sirc._extraction import OnError, Precision, Runner, Shards
+from sirc._choices import OnError, Precision
+from sirc._extraction import Extraction, Runner
 from sirc._files import PathLike
 from sirc._reading import Plan, Unreadable, check_repeatable, plan
 from sirc.head import Head
+from sirc.models import fingerprint
 from sirc.outputs import Outputs
 from sirc.progress import SILENT, Progress
 from sirc.store import OutputStore
@@ -93,8 +95,9 @@ def extract(
     Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
     written as they are ready, so memory does not grow with the data. An interrupted run is taken up where it stopped;
     inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way. It
-    remembers the model and the data, and refuses others. An iterable that cannot be indexed needs `size`, is read by
-    one process, and starts again from the beginning.
+    remembers the model, the data and these settings, and refuses others. A `DataLoader`'s rows are all kept, also those
+    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and is not resumed:
+    pass `overwrite=True` to read it again.
 
     Args:
         model: any classifier that `sirc.find_head` understands.
@@ -105,7 +108,7 @@ def extract(
         labels: whether to keep labels; say False for OOD data with labels of their own.
         batch_size: the number of rows at a time, for a `Dataset`.
         workers: the number of processes that read, for a `Dataset`.
-        precision: "bf16" runs the model under autocast.
+        precision: "bf16" runs the model under autocast, and its last layer in float32 so that logits keep their order.
         channels_last: give images to the model in that memory format.
         dtype: what logits and features are stored as; by default as the model gives them.
         shard_size: the rows of one shard.
@@ -117,8 +120,12 @@ def extract(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Build it first.")
-    if on_error not in ("stop", "skip"):
-        raise ValueError(f'`on_error` must be "stop" or "skip"; got {on_error!r}.')
+    for option, value, known in (("on_error", on_error, ("stop", "skip")), ("precision", precision, ("fp32", "bf16"))):
+        if value not in known:
+            raise ValueError(f'`{option}` must be "{known[0]}" or "{known[1]}"; got {value!r}.')
+    check_positive("shard_size", shard_size)
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(f"`workers` must be a whole number ≥ 0; got {workers!r}.")
     _check_joined()
     runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
     reading = plan(data, batch_size=check_positive("batch_size", batch_size), workers=workers)
@@ -126,8 +133,10 @@ def extract(
     if reading is None:
         result = _as_it_comes(runner, data, path, shard_size, size, overwrite, progress, name)
     else:
+        if size not in (None, len(reading)):
+            raise ValueError(f"`size` must be the length of the data, {len(reading)}; got {size}. Leave it out.")
         check_repeatable(reading.dataset)
-        work = Shards(runner, reading, on_error, progress, name, lost)
+        work = Extraction(runner, reading, on_error, progress, name, lost)
         result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
         skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in lost]
         if skipped and distributed.is_main():
@@ -192,5 +201,5 @@ def _as_it_comes(
             raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
         return Outputs.cat(parts)
     return OutputStore.from_outputs(
-        path, outputs(), size=size, shard_size=shard_size, model=runner.fingerprint, overwrite=overwrite
+        path, outputs(), size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite
     )

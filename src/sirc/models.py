@@ -15,6 +15,7 @@ from torch import nn
 
 from sirc._checks import check_positive
 from sirc._files import PathLike
+from sirc._imports import current_folder
 from sirc._toml import closest
 from sirc._weights import fingerprint, load_weights, save_weights
 from sirc.preprocess import Preprocess
@@ -176,7 +177,7 @@ def _check_classes(name: str, num_classes: int | None, theirs: int | None) -> No
 
 def _function(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
     module_name, _, path = name.partition(":")
-    with _current_folder():
+    with current_folder():
         try:
             function: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -209,19 +210,6 @@ def _function(name: str, num_classes: int | None, pretrained: bool | str, option
     if not isinstance(model, nn.Module):
         raise ValueError(f"`{name}` must return a torch.nn.Module; got a {type(model).__name__}.")
     return model
-
-
-@contextlib.contextmanager
-def _current_folder() -> Iterator[None]:
-    """Let modules in the current folder be imported, as `python script.py` does."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(here)
 
 
 @contextlib.contextmanager

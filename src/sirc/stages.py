@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -12,14 +13,16 @@ from torch import nn
 from sirc import distributed, models
 from sirc._checkpoint import Epoch
 from sirc._checks import differences
-from sirc._files import atomic_write, read_safetensors, write_safetensors
+from sirc._choices import OnError
+from sirc._files import atomic_write, read_metadata, read_safetensors, write_safetensors
 from sirc._reading import UNREADABLE
-from sirc._sections import OnError
+from sirc._stamps import Stamp
 from sirc.data import ImageSet, open_source
 from sirc.errors import ImageError, StoreError
 from sirc.experiment import Experiment, Run
 from sirc.extract import extract
 from sirc.head import Head, find_head
+from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.store import OutputStore
@@ -38,10 +41,10 @@ def train_run(
             f"an experiment must have a [train] table to be trained; `{experiment.name}` uses a pretrained model. "
             "Go on with `sirc extract`."
         )
-    torch.manual_seed(run.seed)
+    _seed(run.seed)
     model = _built(experiment)
     images = images_of(experiment, "train", augmented=True)
-    validation = images_of(experiment, "validation" if experiment.data.validation else "test")
+    validation = images_of(experiment, "validation" if experiment.data.validation else "test", augmented=True)
     return train(
         model,
         images,
@@ -69,6 +72,7 @@ def extract_run(
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all: train, test and every OOD set."""
     settings = experiment.extract
+    _check_trained(experiment, run)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -95,6 +99,10 @@ def extract_run(
             progress=progress,
             name=f"{run.folder.name}, {name}",
         )
+        with distributed.failing_together():
+            stamp = _extracted(experiment, run, name)
+            if distributed.is_main() and not stamp.valid():
+                stamp.write([])
     return stores
 
 
@@ -110,10 +118,9 @@ def fit_run(
 
     A scorer that was fitted from the same outputs in the same way is only loaded.
     """
+    check_outputs(experiment, run, ["train"])
     store = OutputStore(run.store("train"))
-    head, model = load_head(run.head)
-    if store.model is not None and store.model.partition("/")[0] != model:  # after the slash stands the precision
-        store.check_model(model)
+    head, _ = load_head(run.head)
     asked = {
         "specs": list(experiment.fit.specs),
         "crossfit": experiment.fit.crossfit,
@@ -122,9 +129,8 @@ def fit_run(
         "data": store.data,
     }
     note = run.scorer.with_suffix(".json")
-    if run.scorer.exists() and not overwrite:
-        known = json.loads(note.read_bytes()) if note.exists() else {}
-        if words := differences(known, asked):
+    if is_fitted(run) and not overwrite:
+        if words := differences(json.loads(note.read_bytes()), asked):
             raise FileExistsError(
                 f"'{run.scorer}' exists already and is another: {words}. Give the experiment another `name`, or pass "
                 "`overwrite=True` (`--overwrite`) to fit again."
@@ -141,32 +147,108 @@ def fit_run(
     )
     with distributed.failing_together():
         if distributed.is_main():
-            # The note goes first and comes last: killed in between, the scorer is seen to be another.
+            # The note goes first and comes last: killed in between, the scorer is seen to be unfinished.
             note.unlink(missing_ok=True)
             scorer.save(run.scorer, overwrite=True)
             atomic_write(note, lambda file: file.write(json.dumps(asked, indent=1).encode()))
     return scorer
 
 
+def is_fitted(run: Run) -> bool:
+    """Whether a fit was finished before."""
+    return run.scorer.exists() and run.scorer.with_suffix(".json").exists()
+
+
+def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:
+    """Refuse stored outputs that this experiment's settings and this run's weights would not give."""
+    _check_trained(experiment, run)
+    for name in names:
+        stamp = _extracted(experiment, run, name)
+        if stamp.inputs_before is None:
+            raise FileNotFoundError(
+                f"there are no finished outputs at '{run.store(name)}'. Extract them first: "
+                f"`sirc extract … --only {name}`."
+            )
+        if words := differences(stamp.inputs_before, stamp.inputs):
+            raise StoreError(
+                f"'{run.store(name)}' was extracted with other settings: {words}. Use those, or extract again: "
+                f"`sirc extract … --only {name} --overwrite`."
+            )
+    weights = models.fingerprint(network(experiment, run))
+    made_by = {run.head: load_head(run.head)[1]} | {
+        run.store(name): OutputStore(run.store(name)).model for name in names
+    }
+    for path, found in made_by.items():
+        if found != weights:
+            raise StoreError(
+                f"'{path}' comes from other weights than '{run.weights}' has now. Extract again: "
+                "`sirc extract … --overwrite`."
+            )
+
+
+def _check_trained(experiment: Experiment, run: Run) -> None:
+    """Refuse weights that this experiment's recipe would not give."""
+    if experiment.train is None or not run.weights.exists():
+        return
+    known = json.loads(read_metadata(run.weights).get("recipe", "{}"))
+    settings = experiment.train.decisive() | {f"preprocess.{k}": v for k, v in asdict(experiment.preprocess).items()}
+    asked = {key: json.dumps(value) for key, value in settings.items() if key in known}
+    if words := differences({key: known[key] for key in asked}, asked):
+        raise StoreError(
+            f"'{run.weights}' was trained with other settings: {words}. Use those, or train again: "
+            "`sirc train … --overwrite`."
+        )
+
+
+def _extracted(experiment: Experiment, run: Run, name: str) -> Stamp:
+    """The note of the settings that a store's outputs follow from."""
+    extract, fitting = experiment.extract, experiment.fit
+    settings: dict[str, object] = {
+        **{f"model.{key}": value for key, value in asdict(experiment.model).items()},
+        **{f"preprocess.{key}": value for key, value in asdict(experiment.preprocess).items()},
+        **{f"data.{name}.{key}": value for key, value in asdict(experiment.source(name)).items() if key != "group"},
+        **{f"extract.{key}": getattr(extract, key) for key in ("precision", "dtype", "shard_size")},
+        **({"fit.count": fitting.count, "fit.seed": fitting.seed} if name == "train" else {}),
+    }
+    return Stamp(run.folder, f"extract-{name}", settings)
+
+
 def images_of(experiment: Experiment, name: str, *, augmented: bool = False) -> ImageSet:
     """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
 
-    The training images that scores are fitted on may be a random subset, `fit.count` of them.
+    The training images that scores are fitted on may be a random subset, `fit.count` of them. Test and validation
+    images have the class numbers of the training images, also where they lack a class.
     """
     experiment.require([name])
-    ours = name in ("train", "test", "validation")
-    images = open_source(
-        experiment.source(name),
-        root=experiment.root,
-        split=("train" if name == "train" else "test") if ours else None,
-        preprocess=None if augmented else experiment.preprocess,
-        labelled=ours,
-        name=name,
-    )
-    count = experiment.fit.count
+    images = _open(experiment, name, None if augmented else experiment.preprocess)
+    source, count = experiment.source(name), experiment.fit.count
     if name == "train" and not augmented and count is not None and count < len(images):
         images = images.subset(count, seed=experiment.fit.seed)
+    if name in ("test", "validation") and source.benchmark is None and images.classes:
+        experiment.require(["train"])
+        images = images.numbered_by(_open(experiment, "train", None).classes)
     return images
+
+
+def _open(experiment: Experiment, name: str, preprocess: Preprocess | None) -> ImageSet:
+    ours = name in ("train", "test", "validation")
+
+    def opened() -> ImageSet:
+        return open_source(
+            experiment.source(name),
+            root=experiment.root,
+            split=("train" if name == "train" else "test") if ours else None,
+            preprocess=preprocess,
+            labelled=ours,
+            name=name,
+        )
+
+    # One process goes first, as archives are unpacked when they are opened.
+    first: ImageSet | None = None
+    with distributed.failing_together():
+        if distributed.is_main():
+            first = opened()
+    return first or opened()
 
 
 def network(experiment: Experiment, run: Run) -> nn.Module:
@@ -179,6 +261,13 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
             )
         models.load_weights(model, run.weights)
     return model.eval()
+
+
+def _seed(seed: int) -> None:
+    """Seed all that a model may draw its first weights from."""
+    from accelerate.utils import set_seed
+
+    set_seed(seed)
 
 
 def _built(experiment: Experiment) -> nn.Module:

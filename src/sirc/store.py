@@ -50,16 +50,18 @@ class OutputStore:
         shard_size: int = 8192,
         model: str | None = None,
         data: str | None = None,
+        how: str | None = None,
         overwrite: bool = False,
     ) -> "OutputStore":
         """Make a store for `size` items, or open the one that is there if it was made with the same settings.
 
-        `model` is a fingerprint of whatever computes the outputs, `data` one of what it computes them from.
+        `model` is a fingerprint of whatever computes the outputs, `data` one of what it computes them from, `how` says
+        what else decides them, such as the layer and the precision.
         `overwrite=True` deletes the shards of a store that is there; with several processes, one does so before
         the others start.
         """
         path = Path(path)
-        settings = Settings(check_positive("size", size), check_positive("shard_size", shard_size), model, data)
+        settings = Settings(check_positive("size", size), check_positive("shard_size", shard_size), model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
         if (path / _settings.FILE).exists():
@@ -89,13 +91,14 @@ class OutputStore:
         shard_size: int = 8192,
         model: str | None = None,
         data: str | None = None,
+        how: str | None = None,
         overwrite: bool = False,
     ) -> "OutputStore":
         """Write an `Outputs`, or batches of any lengths (what `Outputs.of` takes), as a new store.
 
         `size`, the number of rows in all, may be left out where it can be counted beforehand: for an `Outputs`, a
         store, or a list of batches. A store is cut anew: its items stay, with those that have no row, and so do
-        `model` and `data` unless others are given.
+        `model`, `data` and `how` unless others are given.
         """
         path = Path(path)
         if (path / _settings.FILE).exists() and not overwrite:
@@ -112,6 +115,7 @@ class OutputStore:
             size = source.size
             model = source.model if model is None else model
             data = source.data if data is None else data
+            how = source.how if how is None else how
         elif isinstance(source, Outputs) and size is None:
             size = len(source)
         elif isinstance(source, Sequence) and size is None:
@@ -123,7 +127,7 @@ class OutputStore:
                 "Pass the number of rows in all, or a list of batches."
             )
         empty = source.shard(0)[:0] if isinstance(source, OutputStore) else None
-        store = cls.create(path, size, shard_size=shard_size, model=model, data=data, overwrite=overwrite)
+        store = cls.create(path, size, shard_size=shard_size, model=model, data=data, how=how, overwrite=overwrite)
         fill(store._shards, store._settings, batches, skipped, empty)
         return store
 
@@ -136,6 +140,11 @@ class OutputStore:
     def data(self) -> str | None:
         """The fingerprint of the dataset and its preprocessing, if one was given."""
         return self._settings.data
+
+    @property
+    def how(self) -> str | None:
+        """What else decides the outputs, if it was said."""
+        return self._settings.how
 
     @property
     def size(self) -> int:
@@ -217,6 +226,10 @@ class OutputStore:
     def shard(self, i: int) -> Outputs:
         """The rows of one shard, memory-mapped; the other shards need not be there yet."""
         return self._shards.read(i)
+
+    def items(self, i: int) -> range:
+        """The dataset items of shard `i`, with those that have no row."""
+        return self._settings.items(i)
 
     def index(self, i: int) -> Tensor:
         """The dataset items that the rows of shard `i` belong to, int64."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sirc._calls import model_logits, unwrap
+from sirc import distributed
+from sirc._calls import model_logits
 from sirc._checkpoint import Epoch, Records
-from sirc._feeding import IGNORED, DeviceFeed, Feed, LoaderFeed, Order, Share, required_labels
+from sirc._feeding import IGNORED, Feed, LoaderFeed, Order, Share, input_shape
+from sirc._holding import DeviceFeed
+from sirc._telling import list_of, tensorboard, words
+from sirc._trial import check_labels, compiled
 from sirc.augment import random_key
 from sirc.models import fingerprint
 from sirc.preprocess import Preprocess
@@ -25,6 +30,11 @@ from sirc.progress import SILENT, Progress
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
     from sirc.experiment import Train
+
+if torch.distributed.is_available():
+    # An optimiser imports it later, and its default arguments would keep the process group alive to the end of the
+    # interpreter, where gloo's threads abort the process now and then.
+    import torch.distributed.nn
 
 _REPORT_SECONDS = 1.0  # reading the loss waits for the device
 
@@ -51,7 +61,7 @@ def train(
     recipe, other images or other starting weights are refused.
 
     Under `torchrun` or `accelerate launch` each process takes its share of every global batch. The gradient is that of
-    the mean loss over the global batch, whatever the number of processes.
+    the mean loss over the global batch, whatever the number of processes. They must share `folder`.
     """
     from accelerate import Accelerator
 
@@ -59,79 +69,118 @@ def train(
     share = Share(accelerator.process_index, accelerator.num_processes, accelerator.device)
     main = accelerator.is_main_process
     progress = progress if main else SILENT
-    check_labels(model, images)
     records = Records(folder, _recipe(model, images, recipe, preprocess, seed))
-    if overwrite:
-        if main:
-            records.clear()
-        accelerator.wait_for_everyone()
-    history = records.finished(model)
-    if history is not None:
+    with distributed.failing_together():
+        finished = None if overwrite else records.finished(model)
+    _check_agreement(model, finished)
+    if finished is not None:
         progress.note(f"{name}: already trained, {records.weights}")
-        return history
+        return finished
 
-    model.to(share.device)
-    if recipe.channels_last:
-        model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.nesterov,
-    )
-    history = records.resume(model, optimizer)
+    with distributed.failing_together():
+        shape = input_shape(images, recipe.augment, preprocess)
+        check_labels(model, shape, images, validation)
+        optimizer = _optimizer(model, recipe, share.device)
+        history = [] if overwrite else records.resume(model, optimizer)
+    _check_agreement(model, history)
     if history:
         progress.note(f"{name}: going on after epoch {len(history)} of {recipe.epochs}")
-    feed = _feed(images, validation, recipe, preprocess, seed, share, progress)
-    network = accelerator.prepare(_compiled(model, feed, recipe, progress) if recipe.compile else model)
-    autocast = _autocast(recipe, share.device)
+    with distributed.failing_together():
+        feed = _feed(images, validation, recipe, preprocess, seed, share, progress)
+    network = _compiled(model, feed.order, shape, recipe, progress) if recipe.compile else model
+    loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, feed, recipe)
 
-    with _tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
+    told: set[str] = set()
+    with tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
+        if main:
+            records.clear() if overwrite else records.sweep()
         for epoch in range(len(history), recipe.epochs):
-            _seed_everything(random_key(seed, epoch, 2, share.rank))
+            _seed_everything(random_key("network", seed, epoch, share.rank))
             began = time.perf_counter()
-            sums = torch.zeros(3, dtype=torch.float64, device=share.device)
-            network.train()
-            with progress.task(f"{name}, epoch {epoch + 1}/{recipe.epochs}", feed.order.count) as task:
-                reported = began
-                for step, batch in enumerate(feed.epoch(epoch)):
-                    _set_lr(optimizer, learning_rate(recipe, epoch + step / len(feed.order)))
-                    with autocast():
-                        logits = model_logits(network(_formatted(batch.images, recipe)))
-                    loss = cross_entropy(logits.float(), batch.labels, reduction="sum", ignore_index=IGNORED)
-                    # Processes average their gradients, so each counts for its part of the global mean.
-                    accelerator.backward(loss * (share.world / batch.total))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    sums += _sums(loss, logits, batch.labels)
-                    facts = {}
-                    if time.perf_counter() - reported > _REPORT_SECONDS:
-                        facts["loss"] = float(loss.detach()) / max(1, len(batch.labels))
-                        reported = time.perf_counter()
-                    task.advance(batch.total, **facts)
+            means = _train_epoch(loop, epoch, f"{name}, epoch {epoch + 1}/{recipe.epochs}", progress)
             seconds = time.perf_counter() - began
-            loss_mean, error = _means(accelerator.reduce(sums, "sum"))
-            if not math.isfinite(loss_mean):
-                raise ValueError(
-                    f"the training loss must stay finite; it is {loss_mean} in epoch {epoch + 1} at a learning rate "
-                    f"of {optimizer.param_groups[0]['lr']:g}. Lower `train.lr`; the last checkpoint is kept."
-                )
-            tested = _validate(network, feed, recipe, autocast, accelerator)
+            tested = _validate(loop)
+            lost = _unreadable(feed)
             speed = feed.order.count / seconds
-            lr = learning_rate(recipe, epoch)
-            history.append(Epoch(epoch + 1, lr, loss_mean, error, *tested, seconds, speed))
+            line = Epoch(epoch + 1, learning_rate(recipe, epoch), *means, *tested, seconds, speed, len(lost))
+            history.append(line)
+            if lost - told:
+                progress.note(f"{name}: {list_of(lost - told)}")
+                told |= lost
             if main:
                 records.save(model, optimizer, history)
-                log(history[-1])
-            progress.note(f"{name}, {_words(history[-1])}")
-    if isinstance(feed, LoaderFeed) and feed.unreadable:
-        listed = "".join(f"\n  {words}" for words in sorted(feed.unreadable)[:20])
-        progress.note(f"{len(feed.unreadable)} training images could not be read and did not count:{listed}")
+                log(line)
+            progress.note(f"{name}, {words(line)}")
     if main:
         records.finish(model, history)
     accelerator.wait_for_everyone()
     return history
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What every epoch works with; `network` is `model`, perhaps compiled, wrapped to average gradients."""
+
+    accelerator: Any
+    model: nn.Module
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    feed: Feed
+    recipe: Train
+
+    def logits(self, network: nn.Module, images: Tensor) -> Tensor:
+        """The network's logits in float32."""
+        with _autocast(self.recipe, images.device)():
+            return model_logits(network(_formatted(images, self.recipe))).float()
+
+
+def _train_epoch(loop: _Loop, epoch: int, title: str, progress: Progress) -> tuple[float, float]:
+    """Take the steps of one epoch; the mean loss and error over all processes."""
+    feed, optimizer, recipe, share = loop.feed, loop.optimizer, loop.recipe, loop.feed.order.share
+    sums = torch.zeros(3, dtype=torch.float64, device=share.device)
+    reported = time.perf_counter()
+    loop.network.train()
+    with progress.task(title, feed.order.count) as task:
+        for step, batch in enumerate(feed.epoch(epoch)):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, epoch + step / len(feed.order))
+            logits = loop.logits(loop.network, batch.images)
+            loss = cross_entropy(logits, batch.labels, reduction="sum", ignore_index=IGNORED)
+            # Processes average their gradients, so each counts for its part of the global mean.
+            loop.accelerator.backward(loss * (share.world / batch.total))
+            optimizer.step()
+            optimizer.zero_grad()
+            sums += _sums(loss, logits, batch.labels)
+            facts = {}
+            if time.perf_counter() - reported > _REPORT_SECONDS:
+                facts["loss"] = float(loss.detach()) / max(1, len(batch.labels))
+                reported = time.perf_counter()
+            task.advance(batch.total, **facts)
+    loss_mean, error = _means(loop.accelerator.reduce(sums, "sum"))
+    if not math.isfinite(loss_mean):
+        raise ValueError(
+            f"the training loss must stay finite; it is {loss_mean} in epoch {epoch + 1} at a learning rate "
+            f"of {optimizer.param_groups[0]['lr']:g}. Lower `train.lr`; the last checkpoint is kept."
+        )
+    return loss_mean, error
+
+
+@torch.no_grad()
+def _validate(loop: _Loop) -> tuple[float | None, float | None]:
+    """Loss and error of the weights that are saved, on the validation images of all processes."""
+    # Each process has seen other images, and batch norm keeps their moments; those of process 0 are saved.
+    if distributed.world() > 1:
+        buffers = dict(loop.model.named_buffers())
+        for name, value in distributed.broadcast_tensors(buffers).items():
+            buffers[name].copy_(value)
+    loop.network.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=loop.feed.order.share.device)
+    for images, labels in loop.feed.validation():
+        # Processes may have different numbers of batches, so none goes through the wrapper that waits for the others.
+        logits = loop.logits(loop.model, images)
+        sums += _sums(cross_entropy(logits, labels, reduction="sum"), logits, labels)
+    sums = loop.accelerator.reduce(sums, "sum")
+    return _means(sums) if sums[2] else (None, None)
 
 
 def learning_rate(recipe: Train, epoch: float) -> float:
@@ -139,17 +188,6 @@ def learning_rate(recipe: Train, epoch: float) -> float:
     if recipe.schedule == "cosine":
         return recipe.lr * 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
     return recipe.lr * recipe.gamma ** sum(epoch >= milestone for milestone in recipe.milestones)
-
-
-def check_labels(model: nn.Module, images: ImageSet) -> None:
-    """Refuse labels that the last layer of the model has no output for."""
-    top = int(required_labels(images).max())
-    widths = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
-    if widths and top >= max(widths):
-        raise ValueError(
-            f"the model must have an output for each class; `{images.name}` has labels up to {top}, and no linear "
-            f"layer has more than {max(widths)} outputs. Set `model.num_classes = {top + 1}`."
-        )
 
 
 def _recipe(model: nn.Module, images: ImageSet, recipe: Train, preprocess: Preprocess, seed: int) -> dict[str, object]:
@@ -163,6 +201,38 @@ def _recipe(model: nn.Module, images: ImageSet, recipe: Train, preprocess: Prepr
     }
 
 
+def _optimizer(model: nn.Module, recipe: Train, device: torch.device) -> torch.optim.Optimizer:
+    """Put the model on the device, without gradients of earlier use; the optimiser of its weights."""
+    model.to(device)
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)
+    model.zero_grad()
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=recipe.nesterov,
+    )
+
+
+def _check_agreement(model: nn.Module, history: list[Epoch] | None) -> None:
+    """Refuse to start where processes found different checkpoints, or have different weights."""
+    if distributed.world() == 1:
+        return
+    mine = json.dumps([-1 if history is None else len(history), fingerprint(model)])
+    found = [json.loads(text) for text in distributed.gather_texts(mine)]
+    for number, other in enumerate(found):
+        if other != found[0]:
+            done, others = (
+                f"{max(epochs, 0)} epochs and weights {weights[:8]}" for epochs, weights in (found[0], other)
+            )
+            raise ValueError(
+                f"all processes must start from the same checkpoint; process 0 has {done}, process {number} {others}. "
+                "The folder of a run must be shared by all machines, and the model built with the same seed."
+            )
+
+
 def _feed(
     images: ImageSet,
     validation: ImageSet | None,
@@ -173,12 +243,19 @@ def _feed(
     progress: Progress,
 ) -> Feed:
     order = Order(len(images), recipe.batch_size, seed, share)
-    if recipe.cache == "device":
-        return DeviceFeed(
-            images, validation, order, recipe.augment, preprocess, workers=recipe.workers, progress=progress
-        )
+    given = images, validation, order, recipe.augment, preprocess
     skip = recipe.on_error == "skip"
-    return LoaderFeed(images, validation, order, recipe.augment, preprocess, workers=recipe.workers, skip=skip)
+    if recipe.cache == "device":
+        return DeviceFeed(*given, workers=recipe.workers, skip=skip, progress=progress)
+    return LoaderFeed(*given, workers=recipe.workers, skip=skip)
+
+
+def _compiled(model: nn.Module, order: Order, shape: tuple[int, ...], recipe: Train, progress: Progress) -> nn.Module:
+    """Compile the model for the batches of this process."""
+    device = order.share.device
+    size = -(-min(order.batch_size, order.count) // order.share.world)
+    blank = _formatted(torch.zeros(size, *shape, device=device), recipe)
+    return compiled(model, blank, _autocast(recipe, device), progress)
 
 
 def _formatted(images: Tensor, recipe: Train) -> Tensor:
@@ -202,75 +279,13 @@ def _means(sums: Tensor) -> tuple[float, float]:
     return loss / max(count, 1), wrong / max(count, 1)
 
 
-@torch.no_grad()
-def _validate(
-    network: nn.Module,
-    feed: Feed,
-    recipe: Train,
-    autocast: Callable[[], AbstractContextManager[None]],
-    accelerator: Any,
-) -> tuple[float | None, float | None]:
-    """Loss and error on the validation images of all processes."""
-    network.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
-    # Processes may have different numbers of batches here, so none goes through the wrapper that waits for the others.
-    model = unwrap(network)
-    for images, labels in feed.validation():
-        with autocast():
-            logits = model_logits(model(_formatted(images, recipe)))
-        sums += _sums(cross_entropy(logits.float(), labels, reduction="sum"), logits, labels)
-    sums = accelerator.reduce(sums, "sum")
-    return _means(sums) if sums[2] else (None, None)
-
-
-def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
 def _seed_everything(key: int) -> None:
     from accelerate.utils import set_seed
 
     set_seed(key % 2**32)  # what NumPy takes
 
 
-def _compiled(model: nn.Module, feed: Feed, recipe: Train, progress: Progress) -> nn.Module:
-    """The model compiled; as it is where there is no compiler, which changes the speed alone."""
-    try:
-        compiled = torch.compile(model)
-        images = _formatted(next(iter(feed.epoch(0))).images, recipe)
-        with torch.no_grad(), _autocast(recipe, images.device)():
-            model.eval()
-            compiled(images)
-    except Exception as error:
-        progress.note(f"torch.compile is not usable here, training runs without it: {str(error).splitlines()[0]}")
-        return model
-    return compiled  # type: ignore[return-value]
-
-
-@contextmanager
-def _tensorboard(folder: Path, wanted: bool, done: int) -> Iterator[Callable[[Epoch], None]]:
-    """Somewhere to log epochs to, if it is wanted."""
-    if not wanted:
-        yield lambda line: None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError("`train.tensorboard` needs TensorBoard: pip install 'sirc[tensorboard]'.") from error
-    with SummaryWriter(folder / "tensorboard", purge_step=done + 1) as writer:
-
-        def log(line: Epoch) -> None:
-            for key, value in asdict(line).items():
-                if key != "epoch" and value is not None:
-                    writer.add_scalar(key, value, line.epoch)
-
-        yield log
-
-
-def _words(line: Epoch) -> str:
-    tested = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
-    return (
-        f"epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{tested}, learning rate {line.lr:g}, "
-        f"{line.images_per_second:.0f} images/s"
-    )
+def _unreadable(feed: Feed) -> set[str]:
+    """The images that any process could not read in this epoch."""
+    texts = distributed.gather_texts(json.dumps(sorted(feed.unreadable)))
+    return {why for text in texts for why in json.loads(text)}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import data, study
+from sirc.cli import data, report, study
 from sirc.cli._screen import say
 from sirc.errors import ConfigError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 study.add_to(app)
+report.add_to(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -27,13 +27,13 @@ _LINE_SECONDS = 10.0  # between two lines about the same work
 
 def stderr() -> Console:
     """Where progress and errors go."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def stdout() -> Console:
     """Where results go; a pipe gets lines as long as they are."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, width=200, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, width=200, soft_wrap=True, emoji=False)
 
 
 def say(text: str) -> None:

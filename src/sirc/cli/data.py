@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sirc.cli._screen import reporting, result, stdout
+from sirc.errors import ConfigError
 
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
 
@@ -50,8 +51,14 @@ def check(
 
     Example: `sirc data check textures ~/data/textures --decode --workers 8`
     """
+    from sirc.data import benchmark
     from sirc.data import check as check_data
 
+    try:
+        if name not in ("folder", "list"):
+            benchmark(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     with reporting(quiet=quiet) as progress:
         report = check_data(name, path, split=split, decode=decode, workers=workers, progress=progress)
     result(str(report))
@@ -96,3 +103,5 @@ def colonoscopy(
     with reporting(quiet=quiet) as progress:
         summary = fetch_colonoscopy(out, base=base, videos=videos, progress=progress)
     result(str(summary))
+    if videos == 10 and not summary.ok:
+        raise typer.Exit(1)

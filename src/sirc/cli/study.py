@@ -38,6 +38,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: `--set train.lr=0.05`. Repeat for several."),
 ]
+OnErrorOption = Annotated[
+    OnErrorChoice | None,
+    typer.Option(help="At an unreadable image: `stop`, or `skip` it, counted and named. Default: the TOML's."),
+]
 Device = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results and errors.")]
@@ -47,6 +51,7 @@ def train(
     experiment: ExperimentFile,
     seed: Seeds = None,
     set_: Overrides = None,
+    on_error: OnErrorOption = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -60,14 +65,15 @@ def train(
 
     On four GPUs, same global batch: `torchrun --nproc-per-node 4 -m sirc train …`
     """
+    set_ = [*(set_ or ()), *([f"train.on_error={on_error.value}"] if on_error else [])]
     study, runs = _read(experiment, set_, seed)
     study.require(["train", "validation" if study.data.validation else "test"])
-    with _started(device, quiet) as (where, progress):
+    with started(device, quiet) as (where, progress):
         from sirc.stages import train_run
 
-        study.save(overwrite=overwrite)
         for run in runs:
             history = train_run(study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress)
+            keep(study)
             last = history[-1]
             error = last.error if last.validation_error is None else last.validation_error
             kind = "training" if last.validation_error is None else "validation"
@@ -82,10 +88,7 @@ def extract(
         typer.Option("--only", metavar="NAME", help="`train`, `test` or an OOD set; repeat for several. Default: all."),
     ] = None,
     set_: Overrides = None,
-    on_error: Annotated[
-        OnErrorChoice | None,
-        typer.Option(help="At an unreadable image: `stop`, or `skip` it, counted and named. Default: the TOML's."),
-    ] = None,
+    on_error: OnErrorOption = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -100,11 +103,13 @@ def extract(
     """
     study, runs = _read(experiment, set_, seed)
     names = only or ["train", "test", *study.data.ood]
+    for name in names:
+        if name not in study.names:
+            raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
-    with _started(device, quiet) as (where, progress):
+    with started(device, quiet) as (where, progress):
         from sirc.stages import extract_run
 
-        study.save(overwrite=overwrite)
         for run in runs:
             stores = extract_run(
                 study,
@@ -115,6 +120,7 @@ def extract(
                 overwrite=overwrite,
                 progress=progress,
             )
+            keep(study)
             for store in stores.values():
                 skipped = f", {len(store.skipped)} unreadable" if store.skipped else ""
                 features = "" if store.num_features is None else f", {store.num_features} features"
@@ -133,18 +139,26 @@ def fit(
 
     The scorer ends up in `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
 
-    Example: `sirc fit experiments/resnet50_imagenet200.toml --set fit.crossfit=5`
+    Example: `sirc fit experiments/resnet50_imagenet200.toml --seed 1`
 
     With four processes, same result: `torchrun --nproc-per-node 4 -m sirc fit …`
     """
     study, runs = _read(experiment, set_, seed)
-    with _started(device, quiet) as (where, progress):
+    with started(device, quiet) as (where, progress):
         from sirc.stages import fit_run
 
-        study.save(overwrite=overwrite)
         for run in runs:
             scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
+            keep(study)
             result(f"{run.scorer}  {len(scorer.specs)} scores")
+
+
+def keep(study: Experiment) -> None:
+    """Write the effective configuration beside its results, once there are any; each stage has compared its part."""
+    from sirc import distributed
+
+    if distributed.is_main():
+        study.save(overwrite=True)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -172,7 +186,7 @@ def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> t
 
 
 @contextmanager
-def _started(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress]]:
+def started(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress]]:
     """Join the other processes, if there are any, and open the progress display."""
     import torch
 
@@ -188,6 +202,7 @@ def _started(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress]
             f"`--device {device}` needs a GPU that this PyTorch can use; there is none. Use `--device cpu`."
         )
     with distributed.process_group(where), reporting(quiet=quiet) as progress:
-        if where.type == "cuda" and where.index is None:
-            where = torch.device("cuda", torch.cuda.current_device())
+        if where.type == "cuda":
+            where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
+            torch.cuda.set_device(where)  # accelerate trains on the current one
         yield where, progress

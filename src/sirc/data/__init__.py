@@ -5,12 +5,14 @@ from sirc.data.benchmarks import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.check import Report, check
 from sirc.data.colonoscopy import fetch_colonoscopy
 from sirc.data.files import image_folder
+from sirc.data.glyphs import Glyphs
 from sirc.data.lists import file_list
 from sirc.data.noise import Noise, write_noise
 from sirc.data.source import Source, open_source
 
 __all__ = [
     "Benchmark",
+    "Glyphs",
     "ImageSet",
     "Noise",
     "Report",

@@ -29,6 +29,11 @@ def read_image(path: PathLike) -> Image:
             return to_rgb(Image.open(file))
     except (KeyboardInterrupt, MemoryError):
         raise
+    except OSError as error:
+        if error.errno is None:  # PIL's own
+            raise ImageError(_what_is_wrong(path, error)) from error
+        # The system failed, not the image: a full table of handles or a lost disk must not look like broken images.
+        raise OSError(error.errno, _what_is_wrong(path, error)) from error
     except Exception as error:  # a damaged file reaches every corner of PIL: OSError, SyntaxError, struct.error, …
         raise ImageError(_what_is_wrong(path, error)) from error
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sirc._checks import check_positive
+from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,9 +78,43 @@ class ImageSet(ABC, Dataset[object]):
         """A digest of which images these are, in which order, with which labels and preprocessing."""
         digest = hashlib.sha256(self._identity().encode())
         digest.update(b"" if self.labels is None else self.labels.numpy().tobytes())
-        # The address in a plain function's repr is another in every process.
-        digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.transform)).encode())
+        words = repr(self.transform)
+        # The address in a plain function's repr is another in every process, and says nothing of what it does.
+        plain = re.sub(r" at 0x[0-9a-fA-F]+", "", words)
+        digest.update(plain.encode())
+        if plain != words and self.transform is not None:
+            digest.update(self._transformed())
         return digest.hexdigest()[:32]
+
+    def _transformed(self) -> bytes:
+        """What the transform makes of the first image that can be read."""
+        assert self.transform is not None
+        for index in range(len(self)):
+            try:
+                image = self.image(index)
+            except ImageError:
+                continue
+            made = self.transform(image)
+            return repr(made.tolist() if isinstance(made, Tensor) else made).encode()
+        return b""
+
+    def numbered_by(self, classes: Sequence[str]) -> Self:
+        """The same images with the class numbers of another set, that of the training images.
+
+        A set that lacks a class, as a small test set may, would number those after it otherwise.
+        """
+        if self.labels is None or self.classes == tuple(classes):
+            return self
+        number = {name: index for index, name in enumerate(classes)}
+        if unknown := [name for name in self.classes if name not in number]:
+            raise ValueError(
+                f"the classes of '{self.name}' must be among those of the training images; {unknown[0]!r} is not "
+                f"({len(unknown)} are not). Remove them, or train on them."
+            )
+        other = self._copy()
+        renumbered = torch.tensor([number[name] for name in self.classes])
+        other.labels, other.classes = renumbered[self.labels], tuple(classes)
+        return other
 
     def with_transform(self, transform: Transform | None) -> Self:
         """The same images with another preprocessing."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sirc._imports import current_folder
 from sirc.data._decode import missing_package, to_rgb
 from sirc.data.base import ImageSet
 from sirc.data.benchmarks import unknown
@@ -50,7 +51,12 @@ class Wrapped(ImageSet):
         """Take one image out of its item, as RGB."""
         from PIL.Image import Image
 
-        item = self._dataset[self._number(index)]
+        try:
+            item = self._dataset[self._number(index)]
+        except (OSError, SyntaxError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the machine failed, not the image
+            raise ImageError(f"{self.where(index)} cannot be read: {error}. Mend or remove it.") from error
         image = item[0] if isinstance(item, tuple | list) and item else item
         if not isinstance(image, Image):
             raise ImageError(
@@ -68,7 +74,11 @@ class Wrapped(ImageSet):
         # No file names here: how it was made, how long it is, and a few images say which set this is.
         digest = hashlib.sha256()
         for index in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(int)):
-            image = self.image(int(index))
+            try:
+                image = self.image(int(index))
+            except ImageError as error:
+                digest.update(str(error).encode())
+                continue
             digest.update(f"{image.size}".encode() + image.tobytes())
         return digest.hexdigest()
 
@@ -120,7 +130,8 @@ def call_function(
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
     module, _, attribute = name.partition(":")
     try:
-        function = operator.attrgetter(attribute)(importlib.import_module(module))
+        with current_folder():
+            function = operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f'`dataset` must be a benchmark, "folder", "list", "torchvision:NAME" or "package.module:function"; got '
@@ -151,9 +162,20 @@ def find_labels(dataset: Any, name: str) -> Tensor:
         for kept in ("targets", "labels", "_labels", "y", "samples", "_samples"):
             labels = _as_labels(getattr(dataset, kept, None), count)
             ends = (0, count // 2, count - 1)
-            if labels is not None and all(int(labels[i]) == _label(dataset[i], name, i) for i in ends):
+            if labels is not None and all(_agrees(dataset, name, i, int(labels[i])) for i in ends):
                 return labels
     return torch.tensor([_label(dataset[i], name, i) for i in range(count)])
+
+
+def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
+    """Whether an item has this label; one whose image is broken cannot say otherwise."""
+    try:
+        item = dataset[index]
+    except (OSError, SyntaxError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        return True
+    return _label(item, name, index) == label
 
 
 def _as_labels(values: Any, count: int) -> Tensor | None:

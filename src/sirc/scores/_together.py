@@ -19,7 +19,7 @@ from sirc.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores.fitting import Fitter
 from sirc.scores.folds import Crossfit
-from sirc.scores.rows import numbered_share, shown
+from sirc.scores.rows import numbered_share, share_length, shown
 from sirc.scores.scorer import Scorer
 from sirc.scores.second import SecondPass
 from sirc.scores.statistics import Solved
@@ -55,7 +55,7 @@ def fit_together(
         asked = _describe(fitter, train)
     _check_same(asked)
     with failing_together():
-        share = len(train) // world
+        share = share_length(train, rank, world)
         first = shown(numbered_share(train, rank, world), device, progress, "fit, first pass", share)
         for index, batch in first:
             fitter.update(batch, index=index)

@@ -58,6 +58,14 @@ def numbered_share(train: Outputs | OutputStore, rank: int, world: int) -> Itera
             yield torch.arange(start, start + len(batch), device="cpu"), batch
 
 
+def share_length(train: Outputs | OutputStore, rank: int, world: int) -> int:
+    """How many rows `numbered_share` gives, without reading any."""
+    if isinstance(train, Outputs):
+        starts = range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS)
+        return sum(min(BLOCK_ROWS, len(train) - start) for start in starts)
+    return sum(len(train.index(i)) for i in range(rank, train.num_shards, world))
+
+
 def shown(
     batches: Iterable[tuple[Tensor, Outputs]],
     device: torch.device | str | None,

@@ -1,0 +1,157 @@
+"""From results to the cells of a table: mean and 2 std over seeds, and the mark of each cell among its column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from sirc._mixtures import MEAN, POOLED, WRONG, as_names
+from sirc.evaluate import COLUMNS
+from sirc.names import known_metric, lower_is_better
+
+CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_std", "runs", "mark"]
+_KEYS = ["model", *COLUMNS[:-1]]
+_GROUPS = ("Close", "Far")
+_SEPARATION = ("auroc", "fpr")
+_DIGITS = 12  # what differs beyond is rounding of the mean, and shares a rank
+
+
+def summarise(results: pd.DataFrame) -> pd.DataFrame:
+    """Every figure of the results over its model's seeds: `mean`, `two_std` (NaN for one seed), `runs`.
+
+    A figure that is NaN, or that some of the model's seeds lack, has no mean: means over different seeds must not be
+    compared.
+    """
+    combined = isinstance(results, pd.DataFrame) and {"mean", "std", "runs"} <= set(results.columns)
+    needed = [*COLUMNS[:-1], *(["mean", "std", "runs"] if combined else ["value"])]
+    if not isinstance(results, pd.DataFrame) or not set(needed) <= set(results.columns):
+        got = ", ".join(map(str, results.columns)) if isinstance(results, pd.DataFrame) else type(results).__name__
+        raise ValueError(
+            f"`results` must be a table with model, seed, {', '.join(COLUMNS)}, or what `combine` gives "
+            f"of such; got {got}."
+        )
+    if results.empty:
+        raise ValueError("`results` must have at least one row; got none.")
+    frame = results.assign(
+        model=results["model"].astype(object).where(results["model"].notna(), "").astype(str)
+        if "model" in results.columns
+        else "",  # a model without a name comes back from CSV as NaN
+        seed=results["seed"] if "seed" in results.columns else 0,
+    )
+    if combined:
+        frame = frame.assign(two_std=2 * frame["std"])
+        _refuse_twice(frame, _KEYS)
+        return frame[[*_KEYS, "mean", "two_std", "runs"]].reset_index(drop=True)
+    _refuse_twice(frame, [*_KEYS, "seed"])
+    values = frame.groupby(_KEYS, sort=False, dropna=False)["value"]
+    found: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
+    seeds = frame.groupby("model")["seed"].nunique()
+    whole = found["runs"] == found["model"].map(seeds)
+    found["mean"] = found["mean"].where(whole)
+    found["two_std"] = (2 * found["std"]).where(whole)
+    return found[[*_KEYS, "mean", "two_std", "runs"]]
+
+
+def errors(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """The ID error of each model and its 2 std; NaN where the results do not tell."""
+    own = figures[figures["metric"] == "error"].drop_duplicates("model").set_index("model")
+    nothing = (math.nan, math.nan)
+    return {
+        model: (float(own["mean"][model]), float(own["two_std"][model])) if model in own.index else nothing
+        for model in figures["model"].unique()
+    }
+
+
+def choose(
+    figures: pd.DataFrame,
+    metrics: Sequence[str],
+    negatives: Sequence[str] | None,
+    scores: Sequence[str] | None,
+    alpha: float | None,
+    beta: float | None,
+) -> tuple[pd.DataFrame, dict[str, list[str]]]:
+    """The rows that were asked for, and the scores, negatives and metrics in the order in which they are shown."""
+    wanted_metrics = _among("metrics", metrics, [m for m in figures["metric"].unique() if m != "error"])
+    if odd := [metric for metric in wanted_metrics if not known_metric(metric)]:
+        raise ValueError(f"a table ranks metrics whose better direction is known; got {odd[0]!r}. Leave it out.")
+    rows = figures[figures["metric"].isin(wanted_metrics)]
+    found = list(rows["negative"].unique())
+    wanted_negatives = _usual(found, wanted_metrics) if negatives is None else _among("negatives", negatives, found)
+    known = list(rows["score"].unique())
+    wanted_scores = known if scores is None else _among("scores", scores, known)
+    rows = rows[rows["negative"].isin(wanted_negatives) & rows["score"].isin(wanted_scores)]
+    rows = _at(_at(rows, "beta", beta), "alpha", alpha)
+    _refuse_twice(rows, ["model", "score", "negative", "metric"])
+    order = {"score": sorted(wanted_scores, key=_is_other), "negative": wanted_negatives, "metric": wanted_metrics}
+    return rows.reset_index(drop=True), order
+
+
+def mark(cells: pd.DataFrame) -> pd.Series[str]:
+    """Bold for the best of each model, negative and metric, underline for second and third; equal values share a rank.
+
+    A score alone in its column is not marked.
+    """
+    goodness = cells["mean"].where(~cells["metric"].map(lower_is_better), -cells["mean"]).round(_DIGITS)
+    columns = goodness.groupby([cells["model"], cells["negative"], cells["metric"]])
+    rank = columns.rank(method="min", ascending=False)
+    several = columns.transform("count") > 1
+    named = np.select([several & (rank == 1), several & (rank <= 3)], ["bold", "underline"], "")
+    return pd.Series(named, index=cells.index, dtype=object)
+
+
+def is_sirc(score: str) -> bool:
+    """Whether a score belongs to the first group of rows."""
+    return score.replace(" ", "").startswith("sirc(")
+
+
+def _is_other(score: str) -> bool:
+    return not is_sirc(score)
+
+
+def _usual(found: list[str], metrics: list[str]) -> list[str]:
+    """ID✗, the mean and each OOD set; for metrics of a mixture, the unions and groups come first instead of ID✗."""
+    sets = [name for name in found if name not in (WRONG, MEAN, POOLED, *_GROUPS)]
+    if any(metric.partition("@")[0] in _SEPARATION for metric in metrics):
+        order = [WRONG, MEAN, *sets]
+    else:
+        order = [POOLED, *_GROUPS, MEAN, *sets]
+    return [name for name in order if name in found] or found
+
+
+def _among(what: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
+    names = list(dict.fromkeys(as_names(wanted)))
+    listed = list(known)
+    for name in names:
+        if name not in listed:
+            raise ValueError(f"`{what}` must be among those of the results: {'; '.join(listed)}; got {name!r}.")
+    if not names:
+        raise ValueError(f"`{what}` must name at least one of {'; '.join(listed)}; got none.")
+    return names
+
+
+def _at(rows: pd.DataFrame, name: str, wanted: float | None) -> pd.DataFrame:
+    """The rows at one α or β. Where it plays no part it is NaN, and the rows of ID✗ alone are at α = 1 by nature."""
+    fixed = rows[name].isna() | ((rows["negative"] == WRONG) & (name == "alpha"))
+    known = sorted(rows[name][~fixed].unique())
+    if wanted is None and len(known) > 1:
+        raise ValueError(
+            f"a table is for one {name}; the results have {', '.join(f'{x:g}' for x in known)}. Pass `{name}=` one."
+        )
+    if wanted is None or not known:
+        return rows
+    near = np.isclose(rows[name], wanted, rtol=0, atol=1e-9)
+    if not (near & ~fixed).any():
+        raise ValueError(f"`{name}` must be among {', '.join(f'{x:g}' for x in known)}; got {wanted!r}.")
+    return rows[near | fixed]
+
+
+def _refuse_twice(frame: pd.DataFrame, keys: list[str]) -> None:
+    if (twice := frame.duplicated(keys)).any():
+        row = frame[twice].iloc[0]
+        raise ValueError(
+            f"`results` must have each figure once; {row['score']!r}, {row['negative']!r}, {row['metric']!r} of model "
+            f"{row['model']!r} comes twice. Tell runs apart by the column `seed`, and models by `model`."
+        )

@@ -1,0 +1,188 @@
+"""Glyphs, the study that needs no download: letters A–Z from matplotlib's fonts, and OOD sets near and far.
+
+Image i of a set depends on the set's name, its split, its seed and i, on nothing else: splits share no random number,
+and a longer set begins with the shorter one. The functions are for experiments: `dataset = "sirc.data.glyphs:letters"`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import string
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sirc._checks import check_positive
+from sirc.data._decode import missing_package
+from sirc.data._glyph_draw import SIDE, draw, generator
+from sirc.data._glyph_fonts import FONTS, SCRIPTS, fonts_digest
+from sirc.data.base import ImageSet, check_seed
+from sirc.data.noise import Noise
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LETTERS = string.ascii_uppercase
+# No Α Β Ε Ζ Η Ι Κ Μ Ν Ο Ρ Τ Υ Χ: they are the Latin ones.
+GREEK = "ΓΔΘΛΞΠΣΦΨΩ"
+# No А В Е Ё З І Ј К М Н О Р С Ѕ Т У Х Ь, for the same reason, and no Г П Ф, which are Greek above.
+CYRILLIC = "БДЖИЛЦЧШЩЪЫЭЮЯ"
+# No 0 and 1, which many a font draws as O and I.
+DIGITS = "23456789"
+COUNT = 3000
+
+_VERSION = 1  # of the rendering: another one makes other images
+_BLOCK = 128  # images made together, when the first of them is asked for
+_KEPT = 320  # blocks, 126 MB: a study's sets are made once in a process
+_HANDWRITTEN = 1797
+_PATCH = (32, 400)  # the side of a patch of a photograph before it is scaled
+
+Pixels = npt.NDArray[np.uint8]
+_DRAWN = {
+    "letters": (LETTERS, FONTS),
+    "greek": (GREEK, SCRIPTS),
+    "cyrillic": (CYRILLIC, SCRIPTS),
+    "digits": (DIGITS, FONTS),
+}
+_NEEDS = {"handwritten": ("PIL", "sklearn"), "photos": ("PIL", "sklearn"), "noise": ("PIL",)}
+_PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn"}
+
+
+@final
+class Glyphs(ImageSet):
+    """Images of 32×32 pixels that are made in blocks as they are asked for; this module's functions name the sets."""
+
+    def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
+        if what not in (known := (*_DRAWN, *_NEEDS)):
+            raise ValueError(f"`what` must be one of {', '.join(known)}; got {what!r}.")
+        if split not in ("train", "test"):
+            raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out for the test images.')
+        if what == "handwritten" and check_positive("count", count) > _HANDWRITTEN:
+            raise ValueError(
+                f"`count` must be at most {_HANDWRITTEN}, as many as there are; got {count}. Leave it out for all."
+            )
+        self.what, self.split = what, split
+        self._count, self.seed = check_positive("count", count), check_seed(seed)
+        for module in _NEEDS.get(what, ("PIL", "matplotlib")):
+            if importlib.util.find_spec(module) is None:  # now, not when an hour of training is over
+                raise missing_package(f"the set '{what}'", _PACKAGES.get(module, module), "demo")
+        # In turn, so that classes are balanced whatever the count.
+        labels = torch.arange(self._count) % len(LETTERS) if what == "letters" else None
+        super().__init__(name=what, labels=labels, classes=() if labels is None else tuple(LETTERS))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def image(self, index: int) -> Image:
+        """Take one image out of its block."""
+        from PIL import Image
+
+        index = self._number(index)
+        return Image.fromarray(_block(self.what, self.split, self.seed, index // _BLOCK)[index % _BLOCK])
+
+    def where(self, index: int) -> str:
+        """Name the set, the seed and the number."""
+        return f"image {index} of {self.what} ({self.split}, seed {self.seed})"
+
+    def _identity(self) -> str:
+        characters, fonts = _DRAWN.get(self.what, ("", ()))
+        drawn = f"{characters} {fonts_digest(fonts)}" if fonts else ""
+        return f"glyphs {_VERSION} {self.what} {self.split} {self.seed} {self._count} {drawn}"
+
+
+def letters(split: str = "test", count: int = COUNT, seed: int = 0) -> Glyphs:
+    """Letters A–Z, classes 0–25, in any of 21 fonts; the ID set."""
+    return Glyphs("letters", split=split, count=count, seed=seed)
+
+
+def greek(count: int = COUNT, seed: int = 0) -> Glyphs:
+    """Greek capitals that do not look like Latin ones, drawn as `letters` are; Close."""
+    return Glyphs("greek", count=count, seed=seed)
+
+
+def cyrillic(count: int = COUNT, seed: int = 0) -> Glyphs:
+    """Cyrillic capitals that look neither like Latin nor like Greek ones, drawn as `letters` are; Close."""
+    return Glyphs("cyrillic", count=count, seed=seed)
+
+
+def digits(count: int = COUNT, seed: int = 0) -> Glyphs:
+    """Digits 2–9, drawn as `letters` are; Close."""
+    return Glyphs("digits", count=count, seed=seed)
+
+
+def handwritten(count: int = _HANDWRITTEN) -> Glyphs:
+    """Scikit-learn's handwritten digits, 8×8 pixels scaled up; there are 1,797; Far."""
+    return Glyphs("handwritten", count=count)
+
+
+def photos(count: int = COUNT, seed: int = 0) -> Glyphs:
+    """Square patches of scikit-learn's two photographs, of random place and size; Far."""
+    return Glyphs("photos", count=count, seed=seed)
+
+
+def noise(count: int = COUNT, seed: int = 0) -> Glyphs:
+    """The paper's Noise, made straight at 32×32 pixels: the draws of `sirc.data.Noise`; Far."""
+    return Glyphs("noise", count=count, seed=seed)
+
+
+@lru_cache(maxsize=_KEPT)
+def _block(what: str, split: str, seed: int, number: int) -> Pixels:
+    make = _maker(what, split, seed)
+    end = (number + 1) * _BLOCK
+    if what == "handwritten":
+        end = min(end, _HANDWRITTEN)
+    pixels = np.stack([make(index) for index in range(number * _BLOCK, end)])
+    pixels.setflags(write=False)
+    return pixels
+
+
+def _maker(what: str, split: str, seed: int) -> Callable[[int], Pixels]:
+    """Give what makes image `index` of a set."""
+    stream = f"{what} {split} {seed}"
+    if what == "handwritten":
+        return _handwritten_digit
+    if what == "photos":
+        return lambda index: _photo_patch(generator(stream, index))
+    if what == "noise":
+        return lambda index: np.asarray(Noise(index + 1, seed, size=SIDE).image(index))
+    characters, fonts = _DRAWN[what]
+    return lambda index: draw(characters[index % len(characters)], fonts, generator(stream, index))
+
+
+def _handwritten_digit(index: int) -> Pixels:
+    from PIL import Image
+
+    # Dark on light, as the letters are: what gives them away shall be their shape.
+    grey = np.rint(255 - _digit_images()[index] * (255 / 16)).astype(np.uint8)
+    return np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB"))
+
+
+def _photo_patch(random: np.random.Generator) -> Pixels:
+    from PIL import Image
+
+    photo = _photographs()[int(random.integers(2))]
+    low, high = _PATCH
+    # Even in the logarithm: as many patches between 40 and 80 pixels as between 160 and 320.
+    side = round(low * (high / low) ** random.random())
+    left, top = (int(random.integers(length - side + 1)) for length in photo.size)
+    box = (left, top, left + side, top + side)
+    return np.asarray(photo.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box))
+
+
+@lru_cache(maxsize=1)
+def _digit_images() -> npt.NDArray[np.float64]:
+    images: npt.NDArray[np.float64] = importlib.import_module("sklearn.datasets").load_digits().images
+    return images
+
+
+@lru_cache(maxsize=1)
+def _photographs() -> tuple[Image, ...]:
+    from PIL import Image
+
+    images = importlib.import_module("sklearn.datasets").load_sample_images().images
+    return tuple(Image.fromarray(image) for image in images)

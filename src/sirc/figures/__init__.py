@@ -1,0 +1,41 @@
+"""The paper's figures: each function draws what the metric functions return, and gives back a matplotlib Figure."""
+
+from sirc.figures.changes import change_table, changes, fpr_table
+from sirc.figures.densities import densities
+from sirc.figures.files import FORMATS, save
+from sirc.figures.pieces import Roc, roc
+from sirc.figures.plane import plane, plane_grid, plane_rules
+from sirc.figures.plane_values import Plane, PlaneValues, plane_values
+from sirc.figures.risks import risks
+from sirc.figures.samples import sample_images
+from sirc.figures.separation import separation
+from sirc.figures.study import figures
+from sirc.figures.style import GROUPS, METHODS, Look, method_look
+from sirc.figures.sweeps import sweep_table, sweeps
+
+__all__ = [
+    "FORMATS",
+    "GROUPS",
+    "METHODS",
+    "Look",
+    "Plane",
+    "PlaneValues",
+    "Roc",
+    "change_table",
+    "changes",
+    "densities",
+    "figures",
+    "fpr_table",
+    "method_look",
+    "plane",
+    "plane_grid",
+    "plane_rules",
+    "plane_values",
+    "risks",
+    "roc",
+    "sample_images",
+    "save",
+    "separation",
+    "sweep_table",
+    "sweeps",
+]

@@ -1,0 +1,115 @@
+"""The change in FPR@95 against a baseline: what OOD detectors pay for OOD|ID with ID✗|ID✓."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from sirc._mixtures import WRONG, as_names
+from sirc.evaluate import Evaluation
+from sirc.figures.style import GROUPS, Look, drawing, finish, label_of, literal, new_figure, side_legend
+from sirc.names import metric_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAIRS: Final = {
+    "ID✗|ID✓": GROUPS["wrong"],
+    "OOD|ID✓": GROUPS["ood"],
+    "OOD|ID": Look("#56B4E9", hatch="\\\\\\\\"),
+}
+
+
+def fpr_table(evaluation: Evaluation, scores: Sequence[str] | None = None) -> pd.DataFrame:
+    """Give FPR at the evaluation's recall by score (rows) for ID✗|ID✓, OOD|ID✓ and OOD|ID, the mean over OOD sets."""
+    rows = {}
+    at = evaluation.recall
+    for score in evaluation.scores if scores is None else as_names(scores):
+        found: dict[str, float] = {}
+        if not bool(evaluation.correct.all()):
+            found["ID✗|ID✓"] = evaluation.ranking(score, WRONG).fpr("wrong", recall=at)
+        if evaluation.ood:
+            each = [evaluation.ranking(score, name) for name in evaluation.ood]
+            found["OOD|ID✓"] = sum(r.fpr("ood", recall=at) for r in each) / len(each)
+            found["OOD|ID"] = sum(r.fpr("ood", recall=at, positive="id") for r in each) / len(each)
+        rows[score] = found
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def change_table(
+    evaluations: Sequence[Evaluation], *, baseline: str = "msp", scores: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for evaluation in evaluations:
+        evaluation._check_score(baseline)
+        chosen = evaluation.scores if scores is None else as_names(scores)
+        table = fpr_table(evaluation, list(dict.fromkeys([baseline, *chosen])))
+        changed: Any = table - table.loc[baseline]
+        for score in (name for name in chosen if name != baseline):
+            for pair in table.columns:
+                found.setdefault((score, pair), []).append(float(changed.loc[score, pair]))
+    if not found:
+        raise ValueError(f"a change needs a run, `{baseline}` and another score, and data to reject; got none.")
+    rows = [(*key, float(np.mean(each)), _std(each), len(each)) for key, each in found.items()]
+    return pd.DataFrame(rows, columns=["score", "pair", "mean", "std", "runs"])
+
+
+def _std(values: list[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+
+
+def changes(
+    models: Mapping[str, Sequence[Evaluation]], *, baseline: str = "msp", scores: Sequence[str] | None = None
+) -> Figure:
+    """Draw a panel for each model (its training runs): bars of the change in %FPR@95 by score; left of 0 is better.
+
+    The mean over OOD sets, then over runs; whiskers are ± std over runs.
+    """
+    tables = {name: change_table(runs, baseline=baseline, scores=scores) for name, runs in models.items()}
+    if not tables:
+        raise ValueError("`models` must hold at least one model with its evaluations; got none.")
+    names = list(dict.fromkeys(score for table in tables.values() for score in table["score"]))
+    recall = next(iter(models.values()))[0].recall
+    with drawing():
+        columns = min(3, len(tables))
+        rows = -(-len(tables) // columns)
+        width = 7.0 if columns > 1 else 4.6
+        figure, axes = new_figure(
+            rows, columns, width=width, height=rows * (0.75 + 0.27 * len(names)) + 0.35, sharey=True, sharex=True
+        )
+        panels = [panel for row in axes for panel in row]
+        for panel, (model, table) in zip(panels, tables.items(), strict=False):
+            shown = [pair for pair in PAIRS if pair in set(table["pair"])]
+            for number, pair in enumerate(shown):
+                rows_of = table[table["pair"] == pair].set_index("score").reindex(names)
+                offset = (number - (len(shown) - 1) / 2) * 0.26
+                look = PAIRS[pair]
+                panel.barh(
+                    np.arange(len(names)) + offset,
+                    100 * rows_of["mean"].to_numpy(),
+                    height=0.26,
+                    color=look.colour,
+                    hatch=look.hatch,
+                    edgecolor="white",
+                    linewidth=0.3,
+                    label=pair,
+                    xerr=100 * rows_of["std"].to_numpy() if int(table["runs"].max()) > 1 else None,
+                    error_kw={"elinewidth": 0.6, "ecolor": "0.2"},
+                )
+            panel.axvline(0, color="0.2", linewidth=0.6)
+            panel.grid(axis="x")
+            panel.set_title(literal(model, 26 if columns > 2 else 40))
+            panel.set_yticks(np.arange(len(names)), [label_of(name) for name in names])
+            panel.tick_params(axis="y", length=0)
+            panel.spines["left"].set_visible(False)
+        for panel in panels[len(tables) :]:
+            panel.set_visible(False)
+        panels[0].set_ylim(len(names) - 0.45, -0.55)
+        unit = metric_name(f"fpr@{100 * recall:g}", arrow=True, unit=True)
+        figure.supxlabel(f"change in {unit} against {label_of(baseline)}", fontsize=8)
+        side_legend(figure, panels[0], columns=3, above=True)
+        return finish(figure)

@@ -1,0 +1,148 @@
+"""Densities of scores for OOD, ID✗ and ID✓, as OOD detection and as SCOD group them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sirc._mixtures import POOLED, WRONG, as_names
+from sirc.evaluate import Evaluation
+from sirc.figures.kernels import FloatArray, density, span
+from sirc.figures.pieces import default_negative, detection_threshold, is_finite, percent, samples
+from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
+from sirc.metrics import Ranking
+from sirc.names import metric_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Each task's groups: those to reject, then those to accept.
+TASKS: Final = {
+    "OOD detection": (("ood",), ("wrong", "correct")),
+    "SCOD": (("ood", "wrong"), ("correct",)),
+}
+_POINTS = 400
+_SIDES: Final = (slice(None, _POINTS // 3), slice(-_POINTS // 3, None))
+
+
+def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: str | None = None) -> Figure:
+    """Draw the three groups' densities, one row for each score, one column for each of the two tasks.
+
+    What a task wants rejected is hatched, what it wants accepted is plain. The dashed line is the threshold that
+    accepts 95% (the evaluation's `recall`) of the task's positives, with the FPR there. Two scores, one above the
+    other, show where one gains for OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
+    """
+    wanted = as_names(scores)
+    negative = default_negative(evaluation) if negative is None else negative
+    with drawing():
+        figure, axes = new_figure(len(wanted), 2, height=0.55 + 1.45 * len(wanted), sharey="row")
+        for row, score in zip(axes, wanted, strict=True):
+            groups, weights = samples(evaluation, score, negative)
+            ranking = evaluation.ranking(score, negative)
+            grid = np.linspace(*span(list(groups.values())), _POINTS)
+            heights = {
+                name: density(values, grid, weights if name == "ood" else None, bounds=_ends(groups))
+                for name, values in groups.items()
+            }
+            for panel, task in zip(row, TASKS, strict=True):
+                _draw(panel, task, grid, {name: h for name, h in heights.items() if len(groups[name])})
+                _mark(panel, task, ranking, evaluation.recall, right=_free_right(heights))
+            row[0].set_ylabel(f"density of\n{label_of(score)}")
+        for panel, task in zip(axes[0], TASKS, strict=True):
+            _header(panel, task, [name for name, values in groups.items() if len(values)])
+        for panel in axes[-1]:
+            panel.set_xlabel("confidence S: reject low, accept high")
+        if negative not in (POOLED, WRONG):
+            figure.suptitle(f"OOD: {literal(negative)}")
+        return finish(figure)
+
+
+def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray]) -> None:
+    from matplotlib.colors import to_rgba
+
+    for name, height in heights.items():
+        look, rejected = GROUPS[name], name in TASKS[task][0]
+        axes.fill_between(
+            grid,
+            height,
+            facecolor=to_rgba(look.colour, 0.10 if rejected else 0.28),
+            hatch="////" if rejected else None,
+            edgecolor=to_rgba(look.colour, 0.55) if rejected else "none",
+            linewidth=0,
+        )
+        axes.plot(grid, height, label=GROUP_NAMES[name], **look.line)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+
+
+def _ends(groups: dict[str, FloatArray]) -> tuple[float, float]:
+    """The least and the greatest confidence of all: as much as is known of a score's bounds."""
+    finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
+    return (float(finite.min()), float(finite.max())) if len(finite) else (-np.inf, np.inf)
+
+
+def _free_right(heights: dict[str, FloatArray]) -> bool:
+    """Whether words find more room at the right than at the left."""
+    left, right = (max(float(h[part].max()) for h in heights.values()) for part in _SIDES)
+    return right <= left
+
+
+def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, right: bool) -> None:
+    """The task's threshold, and which share of each negative gets past it."""
+    pairs: list[tuple[str, float]] = []
+    if task == "SCOD":
+        threshold = ranking.threshold(recall=recall)
+        if ranking.num_wrong:
+            pairs.append(("ID✗|ID✓", ranking.fpr("wrong", recall=recall)))
+        if ranking.num_ood:
+            pairs.append(("OOD|ID✓", ranking.fpr("ood", recall=recall)))
+    else:
+        threshold = detection_threshold(ranking, recall)
+        if ranking.num_ood:
+            pairs.append(("OOD|ID", ranking.fpr("ood", recall=recall, positive="id")))
+    if is_finite(threshold):
+        axes.axvline(threshold, color="0.25", linewidth=0.8, linestyle=(0, (3, 2)))
+    if pairs:
+        lines = [metric_name(f"fpr@{100 * recall:g}"), *(f"{pair} {percent(value)}" for pair, value in pairs)]
+        axes.annotate(
+            "\n".join(lines),
+            (0.99 if right else 0.01, 0.97),
+            xycoords="axes fraction",
+            ha="right" if right else "left",
+            va="top",
+            fontsize=7,
+            linespacing=1.35,
+            zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
+        )
+
+
+def _header(axes: Axes, task: str, present: list[str]) -> None:
+    """A title that says the grouping in the groups' colours: OOD | ID✗ ID✓."""
+    from matplotlib.artist import Artist
+    from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, OffsetBox, TextArea
+
+    def words(text: str, **look: object) -> OffsetBox:
+        return TextArea(text, textprops={"fontsize": 8, **look})
+
+    sides = [[name for name in side if name in present] for side in TASKS[task]]
+    parts: list[Artist] = [words(f"{task}:  ", fontweight="bold")]
+    for number, side in enumerate(sides):
+        parts += [words("  |  ", color="0.25")] if number and sides[0] else []
+        for name in side:
+            parts.append(words(f" {GROUP_NAMES[name]} ", color=GROUPS[name].colour, fontweight="bold"))
+    box = AnchoredOffsetbox(
+        loc="lower center",
+        child=HPacker(children=parts, align="baseline", pad=0, sep=0),
+        bbox_to_anchor=(0.5, 1.0),
+        bbox_transform=axes.transAxes,
+        frameon=False,
+        pad=0.2,
+        borderpad=0.2,
+    )
+    axes.add_artist(box)

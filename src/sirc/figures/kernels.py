@@ -1,0 +1,116 @@
+"""Kernel densities on even grids: binned first, so that any number of samples costs the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+Bounds = tuple[float, float]
+_FREE: Bounds = (-np.inf, np.inf)
+_NARROW = 0.02  # of the grid: the kernel of equal samples, which have no width of their own
+
+
+def span(groups: Sequence[FloatArray], *, tail: float = 0.005, margin: float = 0.05) -> tuple[float, float]:
+    """A range that shows all of the groups but their outermost samples; infinite values play no part."""
+    finite = [group[np.isfinite(group)] for group in groups]
+    ends = [np.quantile(group, [tail, 1 - tail]) for group in finite if len(group)]
+    if not ends:
+        return 0.0, 1.0
+    low, high = float(min(e[0] for e in ends)), float(max(e[1] for e in ends))
+    room = margin * (high - low)
+    if room <= 1e-9 * max(abs(low), abs(high)):
+        room = 0.5 * max(1.0, abs(low))
+    return low - room, high + room
+
+
+def bandwidth(values: FloatArray, dimensions: int = 1) -> float:
+    """Silverman's rule with the smaller of the standard deviation and the interquartile range's; 0 if all are equal."""
+    if len(values) < 2:
+        return 0.0
+    deviation = float(values.std(ddof=1))
+    quarter, three = np.quantile(values, [0.25, 0.75])
+    spread = min(deviation, (three - quarter) / 1.349) or deviation
+    return float((4 / (dimensions + 2)) ** (1 / (dimensions + 4)) * spread * len(values) ** (-1 / (dimensions + 4)))
+
+
+def density(
+    values: FloatArray, grid: FloatArray, weights: FloatArray | None = None, *, bounds: Bounds = _FREE
+) -> FloatArray:
+    """The Gaussian kernel density of samples at the points of an even grid; zero where there are no samples.
+
+    What kernels put beyond the bounds is folded back: a density past them would show samples that cannot be. Samples
+    outside the grid are not drawn, but count.
+    """
+    if not len(values):
+        return np.zeros(len(grid))
+    mass = np.ones(len(values)) if weights is None else weights
+    finite = np.isfinite(values)
+    edges, step = _edges(grid)
+    counts, _ = np.histogram(values[finite], edges, weights=mass[finite])
+    scale = float(mass.sum()) * step
+    width = bandwidth(values[finite]) or _NARROW * len(grid) * step
+    return _smooth(counts, width / step, _bins(edges, bounds)) / scale
+
+
+def density_2d(
+    x: FloatArray, y: FloatArray, grid_x: FloatArray, grid_y: FloatArray, *, bounds: Bounds = _FREE
+) -> FloatArray:
+    """The same on the plane, (y, x), with one bandwidth for each axis, and bounds on x."""
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not finite.any():
+        return np.zeros((len(grid_y), len(grid_x)))
+    field: FloatArray
+    (edges_y, step_y), (edges_x, step_x) = _edges(grid_y), _edges(grid_x)
+    field, _, _ = np.histogram2d(y[finite], x[finite], bins=[edges_y, edges_x])
+    widths = bandwidth(y[finite], 2) / step_y, bandwidth(x[finite], 2) / step_x
+    field = np.apply_along_axis(_smooth, 0, field, widths[0], _bins(edges_y, _FREE))
+    field = np.apply_along_axis(_smooth, 1, field, widths[1], _bins(edges_x, bounds))
+    field /= len(x) * step_x * step_y
+    return field
+
+
+def mass_levels(field: FloatArray, shares: Sequence[float]) -> list[float]:
+    """The heights whose contours enclose these shares of a density, ascending and distinct."""
+    ordered = np.sort(field, axis=None)[::-1]
+    total = ordered.cumsum()
+    if not len(total) or total[-1] <= 0:
+        return []
+    places = np.searchsorted(total, [share * total[-1] for share in shares])
+    levels = ordered[np.minimum(places, len(ordered) - 1)]
+    return sorted({float(level) for level in levels if 0 < level < ordered[0]})
+
+
+def _edges(grid: FloatArray) -> tuple[FloatArray, float]:
+    """The bins whose centres are the points of a grid, and their width."""
+    step = float(grid[1] - grid[0])
+    return np.append(grid - step / 2, grid[-1] + step / 2), step
+
+
+def _bins(edges: FloatArray, bounds: Bounds) -> tuple[int | None, int | None]:
+    """The first and the last bin within the bounds; None where a bound is off the grid."""
+    low, high = (int(np.searchsorted(edges, bound, side="right")) - 1 for bound in bounds)
+    return low if 0 <= low < len(edges) - 1 else None, high if 0 <= high < len(edges) - 1 else None
+
+
+def _smooth(counts: FloatArray, width: float, bounds: tuple[int | None, int | None]) -> FloatArray:
+    """Convolve with a Gaussian of this width in bins, of at least half a bin, folded back at the bounds."""
+    width = max(width, 0.5)
+    reach = min(int(np.ceil(5 * width)), len(counts))
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    wide: FloatArray = np.convolve(counts, kernel / kernel.sum())
+    low, high = bounds
+    if low is not None:
+        _fold(wide, reach + low)
+    if high is not None:
+        _fold(wide[::-1], len(wide) - 1 - (reach + high))
+    return wide[reach : reach + len(counts)]
+
+
+def _fold(wide: FloatArray, first: int) -> None:
+    """Mirror what lies before a bin to behind it."""
+    beyond = wide[:first][::-1][: len(wide) - first]
+    wide[first : first + len(beyond)] += beyond
+    wide[:first] = 0

@@ -1,0 +1,83 @@
+"""What figures take out of an evaluation: the samples of each group, and the two tasks' rankings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sirc._mixtures import POOLED, WRONG
+from sirc.evaluate import Evaluation
+from sirc.metrics import Ranking
+from sirc.metrics.ranking import Negative, Positive
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class Roc:
+    """Shares accepted at each threshold from the strictest on, after the point where nothing is accepted."""
+
+    tpr: FloatArray
+    fpr: FloatArray
+
+
+def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") -> Roc:
+    """The false positive rate against the true positive rate; `positive="id"` with `"ood"` is OOD detection."""
+    ranking._check_pair(negative, positive)
+    tpr, fpr = ranking._pair(ranking._as_shares(slice(None)), negative, positive)
+    return Roc(np.append(0.0, array(tpr)), np.append(0.0, array(fpr)))
+
+
+def array(values: Tensor) -> FloatArray:
+    """A tensor from any device as float64 for matplotlib."""
+    return np.asarray(values.detach().cpu().double().numpy())
+
+
+def samples(
+    evaluation: Evaluation, score: str, negative: str = POOLED
+) -> tuple[dict[str, FloatArray], FloatArray | None]:
+    """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
+    evaluation._check_score(score)
+    own, right = evaluation.confidences[score], evaluation.correct
+    sets = [] if negative == WRONG else evaluation._members(negative)
+    outside = [array(evaluation.ood[name][score]) for name in sets]
+    weights = None
+    if evaluation.pool == "datasets" and len(outside) > 1:
+        weights = np.concatenate([np.full(len(values), 1 / len(values)) for values in outside])
+    ood = np.concatenate(outside) if outside else np.empty(0)
+    return {"correct": array(own[right]), "wrong": array(own[~right]), "ood": ood}, weights
+
+
+def detection_threshold(ranking: Ranking, recall: float) -> float:
+    """The highest threshold that accepts at least `recall` of all ID data, as OOD detection sets it."""
+    return float(ranking.thresholds[ranking._reaching(recall, "id")])
+
+
+def default_negative(evaluation: Evaluation) -> str:
+    """All OOD data, where there is any."""
+    return POOLED if evaluation.ood else WRONG
+
+
+def mixture(evaluation: Evaluation, alpha: float | None, beta: float | None) -> tuple[float, float]:
+    """One α and one β: those given, else the evaluation's own where it has one, else ½ (α = 1 without OOD data)."""
+    found = []
+    for value, known in ((alpha, evaluation.alpha), (beta, evaluation.beta)):
+        own = float(known[0]) if len(known) == 1 else 0.5
+        found.append(own if value is None else float(value))
+    return (found[0] if evaluation.ood or alpha is not None else 1.0), found[1]
+
+
+def percent(value: float) -> str:
+    """A share as people read it."""
+    return f"{100 * value:.1f}%"
+
+
+def is_finite(value: float) -> bool:
+    """Whether a threshold can be drawn."""
+    return bool(torch.isfinite(torch.tensor(value)))

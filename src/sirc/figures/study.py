@@ -1,0 +1,155 @@
+"""All figures of a study, from its runs to files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sirc._files import PathLike
+from sirc.data.base import ImageSet
+from sirc.evaluate import Evaluation
+from sirc.figures.changes import changes
+from sirc.figures.densities import densities
+from sirc.figures.files import FORMATS, check_formats, save
+from sirc.figures.plane import plane, plane_grid
+from sirc.figures.plane_values import Plane, is_pair, planes
+from sirc.figures.risks import risks
+from sirc.figures.samples import sample_images
+from sirc.figures.separation import separation
+from sirc.figures.sweeps import sweeps
+from sirc.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from sirc.results import RunResults
+
+_BASELINES: Final = ("msp", "entropy", "doctor")
+_DETECTORS: Final = ("energy", "vim", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
+_COMPARED: Final = ("msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)")
+_PAIRS: Final = ("sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, l1)", "sirc(entropy, residual)")
+_MOST = 5  # lines that are told apart in one panel
+_GRIDS = 2  # OOD sets for which the pairs are drawn
+
+
+def figures(
+    runs: Sequence[RunResults],
+    folder: PathLike,
+    *,
+    formats: Sequence[str] = FORMATS,
+    images: Mapping[str, ImageSet] | None = None,
+    progress: Progress = SILENT,
+) -> list[Path]:
+    """Draw every figure that these runs allow into a folder, and give the paths of the files.
+
+    Runs of one model are its training runs: sweeps and changes are means over them, the others show the first.
+    """
+    formats = check_formats(formats)
+    models: dict[str, list[RunResults]] = {}
+    for run in runs:
+        models.setdefault(run.model, []).append(run)
+    if not models:
+        raise ValueError("`runs` must hold at least one run; got none. Make some: `sirc run EXPERIMENT.toml`.")
+    plans: list[tuple[str, Callable[[], Figure]]] = []
+    for ending, mine in zip(_endings(list(models)), models.values(), strict=True):
+        plans += [(f"{name}{ending}", draw) for name, draw in _of_model(mine)]
+    plans += _of_all(models)
+    if images:
+        shown = dict(images)
+        plans.append(("samples", lambda: sample_images(shown)))
+    paths: list[Path] = []
+    with progress.task("figures", len(plans), unit="figures") as task:
+        for name, draw in plans:
+            paths += save(draw(), Path(folder) / name, formats)
+            task.advance()
+    return paths
+
+
+def compared(evaluation: Evaluation) -> list[str]:
+    """The scores whose curves are drawn: MSP, Energy, ViM and SIRC where they are there, else the first ones."""
+    found = [score for score in _COMPARED if score in evaluation.scores]
+    others = [score for score in evaluation.scores if score not in found]
+    return found + others[: max(0, 2 - len(found))] if found else others[:_MOST]
+
+
+def two(evaluation: Evaluation) -> list[str]:
+    """A softmax score and an OOD detector where they are there, else the first two scores."""
+    scores = evaluation.scores
+    first = next((score for score in _BASELINES if score in scores), scores[0])
+    rest = [score for score in (*_DETECTORS, *scores) if score in scores and score != first]
+    return [first, *rest[:1]]
+
+
+def _of_model(runs: Sequence[RunResults]) -> list[tuple[str, Callable[[], Figure]]]:
+    first, evaluations = runs[0], [run.evaluation for run in runs]
+    evaluation = first.evaluation
+    pair, several = two(evaluation), compared(evaluation)
+    plans: list[tuple[str, Callable[[], Figure]]] = [("densities", lambda: densities(evaluation, pair[0]))]
+    if len(pair) > 1:
+        plans.append(("densities-two", lambda: densities(evaluation, pair)))
+    if evaluation.negatives:
+        plans.append(("separation", lambda: separation(evaluation, pair)))
+        plans.append(("risks", lambda: risks(evaluation, several)))
+    if evaluation.ood:
+        # Runs of unlike scores or OOD sets have no mean: the first stands for itself.
+        same = [e for e in evaluations if e.negatives == evaluation.negatives and e.scores == evaluation.scores]
+        plans.append(("sweep-alpha", lambda: sweeps(same, "alpha", several)))
+        plans.append(("sweep-beta", lambda: sweeps(same, "beta", several)))
+    if pairs := _pairs(first):
+        chosen = next((spec for spec in _PAIRS if spec in pairs), pairs[0])
+        ood = _grid_sets(first)[0]
+        plans.append(
+            ("plane", lambda: plane(Plane.of(first.scorer, chosen, first.test, first.ood[ood]), title=ood)),
+        )
+    return plans
+
+
+def _of_all(models: Mapping[str, Sequence[RunResults]]) -> list[tuple[str, Callable[[], Figure]]]:
+    plans: list[tuple[str, Callable[[], Figure]]] = []
+    firsts = [runs[0] for runs in models.values()]
+    baseline = two(firsts[0].evaluation)[0]
+    comparable = {
+        model: [run.evaluation for run in runs]
+        for model, runs in models.items()
+        if all(baseline in e.scores and len(e.scores) > 1 and e.negatives for e in (run.evaluation for run in runs))
+    }
+    if comparable:
+        plans.append(("changes", lambda: changes(comparable, baseline=baseline)))
+    having = [run for run in firsts if _pairs(run)]
+    shared = [name for name in _grid_sets(having[0]) if all(name in r.ood for r in having)] if having else []
+    for name, ending in zip(shared, _endings(shared, always=True), strict=True):
+
+        def draw(name: str = name) -> Figure:
+            found = {run.model: planes(run.scorer, _pairs(run), run.test, run.ood[name]) for run in having}
+            return plane_grid(found, title=name)
+
+        plans.append((f"plane-grid{ending}", draw))
+    return plans
+
+
+def _pairs(run: RunResults) -> list[str]:
+    """The SIRC pairs that can be drawn, with the paper's four first; with an OOD set to draw."""
+    if not run.ood:
+        return []
+    known = [spec for spec in run.scorer.specs if is_pair(spec) and spec in run.evaluation.scores]
+    return [s for s in _PAIRS if s in known] or known[:4]
+
+
+def _grid_sets(run: RunResults) -> list[str]:
+    """Two unlike OOD sets: the first Close and the first Far where there are groups, else the first two."""
+    groups = [members[0] for members in run.evaluation.groups.values()]
+    names = [name for name in dict.fromkeys([*groups, *run.ood]) if name in run.ood]
+    return names[:_GRIDS]
+
+
+def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
+    """What tells files apart: "-resnet-50"; nothing where there is one name alone."""
+    if len(names) == 1 and not always:
+        return [""]
+    endings: list[str] = []
+    for number, name in enumerate(names, 1):
+        short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or str(number)
+        endings.append(f"-{short}" if f"-{short}" not in endings else f"-{short}-{number}")
+    return endings

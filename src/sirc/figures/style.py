@@ -1,0 +1,184 @@
+"""How all figures look: one palette that survives colour blindness and grey, one typography, text taken literally."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+from sirc.names import escape, score_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH: Final = 7.0  # inches: a page's text
+_LONGEST = 40
+_DRAWING = threading.RLock()  # matplotlib's settings are global: one figure at a time
+
+Dash = str | tuple[int, tuple[float, ...]]
+_SOLID, _DASHED, _DOTTED, _MIXED, _LONG = "-", (0, (4.5, 1.6)), (0, (1, 1.3)), (0, (5, 1.4, 1, 1.4)), (0, (8, 2))
+_DASHES: Final[tuple[Dash, ...]] = (_SOLID, _DASHED, _MIXED, _DOTTED, _LONG)
+_MARKERS: Final = "osD^vP*X<>p"
+
+_SETTINGS: Any = {
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib, and has ✓, ✗, ‖ and the Greek letters
+    "font.size": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.labelsize": 8.0,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.0,
+    "figure.titlesize": 9.0,
+    "text.parse_math": False,
+    "text.usetex": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.xmargin": 0.02,
+    "axes.unicode_minus": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+    "patch.linewidth": 0.6,
+    "hatch.linewidth": 0.5,
+    "grid.linewidth": 0.4,
+    "grid.color": "0.88",
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "legend.borderaxespad": 0.3,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sirc",
+    "savefig.dpi": 220,
+    "figure.dpi": 110,
+}
+
+
+@final
+@dataclass(frozen=True)
+class Look:
+    """How one thing is drawn everywhere: told from the others by colour, and without it by dashes, marker or hatch."""
+
+    colour: str
+    dash: Dash = _SOLID
+    marker: str = "o"
+    hatch: str = ""
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """What a line takes."""
+        return {"color": self.colour, "linestyle": self.dash}
+
+
+# Okabe and Ito's colours, which the three groups share with nothing else.
+GROUPS: Final = {
+    "correct": Look("#0072B2", _SOLID, "o"),
+    "wrong": Look("#D55E00", _DASHED, "X", "////"),
+    "ood": Look("#009E73", (0, (1.4, 1)), "^", "...."),
+}
+GROUP_NAMES: Final = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD"}
+
+# Methods: Tol's muted colours by family (SIRC: by S2), dashes and lightness by what stands in S1.
+_FIRST: Final[dict[str, Dash]] = {"msp": _SOLID, "doctor": _MIXED, "entropy": _DASHED}
+_SECOND: Final = {
+    "residual": (("#882255", "D"), ("#A6467A", "X"), ("#C2699E", "d")),
+    "l1": (("#117733", "s"), ("#4A9A62", "p"), ("#7DBB8C", "h")),
+}
+METHODS: Final = {
+    "msp": Look("#000000", _SOLID, "o"),
+    "doctor": Look("#555555", _MIXED, "p"),
+    "entropy": Look("#7F7F7F", _DASHED, "s"),
+    "max_logit": Look("#DDAA33", _MIXED, "<"),
+    "energy": Look("#DDAA33", _SOLID, "^"),
+    "l1": Look("#88CCEE", _DOTTED, "v"),
+    "residual": Look("#44AA99", _DOTTED, "X"),
+    "gradnorm": Look("#88CCEE", _SOLID, ">"),
+    "vim": Look("#332288", _LONG, "*"),
+    "mahalanobis": Look("#999933", _LONG, "P"),
+    "knn": Look("#999933", _DOTTED, "d"),
+    **{
+        f"sirc({first}, {second})": Look(colour, dash, marker)
+        for second, shades in _SECOND.items()
+        for (first, dash), (colour, marker) in zip(_FIRST.items(), shades, strict=True)
+    },
+}
+_OTHERS: Final = ("#661100", "#AA4499", "#44AA99", "#999933", "#DDAA33", "#332288", "#CC6677")
+
+
+def method_look(score: str) -> Look:
+    """The look of a score, the same in every figure; a score of the user's own has one that follows from its name."""
+    if score in METHODS:
+        return METHODS[score]
+    number = zlib.crc32(score.encode("utf-8", "surrogatepass"))
+    return Look(_OTHERS[number % 7], _DASHES[number // 7 % 5], _MARKERS[number // 35 % len(_MARKERS)])
+
+
+def literal(text: str, longest: int = _LONGEST) -> str:
+    """Any user's text, fit for one line of a figure."""
+    plain = re.sub("[\ufffe\uffff]", "�", escape(str(text), "text")).strip()  # SVG cannot hold these two
+    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+
+
+def label_of(score: str) -> str:
+    """The name of a score, fit for a legend."""
+    return literal(score_name(score))
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'sirc[plots]'") from error
+    with _DRAWING, matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        yield
+
+
+def new_figure(
+    rows: int, columns: int, *, width: float = WIDTH, height: float, pad: float = 0.04, **options: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """Make an empty figure and its rows of axes; nothing is registered anywhere, so nothing has to be closed."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    engine = ConstrainedLayoutEngine(w_pad=pad, h_pad=pad, wspace=0.02, hspace=0.02)
+    figure = Figure(figsize=(width, height), layout=engine)
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, **options)]
+
+
+def finish(figure: Figure) -> Figure:
+    """See that no text is taken for mathematics or TeX, even when the figure is drawn under other settings."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_usetex(False)
+    return figure
+
+
+def side_legend(figure: Figure, axes: Axes, *, columns: int, title: str = "", above: bool = False) -> None:
+    """One legend for all panels, below or above them, with the entries of one panel."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center" if above else "outside lower center",
+            ncols=min(columns, len(handles)),
+            columnspacing=1.4,
+            title=title or None,
+            title_fontsize=7,
+        )

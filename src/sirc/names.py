@@ -1,0 +1,221 @@
+"""Names for people: how tables and figures write scores, negatives and metrics, in plain text, HTML and LaTeX."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+import warnings
+from typing import Final, Literal
+
+from sirc._mixtures import POOLED, WRONG
+from sirc.evaluate import LOWER_IS_BETTER
+from sirc.scores import spec as grammar
+
+Style = Literal["text", "latex", "html"]
+
+_STYLES: Final[tuple[Style, ...]] = ("text", "latex", "html")
+
+# On its own, and as a part of a combination; each in text, LaTeX and HTML.
+_NORM = ("‖z‖₁", r"$\|\mathbf{z}\|_1$", "‖<b>z</b>‖<sub>1</sub>")
+_ENTROPY = ("−H", r"$-\mathcal{H}$", "−<i>H</i>")
+_SCORES: Final[dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]]] = {
+    "msp": (("MSP",) * 3, ("MSP",) * 3),
+    "doctor": (("DOCTOR",) * 3, ("DR",) * 3),
+    "entropy": (_ENTROPY, _ENTROPY),
+    "max_logit": (("Max Logit",) * 3, ("Max Logit",) * 3),
+    "energy": (("Energy",) * 3, ("Energy",) * 3),
+    "l1": (_NORM, _NORM),
+    "residual": (("Residual",) * 3, ("Res.",) * 3),
+    "gradnorm": (("GradNorm",) * 3, ("GradNorm",) * 3),
+    "vim": (("ViM",) * 3, ("ViM",) * 3),
+    "mahalanobis": (("Mahalanobis",) * 3, ("Mahal.",) * 3),
+    "knn": (("KNN",) * 3, ("KNN",) * 3),
+}
+_NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
+_METRICS: Final = {
+    "auroc": "AUROC",
+    "fpr": "FPR",
+    "aurr": "AURR",
+    "risk": "Risk",
+    "aurc": "AURC",
+    "augrc": "AUGRC",
+    "error": "Error",
+}
+_RATES: Final = ("auroc", "fpr", "error")  # read as percentages; the others as ×10²
+
+_LATEX: Final = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "_": r"\_",
+    "%": r"\%",
+    "&": r"\&",
+    "#": r"\#",
+    "$": r"\$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': "{''}",
+    "`": "{`}",
+    "'": "{'}",
+    "✓": r"$\surd$",
+    "✗": r"$\times$",
+    "−": "$-$",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "…": r"\dots{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "‖": r"$\|$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "→": r"$\rightarrow$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "∞": r"$\infty$",
+    "°": r"$^\circ$",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+    "œ": r"\oe{}",
+    "Œ": r"\OE{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+    "\N{NO-BREAK SPACE}": "~",
+}
+_ACCENTS: Final = {
+    "\u0300": "`",
+    "\u0301": "'",
+    "\u0302": "^",
+    "\u0303": "~",
+    "\u0304": "=",
+    "\u0306": "u",
+    "\u0307": ".",
+    "\u0308": '"',
+    "\u030a": "r",
+    "\u030b": "H",
+    "\u030c": "v",
+    "\u0327": "c",
+}
+# Those that look like Latin letters have no command of their own.
+_GREEK: Final = {
+    letter: rf"$\{command}$"
+    for letter, command in re.findall(
+        r"(\w)(\w+)",
+        "αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi πpi ρrho σsigma τtau "
+        "υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΥUpsilon ΦPhi ΨPsi ΩOmega",
+    )
+}
+
+
+def score_name(spec: str, style: Style = "text", *, bare: bool = False) -> str:
+    """The name of a score: `sirc(entropy, residual)` is SIRC(−H, Res.), and with `bare` just (−H, Res.).
+
+    What is no spec of the grammar is printed as it is, escaped.
+    """
+    at = _index(style)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's parser warns about odd literals
+            parsed = grammar.parse(spec)
+    except ValueError:
+        return escape(str(spec), style)
+    return _written(parsed, at, short=False, bare=bare)
+
+
+def negative_name(name: str, style: Style = "text") -> str:
+    """The name of what ID✓ is compared with: `wrong` is ID✗, `pooled` is All OOD, sets and groups have their own."""
+    _index(style)
+    return escape(_NEGATIVES.get(name, str(name)), style)
+
+
+def metric_name(metric: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
+    """The name of a metric, `fpr@95` is FPR@95; with the arrow of its better direction, and the unit it is shown in."""
+    _index(style)
+    family, at, recall = str(metric).partition("@")
+    name = _METRICS[family] + at + recall if family in _METRICS else str(metric)
+    if unit and family in _RATES:
+        name = "%" + name
+    if arrow and family in _METRICS:
+        name += "↓" if lower_is_better(metric) else "↑"
+    if unit and family in _METRICS and family not in _RATES:
+        return escape(name + " ×10", style) + {"text": "²", "latex": "$^2$", "html": "<sup>2</sup>"}[style]
+    return escape(name, style)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether the best value of a metric is the lowest, as of all but AUROC."""
+    return metric.partition("@")[0] in LOWER_IS_BETTER
+
+
+def known_metric(metric: str) -> bool:
+    """Whether this is a metric whose better direction is known: `auroc`, `fpr@95`, `risk@80`…"""
+    return metric.partition("@")[0] in _METRICS
+
+
+def escape(text: str, style: Style) -> str:
+    """Any text made safe for HTML, or for LaTeX (`pdflatex` too); controls become spaces."""
+    _index(style)
+    plain = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+    if style == "html":
+        return html.escape(plain)
+    if style == "latex":
+        written = "".join(map(_latex, unicodedata.normalize("NFC", plain)))
+        return re.sub("-(?=-)", "-{}", written)  # two hyphens would join into a dash
+    return plain
+
+
+def _latex(character: str) -> str:
+    if character in _LATEX:
+        return _LATEX[character]
+    if character.isascii():
+        return character
+    if character in _GREEK:
+        return _GREEK[character]
+    parts = unicodedata.normalize("NFD", character)
+    if len(parts) == 2 and parts[0].isascii() and parts[1] in _ACCENTS:
+        return rf"\{_ACCENTS[parts[1]]}{{{parts[0]}}}"
+    # pdflatex stops at a character that it has no glyph for: its number is better than no document.
+    return f"[U+{ord(character):04X}]"
+
+
+def _written(spec: grammar.Spec, at: int, *, short: bool, bare: bool = False) -> str:
+    style = _STYLES[at]
+    name = str(spec)
+    if name in _SCORES:
+        return _SCORES[name][short][at]
+    parts = [_written(arg, at, short=True) for arg in spec.args]
+    options = [f"{key}={_number(value, at)}" for key, value in spec.options.items()]
+    if spec.name == "linear":
+        factor = spec.numbers("c") or (1.0,)
+        sign = escape("−" if factor[0] < 0 else "+", style)
+        return f"{parts[0]} {sign} {abs(factor[0]):g}{escape('·', style)}{_grouped(spec.args[1], parts[1])}"
+    if spec.name == "product":
+        return escape("·", style).join(_grouped(arg, part) for arg, part in zip(spec.args, parts, strict=True))
+    inside = ", ".join(parts) + ("; " if parts and options else "") + ", ".join(options)
+    if spec.name == "sirc":
+        return f"{'' if bare else 'SIRC'}({inside})"
+    head = _SCORES[spec.name][short][at] if spec.name in _SCORES else escape(spec.name, style)
+    return f"{head}({inside})" if inside else head
+
+
+def _grouped(spec: grammar.Spec, written: str) -> str:
+    return f"({written})" if spec.name == "linear" and str(spec) != "vim" else written
+
+
+def _number(value: grammar.Value, at: int) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_number(v, at) for v in value)})"
+    return escape(f"{value:g}".replace("-", "−"), _STYLES[at])
+
+
+def _index(style: str) -> int:
+    if style not in _STYLES:
+        raise ValueError(f"`style` must be one of {', '.join(_STYLES)}; got {style!r}.")
+    return _STYLES.index(style)

@@ -1,0 +1,85 @@
+"""What runs found, read back from disk: one evaluation for each network, and one tidy table for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import pandas as pd
+
+from sirc._files import PathLike
+from sirc.evaluate import COLUMNS, Evaluation, evaluate
+from sirc.experiment import FILE, Experiment, Run
+from sirc.outputs import Outputs
+from sirc.scores import Scorer
+from sirc.stages import check_outputs
+from sirc.store import OutputStore
+
+SCHEMA = ["model", "seed", *COLUMNS]
+
+
+@final
+@dataclass(frozen=True)
+class RunResults:
+    """One network: what it is called, its evaluation, the outputs and scorer that it comes from, and the experiment.
+
+    Outputs that came as arrays have no experiment.
+    """
+
+    model: str
+    seed: int
+    evaluation: Evaluation
+    scorer: Scorer
+    test: Outputs | OutputStore
+    ood: Mapping[str, Outputs | OutputStore]
+    experiment: Experiment | None = None
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Its rows of the results."""
+        table = self.evaluation.table.copy()
+        table.insert(0, "model", self.model)
+        table.insert(1, "seed", self.seed)
+        return table
+
+
+def load_run(experiment: Experiment, run: Run) -> RunResults:
+    """Evaluate a run from its stored outputs and its scorer."""
+    check_outputs(experiment, run, ["test", *experiment.data.ood])
+    scorer = Scorer.load(run.scorer)
+    test = OutputStore(run.store("test"))
+    ood = {name: OutputStore(run.store(name)) for name in experiment.data.ood}
+    evaluation = evaluate(scorer, test, ood, groups=groups_of(experiment))
+    return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
+
+
+def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:
+    """Evaluate all runs of the studies in these folders."""
+    return [load_run(study, run) for folder in folders for study in [load_study(folder)] for run in study.runs]
+
+
+def load_study(folder: PathLike) -> Experiment:
+    """Read the configuration that a study left beside its results."""
+    path = Path(folder)
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"'{folder}' is no study: it has no {FILE}. Make one: `sirc run EXPERIMENT.toml`.")
+    return Experiment.read(file)
+
+
+def title_of(experiment: Experiment) -> str:
+    """Give what tables call the experiment's network."""
+    return experiment.title or experiment.name
+
+
+def groups_of(experiment: Experiment) -> dict[str, list[str]]:
+    """Give the Close and the Far of the experiment's OOD sets, where there are any."""
+    names = {group: [n for n, s in experiment.data.ood.items() if s.in_group == group] for group in ("Close", "Far")}
+    return {group: members for group, members in names.items() if members}
+
+
+def results_table(runs: Sequence[RunResults]) -> pd.DataFrame:
+    """Put the rows of all runs into one table."""
+    return pd.concat([run.table for run in runs], ignore_index=True)[SCHEMA]

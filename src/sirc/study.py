@@ -1,0 +1,281 @@
+"""A whole study: train, extract, fit, evaluate, tables, figures; what is there and still valid is not done again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import pandas as pd
+import torch
+
+import sirc
+from sirc import distributed
+from sirc._files import PathLike, atomic_write, refuse_existing
+from sirc._stamps import Stamp, digest
+from sirc.data import ImageSet, open_source
+from sirc.experiment import Experiment, Run
+from sirc.progress import SILENT, Progress, Task
+from sirc.results import SCHEMA, RunResults, load_run, results_table, title_of
+from sirc.stages import extract_run, fit_run, is_fitted, train_run
+from sirc.store import OutputStore
+
+FORMATS = ("pdf", "svg", "png")
+_TABLES = ("table.md", "table.tex", "table.html", "table.csv")
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """One stage of one run, how long it took, and whether there was nothing to do."""
+
+    name: str
+    seconds: float
+    skipped: bool
+
+
+@final
+@dataclass
+class Study:
+    """What a study left: the steps that were taken, the table of all results, and the files."""
+
+    folder: Path
+    experiments: Sequence[Experiment] = ()
+    steps: list[Step] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    results: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCHEMA))
+    _loaded: dict[Path, RunResults] = field(default_factory=dict)
+
+    def load(self, experiment: Experiment, run: Run) -> RunResults:
+        """Evaluate a run from what is stored, once."""
+        if run.folder not in self._loaded:
+            self._loaded[run.folder] = load_run(experiment, run)
+        return self._loaded[run.folder]
+
+    @property
+    def runs(self) -> list[RunResults]:
+        """All runs, evaluated."""
+        return [self.load(experiment, run) for experiment in self.experiments for run in experiment.runs]
+
+
+def run_study(
+    experiments: Sequence[Experiment],
+    *,
+    folder: PathLike | None = None,
+    device: torch.device | str = "cpu",
+    figures: bool = True,
+    formats: Sequence[str] = FORMATS,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> Study:
+    """Do all stages of these experiments, and put their results together in `folder`.
+
+    With one experiment `folder` is its own by default; several must have the same `out`, or `folder` be given. Under
+    torchrun, all processes train, extract and fit; the first does the rest.
+    """
+    study = Study(Path(folder) if folder is not None else _common_folder(experiments), experiments)
+    for experiment in experiments:
+        experiment.require(_needed(experiment))
+    runs = [(experiment, run) for experiment in experiments for run in experiment.runs]
+    stages = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 1 + figures
+    worker = _Worker(study, torch.device(device), overwrite, progress)
+    with progress.task("study", stages, unit="stages") as worker.whole:
+        for experiment, run in runs:
+            worker.outputs(experiment, run)
+            if distributed.is_main():
+                experiment.save(overwrite=True)  # each stage has compared its part with what is there
+        with distributed.failing_together():
+            if distributed.is_main():
+                worker.results(runs)
+                worker.tables()
+                if figures:
+                    worker.figures(runs, formats)
+    return study
+
+
+@final
+class _Worker:
+    """Takes the steps of a study and writes down what it did."""
+
+    whole: Task
+
+    def __init__(self, study: Study, device: torch.device, overwrite: bool, progress: Progress) -> None:
+        self.study = study
+        self.device = device
+        self.overwrite = overwrite
+        self.progress = progress
+
+    @contextmanager
+    def step(self, name: str, skipped: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Time a step; yields whether there is nothing to do."""
+        nothing = not self.overwrite and skipped()
+        began = time.perf_counter()
+        yield nothing
+        self.study.steps.append(Step(name, time.perf_counter() - began, nothing))
+        self.whole.advance()
+
+    def outputs(self, experiment: Experiment, run: Run) -> None:
+        """Train the network, store its outputs, fit the scores."""
+        name = f"{experiment.name}, {run.folder.name}"
+        options = {"overwrite": self.overwrite, "progress": self.progress}
+        if experiment.train is not None:
+            with self.step(f"{name}: train", run.weights.exists):
+                train_run(
+                    experiment, run, cpu=self.device.type == "cpu", overwrite=self.overwrite, progress=self.progress
+                )
+        stores = [run.store(dataset) for dataset in ("train", "test", *experiment.data.ood)]
+        with self.step(f"{name}: extract", lambda: all(map(_complete, stores))):
+            extract_run(experiment, run, device=self.device, **options)  # type: ignore[arg-type]
+        with self.step(f"{name}: fit", lambda: is_fitted(run)):
+            fit_run(experiment, run, device=self.device, **options)  # type: ignore[arg-type]
+        distributed.barrier()
+
+    def results(self, runs: Sequence[tuple[Experiment, Run]]) -> None:
+        """Evaluate every run, and put all results into one table."""
+        tables = []
+        for experiment, run in runs:
+            stamp = Stamp(run.folder, "results", _evaluated(experiment, run))
+            file = run.folder / "results.csv"
+            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", stamp.valid) as nothing:
+                if not nothing:
+                    stamp.clear()
+                    write_results(self.study.load(experiment, run).table, file)
+                    stamp.write([file])
+            tables.append(read_results(file))
+        self.study.results = pd.concat(tables, ignore_index=True)
+        write_results(self.study.results, self.study.folder / "results.csv")
+        self.study.files.append(self.study.folder / "results.csv")
+
+    def tables(self) -> None:
+        """Write the tables in every format."""
+        from sirc.tables import save_tables
+
+        folder = self.study.folder
+        stamp = Stamp(folder, "tables", {"results": digest(folder / "results.csv"), "sirc": sirc.__version__})
+        with self.step("tables", stamp.valid) as nothing:
+            if not nothing:
+                stamp.clear()
+                stamp.write(save_tables(self.study.results, folder, overwrite=True))
+        self.study.files += stamp.made
+
+    def figures(self, runs: Sequence[tuple[Experiment, Run]], formats: Sequence[str]) -> None:
+        """Draw the figures."""
+        from sirc.figures import figures
+
+        folder = self.study.folder
+        inputs = {"results": digest(folder / "results.csv"), "formats": list(formats), "sirc": sirc.__version__}
+        inputs["runs"] = [str(run.folder) for _, run in runs]
+        stamp = Stamp(folder, "figures", inputs)
+        with self.step("figures", stamp.valid) as nothing:
+            if not nothing:
+                stamp.clear()
+                images = sample_sets(runs[0][0])
+                made = figures(
+                    self.study.runs, folder / "figures", formats=formats, images=images, progress=self.progress
+                )
+                stamp.write(made)
+        self.study.files += stamp.made
+
+
+def save_results(
+    runs: Sequence[RunResults],
+    folder: PathLike,
+    *,
+    figures: bool = True,
+    formats: Sequence[str] = FORMATS,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> Study:
+    """Write results, tables and figures of runs that are no experiments."""
+    from sirc.figures import figures as draw
+    from sirc.tables import save_tables
+
+    study = Study(Path(folder), results=results_table(runs))
+    file = study.folder / "results.csv"
+    refuse_existing(file, overwrite)
+    write_results(study.results, file)
+    study.files += [file, *save_tables(study.results, study.folder, overwrite=True)]
+    if figures:
+        study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
+    return study
+
+
+def sample_sets(experiment: Experiment) -> dict[str, ImageSet]:
+    """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing."""
+    return {
+        name: open_source(
+            experiment.source(name),
+            root=experiment.root,
+            split="test" if name == "test" else None,
+            preprocess=None,
+            labelled=name == "test",
+            name=name,
+        )
+        for name in ("test", *experiment.data.ood)
+    }
+
+
+def write_results(table: pd.DataFrame, path: Path) -> None:
+    """Write results in the one schema that all of them have."""
+    text = table[SCHEMA].to_csv(index=False, lineterminator="\n")
+    atomic_write(path, lambda file: file.write(text.encode()))
+
+
+def read_results(path: PathLike) -> pd.DataFrame:
+    """Read results; other columns than the schema's are an error."""
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except ValueError as error:
+        raise ValueError(f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}") from error
+    if list(table.columns) != SCHEMA:
+        raise ValueError(
+            f"results must have the columns {', '.join(SCHEMA)}; '{path}' has {', '.join(map(str, table.columns))}. "
+            "Make them with `sirc run` or `sirc evaluate`."
+        )
+    # Python's own float reads back every digit that was written; pandas' quick parser may not.
+    numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
+    return table.assign(seed=table["seed"].astype(int), **numbers)
+
+
+def _needed(experiment: Experiment) -> list[str]:
+    return [name for name in experiment.names if name != "validation" or experiment.train is not None]
+
+
+def _complete(path: Path) -> bool:
+    try:
+        return OutputStore(path).complete
+    except ValueError:
+        return False
+
+
+def _evaluated(experiment: Experiment, run: Run) -> dict[str, object]:
+    """What an evaluation follows from."""
+    stores = {name: OutputStore(run.store(name)) for name in ("test", *experiment.data.ood)}
+    return {
+        "scorer": digest(run.scorer),
+        "stores": {name: [store.model, store.data, len(store)] for name, store in stores.items()},
+        "groups": {name: source.in_group for name, source in experiment.data.ood.items()},
+        "model": title_of(experiment),
+        "seed": run.seed,
+        "sirc": sirc.__version__,
+    }
+
+
+def _common_folder(experiments: Sequence[Experiment]) -> Path:
+    if not experiments:
+        raise ValueError("a study must have at least one experiment; got none.")
+    folders = {experiment.folder for experiment in experiments}
+    if len(folders) < len(experiments):
+        raise ValueError("the experiments of a study must have different names; two have the same folder. Rename one.")
+    if len(experiments) == 1:
+        return experiments[0].folder
+    parents = {folder.parent for folder in folders}
+    if len(parents) > 1:
+        listed = ", ".join(f"'{parent}'" for parent in sorted(parents))
+        raise ValueError(
+            f"several experiments must have the same `out` to be put together; got {listed}. Pass `--out`."
+        )
+    return parents.pop()

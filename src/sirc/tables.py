@@ -1,0 +1,211 @@
+"""Tables as papers have them: scores by negatives, the best bold, for the terminal, CSV, Markdown, HTML and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import pandas as pd
+
+from sirc import _table_cells
+from sirc._files import PathLike, atomic_write, refuse_existing
+from sirc._mixtures import WRONG
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+_SUFFIXES: Final = {".csv": "csv", ".md": "markdown", ".html": "html", ".tex": "latex", ".txt": "text"}
+
+
+class Cell(NamedTuple):
+    """One figure: the mean over runs and twice their standard deviation, as fractions, and its mark."""
+
+    mean: float
+    two_std: float
+    runs: int
+    mark: str
+
+
+NO_CELL: Final = Cell(math.nan, math.nan, 0, "")
+
+
+class Part(NamedTuple):
+    """What is shown as one table where space is short: some models, and the columns of some negatives."""
+
+    models: list[str]
+    negatives: list[str]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table of results. `cells` is tidy, in fractions; every format is written from it."""
+
+    cells: pd.DataFrame
+    """model, score, negative, metric, alpha, beta, mean, two_std (NaN for one run), runs, mark (bold, underline)"""
+    errors: Mapping[str, tuple[float, float]]
+    """For each model its ID error and 2 std, NaN where unknown."""
+    metrics: Sequence[str]
+    negatives: Sequence[str]
+    scores: Sequence[str]
+    """Those of SIRC first."""
+    spread: bool = False
+    """Whether ± 2 std is shown."""
+    _grid: dict[tuple[str, str, str, str], Cell] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        columns = [self.cells[name] for name in ("model", "score", "negative", "metric")]
+        figures = [self.cells[name] for name in Cell._fields]
+        cells = zip(zip(*columns, strict=True), map(Cell._make, zip(*figures, strict=True)), strict=True)
+        object.__setattr__(self, "_grid", dict(cells))
+
+    def __repr__(self) -> str:
+        shape = f"{len(self.models)} models × {len(self.scores)} scores × {len(self.negatives)} negatives"
+        return f"Table({shape} × {', '.join(self.metrics)})"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from sirc._table_text import renderables
+
+        yield from renderables(self, options.max_width, styled=console.is_terminal)
+
+    @property
+    def models(self) -> list[str]:
+        """The models, in the order of the results."""
+        return list(self.errors)
+
+    def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
+        """One figure; without a mean where the results have none."""
+        return self._grid.get((model, score, negative, metric), NO_CELL)
+
+    def scores_of(self, model: str) -> list[str]:
+        """The scores that a model has any figure of."""
+        has = {key[1] for key in self._grid if key[0] == model}
+        return [score for score in self.scores if score in has]
+
+    def negatives_of(self, model: str) -> list[str]:
+        """The negatives that a model has any figure of."""
+        has = {key[2] for key in self._grid if key[0] == model}
+        return [negative for negative in self.negatives if negative in has]
+
+    def parts(self, columns: int | None = None, rows: int | None = None) -> list[Part]:
+        """Tables of at most so many columns and rows of figures; models of other negatives have tables of their own.
+
+        ID✗ comes first in each that has room for two others, as what an OOD set's figures are weighed against.
+        """
+        found = []
+        for negatives, same in groupby(self.models, self.negatives_of):
+            for models in self._stacks(list(same), rows):
+                count = len(negatives) if columns is None else max(1, columns // len(self.metrics))
+                repeated = [WRONG] if negatives[0] == WRONG and 2 < count < len(negatives) else []
+                others, step = negatives[len(repeated) :], count - len(repeated)
+                found += [
+                    Part(models, repeated + others[start : start + step]) for start in range(0, len(others), step)
+                ]
+        return found
+
+    def text(self, width: int = 120) -> str:
+        """For the terminal: aligned, in parts no wider than `width`; * is best, _ second or third."""
+        from sirc._table_text import text
+
+        return text(self, width)
+
+    def csv(self) -> str:
+        """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
+        own = self.cells["model"].map({model: error for model, (error, _) in self.errors.items()})
+        frame = self.cells.copy()
+        frame.insert(1, "id_error", own)
+        return frame.to_csv(index=False, lineterminator="\n")
+
+    def markdown(self) -> str:
+        """A table for each model; the best is **bold**, second and third are underlined."""
+        from sirc._table_markdown import markdown
+
+        return markdown(self)
+
+    def html(self, *, page: bool = False) -> str:
+        """A fragment that brings its own style, or a whole page."""
+        from sirc._table_html import html
+
+        return html(self, page=page)
+
+    def latex(self, *, document: bool = False) -> str:
+        """For LaTeX with booktabs, multirow and graphicx, or a whole document that `pdflatex` compiles."""
+        from sirc._table_latex import latex
+
+        return latex(self, document=document)
+
+    def save(self, path: PathLike, *, overwrite: bool = False) -> Path:
+        """Write a file in the format of its suffix: .csv, .md, .html (a page), .tex (a document) or .txt."""
+        path = Path(path)
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(f"a table must go to a file that ends in {', '.join(_SUFFIXES)}; got '{path}'.")
+        refuse_existing(path, overwrite)
+        name = _SUFFIXES[path.suffix.lower()]
+        whole = {"html": {"page": True}, "latex": {"document": True}}.get(name, {})
+        content: str = getattr(self, name)(**whole)
+        atomic_write(path, lambda file: file.write(content.encode()))
+        return path
+
+    def _stacks(self, models: list[str], rows: int | None) -> list[list[str]]:
+        stacks: list[list[str]] = []
+        height = 0
+        for model in models:
+            own = len(self.scores_of(model))
+            if not stacks or (rows is not None and height + own > rows):
+                stacks.append([])
+                height = 0
+            stacks[-1].append(model)
+            height += own
+        return stacks
+
+
+def table(
+    results: pd.DataFrame,
+    *,
+    metrics: Sequence[str] = ("auroc", "fpr@95"),
+    negatives: Sequence[str] | None = None,
+    scores: Sequence[str] | None = None,
+    spread: bool = False,
+    alpha: float | None = None,
+    beta: float | None = None,
+) -> Table:
+    """Make a table of results: `model, seed, score, negative, metric, alpha, beta, value`, or what `combine` gives.
+
+    Figures are means over seeds, with `spread` mean ± 2 std (sample, n − 1). In each column of each model the best of
+    the scores shown is bold, second and third are underlined; equal means share a mark, and a missing figure has none.
+    `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
+    first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`.
+    """
+    figures = _table_cells.summarise(results)
+    errors = _table_cells.errors(figures)
+    rows, shown = _table_cells.choose(figures, metrics, negatives, scores, alpha, beta)
+    cells = rows.assign(mark=_table_cells.mark(rows))[_table_cells.CELLS]
+    models = [model for model in errors if model in set(cells["model"])]
+    places = {name: {entry: at for at, entry in enumerate(order)} for name, order in {"model": models, **shown}.items()}
+    cells = cells.sort_values(list(places), key=lambda column: column.map(places[str(column.name)]), ignore_index=True)
+    return Table(
+        cells,
+        {model: errors[model] for model in models},
+        metrics=shown["metric"],
+        negatives=shown["negative"],
+        scores=shown["score"],
+        spread=spread,
+    )
+
+
+def save_tables(
+    results: pd.DataFrame | Table, folder: PathLike, *, stem: str = "table", overwrite: bool = False
+) -> list[Path]:
+    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths."""
+    made = results if isinstance(results, Table) else table(results)
+    paths = [Path(folder) / f"{stem}{suffix}" for suffix in (".md", ".tex", ".html", ".csv")]
+    for path in paths:
+        refuse_existing(path, overwrite)
+    return [made.save(path, overwrite=True) for path in paths]

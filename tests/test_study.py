@@ -1,0 +1,276 @@
+"""A whole study in one call: every stage once, nothing twice, and only what depends on a lost result again."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import sirc
+from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
+from sirc.cli import main
+from sirc.experiment import Experiment
+from sirc.findings import findings
+from sirc.results import SCHEMA, load_runs
+from sirc.study import read_results, run_study
+from test_cli import MODEL, TOML
+from tiny_images import write_images
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write_images(tmp_path / "data" / "images", count=90)
+    write_images(tmp_path / "data" / "held-out", count=30)
+    write_images(tmp_path / "data" / "grey", count=20)
+    Path("tiny_model.py").write_text(MODEL)
+    # A learning rate so low that the network errs, as metrics of ID✗ need.
+    text = TOML.replace("lr = 0.02", "lr = 0.0005").replace("count = 6", 'count = 20\ngroup = "Far"')
+    Path("tiny.toml").write_text(text)
+    return Experiment.read("tiny.toml")
+
+
+def done(study):
+    return [step.name for step in study.steps if not step.skipped]
+
+
+def stamps(folder):
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+
+
+NAMES = ["train", "extract", "fit"]
+
+
+def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
+    first = run_study([experiment], formats=["svg"])
+    expected = [f"tiny, seed-{seed}: {stage}" for seed in (1, 2) for stage in NAMES]
+    expected += [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)] + ["tables", "figures"]
+    assert [step.name for step in first.steps] == expected
+    assert done(first) == expected
+    made = {path.name for path in first.files}
+    assert {"results.csv", "table.md", "table.tex"} <= made
+    assert any(path.suffix == ".svg" and path.parent.name == "figures" for path in first.files)
+    assert all(path.is_file() for path in first.files)
+
+    before = stamps("runs")
+    second = run_study([experiment], formats=["svg"])
+    assert done(second) == []
+    pd.testing.assert_frame_equal(second.results, first.results)
+    changed = {path for path, time in stamps("runs").items() if before.get(path) != time}
+    assert {path.name for path in changed} <= {"experiment.toml", "results.csv", "head.safetensors"}
+
+    shutil.rmtree("runs/tiny/seed-2/outputs/Grey")
+    assert done(run_study([experiment], formats=["svg"])) == ["tiny, seed-2: extract"]  # it came out the same
+
+    Path("runs/tiny/seed-1/scorer.safetensors").unlink()
+    assert done(run_study([experiment], formats=["svg"])) == ["tiny, seed-1: fit"]
+
+    Path("runs/tiny/table.md").unlink()
+    assert done(run_study([experiment], formats=["svg"])) == ["tables"]
+
+    Path("runs/tiny/seed-1/results.csv").unlink()
+    assert done(run_study([experiment], formats=["svg"])) == ["tiny, seed-1: evaluate"]
+
+    assert done(run_study([experiment], formats=["png"])) == ["figures"]
+
+
+def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
+    study = run_study([experiment], figures=False)
+    assert list(study.results.columns) == SCHEMA
+    read = read_results("runs/tiny/results.csv")
+    pd.testing.assert_frame_equal(read, study.results)
+    assert set(read.model) == {"tiny"}
+    assert set(read.seed) == {1, 2}
+    assert {"wrong", "Grey", "Noise", "OOD mean", "pooled", "Far"} == set(read.negative)
+    scorer = sirc.Scorer.load("runs/tiny/seed-2/scorer.safetensors")
+    stores = {name: sirc.OutputStore(f"runs/tiny/seed-2/outputs/{name}") for name in ("test", "Grey", "Noise")}
+    test = stores.pop("test")
+    ev = sirc.evaluate(scorer, test.load(), {name: store.load() for name, store in stores.items()})
+    for row in ev.table.itertuples():
+        mine = read[
+            (read.seed == 2) & (read.score == row.score) & (read.negative == row.negative) & (read.metric == row.metric)
+        ]
+        assert mine["value"].item() == pytest.approx(row.value, nan_ok=True)
+
+
+def test_two_experiments_are_put_together(experiment):
+    Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace("[1, 2]", "[3]"))
+    other = Experiment.read("other.toml")
+    study = run_study([experiment, other], figures=False)
+    assert study.folder == Path("runs")
+    assert {(row.model, row.seed) for row in study.results.itertuples()} == {("tiny", 1), ("tiny", 2), ("other", 3)}
+    elsewhere = Experiment.read("other.toml", ["out=elsewhere"])
+    with pytest.raises(ValueError, match="must have the same `out`"):
+        run_study([experiment, elsewhere])
+    with pytest.raises(ValueError, match="different names"):
+        run_study([experiment, experiment])
+    with pytest.raises(ValueError, match="at least one experiment"):
+        run_study([])
+
+
+@pytest.fixture
+def command(capfd):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return stop.value.code or 0, out, err
+
+    return run
+
+
+def test_the_commands_print_tables_and_paths(experiment, command):
+    code, out, err = command("run", "tiny.toml", "--format", "svg")
+    assert code == 0, err
+    assert "SIRC(MSP, Res.)" in out
+    assert "runs/tiny/results.csv" in out
+    assert "runs/tiny/table.tex" in out
+    assert "runs/tiny/figures/" in out
+    assert "study: 10/10 stages" in err
+
+    code, out, _ = command("table", "runs/tiny", "--format", "latex", "--spread")
+    assert code == 0
+    assert r"\toprule" in out
+    assert r"\pm" in out
+    code, out, _ = command("table", "runs/tiny", "--metric", "aurr", "--negative", "pooled", "--out", "mine.md")
+    assert (code, out) == (0, "mine.md\n")
+    assert "AURR" in Path("mine.md").read_text()
+    code, _, err = command("table", "runs/tiny", "--metric", "auprc")
+    assert code == 1
+    assert "auroc" in err
+
+    code, out, _ = command("plot", "runs/tiny", "--out", "drawn", "--format", "png")
+    assert code == 0
+    assert all(Path(line).is_file() for line in out.splitlines())
+    assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    """Outputs as someone else would bring them: plain NumPy files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(4, 12)).astype("f"), rng.normal(size=4).astype("f")
+
+    def write(name, count, shift=0.0, labelled=True, **more):
+        labels = rng.integers(0, 4, count)
+        features = np.maximum(0, weight[labels] + rng.normal(size=(count, 12)) + shift).astype("f")
+        columns = {"logits": features @ weight.T + bias, "features": features}
+        np.savez(name, **columns, **({"labels": labels} if labelled else {}), **more)
+
+    write("train.npz", 2000, head_weight=weight, head_bias=bias)
+    write("test.npz", 400)
+    write("near.npz", 300, shift=0.5, labelled=False)
+    write("far.npz", 300, shift=2.0, labelled=False)
+    np.savez("head.npz", weight=weight, bias=bias)
+    return tmp_path
+
+
+SETS = ["--ood", "near=near.npz", "--ood", "far=far.npz"]
+
+
+def test_arrays_are_evaluated_like_a_study(arrays, command):
+    code, out, err = command("evaluate", "--train", "train.npz", "--id", "test.npz", *SETS, "--format", "svg")
+    assert code == 0, err
+    assert "sirc-results/results.csv" in out
+    results = read_results("sirc-results/results.csv")
+    assert results.score.nunique() == 16
+    train = sirc.Outputs.load("train.npz")
+    head = np.load("train.npz")
+    scorer = sirc.fit("sirc(msp, residual)", train, head=sirc.Head(head["head_weight"], head["head_bias"]))
+    ood = {name: sirc.Outputs.load(f"{name}.npz") for name in ("near", "far")}
+    ev = sirc.evaluate(scorer, sirc.Outputs.load("test.npz"), ood)
+    mine = results[results.score == "sirc(msp, residual)"]
+    for row in ev.table.itertuples():
+        value = mine[(mine.negative == row.negative) & (mine.metric == row.metric)]["value"].item()
+        assert value == pytest.approx(row.value, nan_ok=True)
+
+
+def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
+    code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
+    assert code == 0, err
+    assert "left out for want of" in err
+    assert "vim" in err
+    assert set(read_results("sirc-results/results.csv").score) == {
+        *("msp", "doctor", "entropy", "max_logit", "energy", "l1", "gradnorm")
+    }
+    code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
+    assert code == 1
+    assert "exists already" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--id", "none.npz"], 1, "there is no file or store 'none.npz'"),
+        (["--id", "near.npz", "--ood", "far=far.npz"], 1, "labels"),
+        (["--id", "test.npz", "--ood", "far"], 2, "`--ood` must be NAME=VALUE; got 'far'"),
+        (["--id", "test.npz", "--ood", "a=far.npz", "--ood", "a=near.npz"], 2, "each name once"),
+        (["--id", "test.npz", "--score", "mps"], 1, "msp"),
+        (["--id", "test.npz", "--score", "vim"], 1, "vim"),
+        (["--id", "test.npz", "--crossfit", "often"], 2, "`--crossfit` must be auto or a whole number"),
+        (["--id", "test.npz", "--head", "test.npz"], 1, "must hold `weight`"),
+        (["--id", "test.npz", "--ood", "far=head.npz"], 1, "`logits`"),
+        (["--id", "test.npz", *SETS, "--group", "Close=nearest"], 1, "nearest"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_with_arrays_are_answered_in_words(arrays, command, arguments, code, words):
+    got, _, err = command("evaluate", *arguments, "--no-figures")
+    assert got == code
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_wrong_shapes_are_answered_in_words(arrays, command):
+    np.savez("narrow.npz", logits=np.zeros((5, 3), "f"), features=np.zeros((5, 12), "f"))
+    code, _, err = command("evaluate", "--train", "train.npz", "--id", "test.npz", "--ood", "x=narrow.npz")
+    assert code == 1
+    assert "3" in err
+    assert "4" in err
+
+
+def test_the_head_is_found_in_any_of_its_places(arrays):
+    inside, alone = load_head("train.npz"), load_head("head.npz")
+    assert torch.equal(inside.weight, alone.weight)
+    assert torch.equal(inside.bias, alone.bias)
+    assert load_head("test.npz") is None
+    outputs = load_outputs("train.npz")
+    save_arrays("again.npz", outputs, inside)
+    assert torch.equal(load_head("again.npz").weight, inside.weight)
+    store = sirc.OutputStore.from_outputs("store", outputs)
+    assert load_outputs("store").path == store.path
+    assert load_head("store") is None
+    assert len(possible_specs(outputs, outputs, inside)) == 16
+    assert "mahalanobis" not in possible_specs(load_outputs("near.npz"), outputs, inside)
+
+
+def test_findings_are_those_of_the_paired_differences(arrays):
+    sets = {name: load_outputs(f"{name}.npz") for name in ("near", "far")}
+    run = evaluate_arrays(load_outputs("train.npz"), load_outputs("test.npz"), sets, head=load_head("head.npz"))
+    lose, keep, match, change = findings([run], draws=50)
+    assert "OOD detectors" in lose.claim
+    assert set(lose.details.score) == {"max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis"}
+    table = run.evaluation.compare("msp", draws=50)
+    for row in lose.details.itertuples():
+        expected = table[(table.score == row.score) & (table.negative == "wrong") & (table.metric == "auroc")]
+        assert row.difference == pytest.approx(expected.difference.item())
+        assert row.low == pytest.approx(expected.low.item())
+    assert lose.holds == bool((lose.details.high < 0).all())
+    assert len(keep.details) == len(match.details) == 6
+    assert keep.holds == bool((keep.details.low >= -0.002).all())
+    assert "different scores have the lowest AURR" in change.measured
+
+
+def test_a_study_read_back_is_what_it_was(experiment):
+    study = run_study([experiment], figures=False)
+    runs = load_runs(["runs/tiny"])
+    assert [(run.model, run.seed) for run in runs] == [("tiny", 1), ("tiny", 2)]
+    table = pd.concat([run.table for run in runs], ignore_index=True)
+    pd.testing.assert_frame_equal(table[SCHEMA], study.results)
+    with pytest.raises(FileNotFoundError, match=r"has no experiment\.toml"):
+        load_runs(["nowhere"])
