@@ -56,6 +56,9 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
     if int(os.environ["WORLD_SIZE"]) == 1:
         yield
         return
+    # Imported after the group is made, it would keep the group alive to the end, and its threads then abort the exit.
+    import torch.distributed.nn  # noqa: F401
+
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device is None:
         gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0

@@ -137,4 +137,8 @@ def _count(which: Iterable[bool]) -> str:
 
 def _range(rows: pd.DataFrame) -> str:
     means = rows.groupby(["model", "score"])["difference"].mean() * 100
-    return f"mean differences from {means.min():+.2f} to {means.max():+.2f} points"
+    low, high = rows["low"].min() * 100, rows["high"].max() * 100
+    return (
+        f"mean differences from {means.min():+.2f} to {means.max():+.2f} points, 95% intervals between {low:+.2f} and "
+        f"{high:+.2f}"
+    )

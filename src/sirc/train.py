@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from sirc.data.base import ImageSet
     from sirc.experiment import Train
 
-if torch.distributed.is_available():
-    # An optimiser imports it later, and its default arguments would keep the process group alive to the end of the
-    # interpreter, where gloo's threads abort the process now and then.
-    import torch.distributed.nn
 
 _REPORT_SECONDS = 1.0  # reading the loss waits for the device
 
