@@ -57,7 +57,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
         yield
         return
     # Imported after the group is made, it would keep the group alive to the end, and its threads then abort the exit.
-    import torch.distributed.nn  # noqa: F401
+    import torch.distributed.nn
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device is None:
