@@ -11,6 +11,7 @@ import torch
 import sirc
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.cli import main
+from sirc.demo import run_demo
 from sirc.experiment import Experiment
 from sirc.findings import findings
 from sirc.results import SCHEMA, load_runs
@@ -274,3 +275,38 @@ def test_a_study_read_back_is_what_it_was(experiment):
     pd.testing.assert_frame_equal(table[SCHEMA], study.results)
     with pytest.raises(FileNotFoundError, match=r"has no experiment\.toml"):
         load_runs(["nowhere"])
+
+
+SMALL_DEMO = [
+    "seeds=[1]",
+    "train.epochs=1",
+    "data.train.options.count=600",
+    "data.test.options.count=300",
+    "data.validation.options.count=52",
+    *(
+        f"data.ood.{name}.options.count=60"
+        for name in ("Greek", "Cyrillic", "Digits", "Handwritten", "Photos", "Noise")
+    ),
+]
+
+
+def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    study, found = run_demo("demo", figures=False, overrides=SMALL_DEMO)
+    assert set(study.results.model) == {"ResNet (Glyphs)", "DenseNet (Glyphs)"}
+    assert len(found) == 4
+    assert (tmp_path / "demo" / "findings.md").read_text().count("\n") == 6
+    names = ["Greek", "Cyrillic", "Digits", "Handwritten", "Photos", "Noise"]
+    sets = [word for name in names for word in ("--ood", f"{name}=demo/arrays/{name}.npz")]
+    arrays = ["--train", "demo/arrays/train.npz", "--id", "demo/arrays/test.npz", *sets]
+    groups = ["--group", "Close=Greek,Cyrillic,Digits", "--group", "Far=Handwritten,Photos,Noise"]
+    code, _, err = command("evaluate", *arrays, *groups, "--no-figures")
+    assert code == 0, err
+    mine = read_results("sirc-results/results.csv").drop(columns=["model", "seed"])
+    first = study.results[study.results.model == study.results.model.iloc[0]].drop(columns=["model", "seed"])
+    keys = ["score", "negative", "metric"]
+    both = mine.merge(first, on=keys, suffixes=("", "_study"))
+    assert len(both) == len(mine) == len(first)
+    np.testing.assert_allclose(both["value"], both["value_study"], rtol=1e-6, atol=1e-9)
+    assert not [step for step in run_demo("demo", figures=False, overrides=SMALL_DEMO)[0].steps if not step.skipped]
