@@ -53,9 +53,6 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
     if _joined() or not dist.is_available() or not all(os.environ.get(name) for name in _LAUNCHED):
         yield
         return
-    if int(os.environ["WORLD_SIZE"]) == 1:
-        yield
-        return
     # Imported after the group is made, it would keep the group alive to the end, and its threads then abort the exit.
     import torch.distributed.nn
 
