@@ -400,7 +400,7 @@ def test_a_poor_study_has_the_figures_it_allows(options, missing, tmp_path, unwr
 
 
 def test_the_scores_that_are_drawn_are_the_paper_s_where_they_are_there(evaluation):
-    assert two(evaluation) == ["msp", "energy"]
+    assert two(evaluation) == ["msp", "vim"]
     assert compared(evaluation) == ["msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)"]
     plain = sirc.evaluate({name: ([0.2, 0.4], [0, 1]) for name in ("mine", "yours")})
     assert two(plain) == compared(plain) == ["mine", "yours"]

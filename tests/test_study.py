@@ -13,7 +13,7 @@ from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs
 from sirc.cli import main
 from sirc.demo import run_demo
 from sirc.experiment import Experiment
-from sirc.findings import findings
+from sirc.findings import Finding, findings
 from sirc.results import SCHEMA, load_runs
 from sirc.study import read_results, run_study
 from test_cli import MODEL, TOML
@@ -61,7 +61,7 @@ def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     assert done(second) == []
     pd.testing.assert_frame_equal(second.results, first.results)
     changed = {path for path, time in stamps("runs").items() if before.get(path) != time}
-    assert {path.name for path in changed} <= {"experiment.toml", "results.csv", "head.safetensors"}
+    assert {path.name for path in changed} <= {"experiment.toml", "results.csv", "head.safetensors", "study.json"}
 
     shutil.rmtree("runs/tiny/seed-2/outputs/Grey")
     assert done(run_study([experiment], formats=["svg"])) == ["tiny, seed-2: extract"]  # it came out the same
@@ -108,6 +108,10 @@ def test_two_experiments_are_put_together(experiment):
         run_study([experiment, elsewhere])
     with pytest.raises(ValueError, match="different names"):
         run_study([experiment, experiment])
+    same = Experiment.read("other.toml", ["title=tiny"])
+    with pytest.raises(ValueError, match="different titles"):
+        run_study([experiment, same], folder="x")
+    assert [(run.model, run.seed) for run in load_runs(["runs"])] == [("tiny", 1), ("tiny", 2), ("other", 3)]
     with pytest.raises(ValueError, match="at least one experiment"):
         run_study([])
 
@@ -139,12 +143,18 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     code, out, _ = command("table", "runs/tiny", "--metric", "aurr", "--negative", "pooled", "--out", "mine.md")
     assert (code, out) == (0, "mine.md\n")
     assert "AURR" in Path("mine.md").read_text()
+    assert command("table", "runs/tiny", "--score", "sirc(msp,residual)")[0] == 0
+    code, _, err = command("table", "runs/tiny", "--format", "latex", "--out", "mine.html")
+    assert code == 2
+    assert "must go to a file ending in .tex" in err
     code, _, err = command("table", "runs/tiny", "--metric", "auprc")
     assert code == 1
     assert "auroc" in err
 
-    code, out, _ = command("plot", "runs/tiny", "--out", "drawn", "--format", "png")
-    assert code == 0
+    shutil.rmtree("data")
+    code, out, err = command("plot", "runs/tiny", "--out", "drawn", "--format", "png")
+    assert code == 0, err
+    assert "without samples of the images" in err
     assert all(Path(line).is_file() for line in out.splitlines())
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
 
@@ -261,10 +271,22 @@ def test_findings_are_those_of_the_paired_differences(arrays):
         expected = table[(table.score == row.score) & (table.negative == "wrong") & (table.metric == "auroc")]
         assert row.difference == pytest.approx(expected.difference.item())
         assert row.low == pytest.approx(expected.low.item())
-    assert lose.holds == bool((lose.details.high < 0).all())
+    assert (lose.sure, lose.against) == ((lose.details.high < 0).sum(), (lose.details.low > 0).sum())
     assert len(keep.details) == len(match.details) == 6
-    assert keep.holds == bool((keep.details.low >= -0.002).all())
+    assert (keep.sure, keep.against) == ((keep.details.low >= -0.002).sum(), (keep.details.high < -0.002).sum())
+    assert all(found.sure + found.against + found.open == len(found.details) for found in (lose, keep, match))
+    assert "with l1: " in keep.measured
+    assert "with residual: " in keep.measured
     assert "different scores have the lowest AURR" in change.measured
+
+
+def test_a_finding_holds_only_where_nothing_is_open():
+    def verdict(sure, against, unsure):
+        return Finding("claim", "", sure, against, unsure, pd.DataFrame()).verdict
+
+    assert verdict(4, 0, 0) == "holds"
+    assert verdict(3, 0, 1) == "undecided"
+    assert verdict(3, 1, 0) == verdict(0, 4, 0) == "does not hold"
 
 
 def test_a_study_read_back_is_what_it_was(experiment):
@@ -275,6 +297,41 @@ def test_a_study_read_back_is_what_it_was(experiment):
     pd.testing.assert_frame_equal(table[SCHEMA], study.results)
     with pytest.raises(FileNotFoundError, match=r"has no experiment\.toml"):
         load_runs(["nowhere"])
+    shutil.move("runs", "elsewhere")
+    moved = load_runs(["elsewhere/tiny"])
+    assert moved[0].test.path == Path("elsewhere/tiny/seed-1/outputs/test").absolute()
+
+
+def test_changed_settings_redo_what_follows_from_them_and_never_the_training(experiment):
+    run_study([experiment], figures=False)
+    weights = {seed: Path(f"runs/tiny/seed-{seed}/model.safetensors").stat().st_mtime_ns for seed in (1, 2)}
+    fit = [f"tiny, seed-{seed}: {stage}" for stage in ("fit",) for seed in (1, 2)]
+    evaluate = [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)]
+    more = Experiment.read("tiny.toml", ['fit.specs=["msp", "energy"]'])
+    study = run_study([more], figures=False)
+    assert done(study) == [*fit, *evaluate, "tables"]
+    assert set(study.results.score) == {"msp", "energy"}
+    larger = Experiment.read("tiny.toml", ['fit.specs=["msp", "energy"]', "data.ood.Noise.count=25"])
+    extract = [f"tiny, seed-{seed}: extract" for seed in (1, 2)]
+    assert done(run_study([larger], figures=False)) == [*extract, *evaluate, "tables"]
+    assert {s: Path(f"runs/tiny/seed-{s}/model.safetensors").stat().st_mtime_ns for s in (1, 2)} == weights
+    with pytest.raises(sirc.StoreError, match="another recipe"):
+        run_study([Experiment.read("tiny.toml", ["train.lr=0.1"])], figures=False)
+    again = run_study([Experiment.read("tiny.toml", ["train.lr=0.1"])], figures=False, redo=["train"])
+    assert len(done(again)) == 2 * 4 + 1
+    with pytest.raises(ValueError, match="`redo` must be among"):
+        run_study([experiment], redo=["everything"])
+
+
+def test_damaged_results_are_made_again(experiment):
+    run_study([experiment], figures=False)
+    Path("runs/tiny/table.md").write_text("")
+    assert done(run_study([experiment], figures=False)) == ["tables"]
+    file = Path("runs/tiny/seed-1/results.csv")
+    file.write_text("\n".join(file.read_text().splitlines()[:4]))
+    assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: evaluate"]
+    Path("runs/tiny/seed-1/scorer.json").write_text("")
+    assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: fit"]
 
 
 SMALL_DEMO = [

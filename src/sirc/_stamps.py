@@ -27,13 +27,15 @@ class Stamp:
         self._file = folder / _FOLDER / f"{stage}.json"
 
     def valid(self) -> bool:
-        """Whether the stage was done with these inputs, and all it made is still there."""
+        """Whether the stage was done with these inputs, and all it made is still there as it was."""
         try:
             known = json.loads(self._file.read_bytes())
+            made: dict[str, str] = known["made"]
             return bool(known["inputs"] == self.inputs) and all(
-                (self.folder / name).is_file() for name in known["made"]
+                (self.folder / name).is_file() and digest(self.folder / name) == content
+                for name, content in made.items()
             )
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
     @property
@@ -48,7 +50,7 @@ class Stamp:
     @property
     def made(self) -> list[Path]:
         """The files that the stage made."""
-        names: list[str] = json.loads(self._file.read_bytes())["made"]
+        names: dict[str, str] = json.loads(self._file.read_bytes())["made"]
         return [self.folder / name for name in names]
 
     def clear(self) -> None:
@@ -57,7 +59,8 @@ class Stamp:
 
     def write(self, made: Iterable[Path]) -> None:
         """Note that the stage is done."""
-        content = {"inputs": self.inputs, "made": [str(path.relative_to(self.folder)) for path in made]}
+        files = {str(path.relative_to(self.folder)): digest(path) for path in made}
+        content = {"inputs": self.inputs, "made": files}
         atomic_write(self._file, lambda file: file.write(json.dumps(content, indent=1).encode()))
 
 

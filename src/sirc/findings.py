@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -24,21 +24,34 @@ class Finding:
 
     claim: str
     measured: str
-    holds: bool
+    sure: int
+    """How many comparisons bear it out: their whole interval does."""
+    against: int
+    """How many speak against it: their whole interval does."""
+    open: int
+    """How many leave it open."""
     details: pd.DataFrame
     """One row for each comparison: `model, seed, score, baseline, difference, low, high`, in AUROC or AURR."""
 
     @property
+    def holds(self) -> bool:
+        """Whether every comparison bears it out."""
+        return self.sure > 0 and self.against == self.open == 0
+
+    @property
     def verdict(self) -> str:
-        """In a word."""
-        return "holds" if self.holds else "does not hold"
+        """In a word or two."""
+        if self.holds:
+            return "holds"
+        return "does not hold" if self.against else "undecided"
 
 
 def findings(runs: Sequence[RunResults], *, draws: int = 500, seed: int = 0) -> list[Finding]:
     """Look for the paper's findings, with 95% intervals from a paired bootstrap within each run.
 
-    A finding holds if it does in every run: where it claims a loss, the whole interval lies below 0; where it claims
-    that something is kept or matched, the whole interval lies above −0.2 points.
+    A finding holds if every comparison in every run bears it out: where it claims a loss, the whole interval lies below
+    0; where it claims that something is kept or matched, the whole interval lies above −0.2 points. One that speaks
+    against it for sure is enough for it not to hold; else it is undecided.
     """
     found = [
         _detectors_lose_wrong(runs, draws, seed),
@@ -56,9 +69,8 @@ def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int, seed: int) -> 
     rows = _auroc_differences(runs, draws, seed, "wrong", detectors)
     if rows.empty:
         return None
-    lost = rows.high < 0
-    measured = f"{_count(lost)} (score, network) pairs lose AUROC to MSP for sure; {_range(rows)}"
-    return Finding("OOD detectors lose ID✗|ID✓ against MSP", measured, bool(lost.all()), rows)
+    sure, against = rows.high < 0, rows.low > 0
+    return _finding("OOD detectors lose ID✗|ID✓ against MSP", {"all six": rows}, sure, against, rows)
 
 
 def _sirc_keeps(runs: Sequence[RunResults], draws: int, seed: int, negative: str, claim: str) -> Finding | None:
@@ -73,8 +85,9 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, seed: int, negative: str
     rows = _auroc_differences(runs, draws, seed, negative, augmented)
     if rows.empty:
         return None
-    kept = rows.low >= -TOLERANCE
-    return Finding(claim, f"{_count(kept)} (score, network) pairs do for sure; {_range(rows)}", bool(kept.all()), rows)
+    sure, against = rows.low >= -TOLERANCE, rows.high < -TOLERANCE
+    second = rows["score"].map(lambda name: ", ".join(map(str, parse(name).args[1:])))
+    return _finding(claim, {f"with {s2}": rows[second == s2] for s2 in dict.fromkeys(second)}, sure, against, rows)
 
 
 def _best_changes(runs: Sequence[RunResults], draws: int, seed: int) -> Finding | None:
@@ -92,14 +105,32 @@ def _best_changes(runs: Sequence[RunResults], draws: int, seed: int) -> Finding 
             if corners[at] != corners[other]:
                 rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, seed, at)
                 parts.append(rows.assign(alpha=at, beta=at))
-    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [0.0]})
-    sure = rows.high < 0
+    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [], "low": []})
+    sure = int((rows["high"] < 0).sum())
+    against = int((rows["low"] > 0).sum()) + 2 * len(runs) - len(rows)  # the same score in both corners
     measured = (
         f"{min(different)} to {max(different)} different scores have the lowest AURR on a grid of α, β from 0.1 to "
-        f"0.9; {_count(sure)} (corner, network) pairs beat the best of the opposite corner for sure"
+        f"0.9; in {sure} of {2 * len(runs)} corners (0.1, 0.1) and (0.9, 0.9) the best surely beats the other corner's"
     )
-    holds = len(parts) == 2 * len(runs) and bool(sure.all())
-    return Finding("The best score changes with α and β", measured, holds, rows)
+    open_ = 2 * len(runs) - sure - against
+    return Finding("The best score changes with α and β", measured, sure, against, open_, rows)
+
+
+def _finding(
+    claim: str, parts: dict[str, pd.DataFrame], sure: pd.Series, against: pd.Series, rows: pd.DataFrame
+) -> Finding:
+    """Put the counts and, for each part, the range of differences and of their intervals into words."""
+    words = []
+    for name, part in parts.items():
+        means = part.groupby(["model", "score"])["difference"].mean() * 100
+        yes, no = int(sure[part.index].sum()), int(against[part.index].sum())
+        words.append(
+            f"{name}: {yes} of {len(part)} surely, {no} surely not; mean differences {means.min():+.2f} to "
+            f"{means.max():+.2f} points, 95% intervals from {part['low'].min() * 100:+.2f} to "
+            f"{part['high'].max() * 100:+.2f}"
+        )
+    yes, no = int(sure.sum()), int(against.sum())
+    return Finding(claim, "; ".join(words), yes, no, len(rows) - yes - no, rows)
 
 
 def _auroc_differences(
@@ -128,17 +159,3 @@ def _differences(
             table = table[["score", "difference", "low", "high"]]
             parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def _count(which: Iterable[bool]) -> str:
-    flags = list(which)
-    return f"{sum(flags)} of {len(flags)}"
-
-
-def _range(rows: pd.DataFrame) -> str:
-    means = rows.groupby(["model", "score"])["difference"].mean() * 100
-    low, high = rows["low"].min() * 100, rows["high"].max() * 100
-    return (
-        f"mean differences from {means.min():+.2f} to {means.max():+.2f} points, 95% intervals between {low:+.2f} and "
-        f"{high:+.2f}"
-    )

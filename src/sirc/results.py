@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -57,16 +59,28 @@ def load_run(experiment: Experiment, run: Run) -> RunResults:
 
 def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:
     """Evaluate all runs of the studies in these folders."""
-    return [load_run(study, run) for folder in folders for study in [load_study(folder)] for run in study.runs]
+    studies = [study for folder in folders for study in load_studies(folder)]
+    return [load_run(study, run) for study in studies for run in study.runs]
+
+
+def load_studies(folder: PathLike) -> list[Experiment]:
+    """Read the experiments of a study: the one in this folder, or those that were put together in it."""
+    path = Path(folder)
+    try:
+        parts = json.loads((path / "study.json").read_bytes())["experiments"]
+    except (FileNotFoundError, NotADirectoryError):
+        parts = ["."]
+    return [load_study(path / part) for part in parts]
 
 
 def load_study(folder: PathLike) -> Experiment:
-    """Read the configuration that a study left beside its results."""
-    path = Path(folder)
-    file = path / FILE if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(f"'{folder}' is no study: it has no {FILE}. Make one: `sirc run EXPERIMENT.toml`.")
-    return Experiment.read(file)
+    """Read the configuration that a study left beside its results; these are in this folder, wherever it was moved."""
+    path = Path(os.path.abspath(folder))
+    if not (path / FILE).is_file():
+        raise FileNotFoundError(
+            f"'{folder}' holds no stored outputs: it has no {FILE}. Make them with `sirc run EXPERIMENT.toml`."
+        )
+    return replace(Experiment.read(path / FILE), out=str(path.parent), name=path.name)
 
 
 def title_of(experiment: Experiment) -> str:

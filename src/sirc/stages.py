@@ -121,16 +121,11 @@ def fit_run(
     check_outputs(experiment, run, ["train"])
     store = OutputStore(run.store("train"))
     head, _ = load_head(run.head)
-    asked = {
-        "specs": list(experiment.fit.specs),
-        "crossfit": experiment.fit.crossfit,
-        "rows": len(store),
-        "model": store.model,
-        "data": store.data,
-    }
-    note = run.scorer.with_suffix(".json")
-    if is_fitted(run) and not overwrite:
-        if words := differences(json.loads(note.read_bytes()), asked):
+    asked = _asked(experiment, store)
+    note = _note(run)
+    known = fitted_from(run)
+    if known is not None and not overwrite:
+        if words := differences(known, asked):
             raise FileExistsError(
                 f"'{run.scorer}' exists already and is another: {words}. Give the experiment another `name`, or pass "
                 "`overwrite=True` (`--overwrite`) to fit again."
@@ -154,9 +149,51 @@ def fit_run(
     return scorer
 
 
-def is_fitted(run: Run) -> bool:
-    """Whether a fit was finished before."""
-    return run.scorer.exists() and run.scorer.with_suffix(".json").exists()
+def fitted_from(run: Run) -> dict[str, object] | None:
+    """What a finished fit was made from; None where there is none, or its note cannot be read."""
+    try:
+        known: dict[str, object] = json.loads(_note(run).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return known if run.scorer.exists() else None
+
+
+def is_fitted(experiment: Experiment, run: Run) -> bool:
+    """Whether the scores that the experiment asks for were fitted on the outputs that are there."""
+    try:
+        return fitted_from(run) == _asked(experiment, OutputStore(run.store("train")))
+    except StoreError:
+        return False
+
+
+def stale_outputs(experiment: Experiment, run: Run) -> list[str]:
+    """Name the datasets whose stored outputs come from other settings or other weights than there are now."""
+    weights = models.fingerprint(network(experiment, run))
+    stale = []
+    for name in ("train", "test", *experiment.data.ood):
+        stamp = _extracted(experiment, run, name)
+        try:
+            model = OutputStore(run.store(name)).model
+        except StoreError:
+            continue  # there is none yet
+        if model != weights or stamp.inputs_before not in (None, stamp.inputs):
+            stale.append(name)
+    return stale
+
+
+def _note(run: Run) -> Path:
+    return run.scorer.with_suffix(".json")
+
+
+def _asked(experiment: Experiment, store: OutputStore) -> dict[str, object]:
+    """What a fit follows from."""
+    return {
+        "specs": list(experiment.fit.specs),
+        "crossfit": experiment.fit.crossfit,
+        "rows": len(store),
+        "model": store.model,
+        "data": store.data,
+    }
 
 
 def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +22,13 @@ from sirc.data import ImageSet, open_source
 from sirc.experiment import Experiment, Run
 from sirc.progress import SILENT, Progress, Task
 from sirc.results import SCHEMA, RunResults, load_run, results_table, title_of
-from sirc.stages import extract_run, fit_run, is_fitted, train_run
+from sirc.stages import extract_run, fit_run, is_fitted, stale_outputs, train_run
 from sirc.store import OutputStore
 
 FORMATS = ("pdf", "svg", "png")
-_TABLES = ("table.md", "table.tex", "table.html", "table.csv")
+REDO = ("train", "extract", "fit", "figures")
+TABLES = ("table.md", "table.tex", "table.html", "table.csv")
+FILE = "study.json"
 
 
 @final
@@ -68,20 +72,25 @@ def run_study(
     device: torch.device | str = "cpu",
     figures: bool = True,
     formats: Sequence[str] = FORMATS,
-    overwrite: bool = False,
+    redo: Collection[str] = (),
     progress: Progress = SILENT,
 ) -> Study:
     """Do all stages of these experiments, and put their results together in `folder`.
 
     With one experiment `folder` is its own by default; several must have the same `out`, or `folder` be given. Under
-    torchrun, all processes train, extract and fit; the first does the rest.
+    torchrun, all processes train, extract and fit; the first does the rest. Where settings changed, what follows from
+    them is done again, but networks are never trained anew unless `redo` says "train"; it may also name "extract",
+    "fit" and "figures".
     """
+    _check_distinct(experiments)
+    if unknown := set(redo) - set(REDO):
+        raise ValueError(f"`redo` must be among {', '.join(REDO)}; got {', '.join(sorted(unknown))}.")
     study = Study(Path(folder) if folder is not None else _common_folder(experiments), experiments)
     for experiment in experiments:
         experiment.require(_needed(experiment))
     runs = [(experiment, run) for experiment in experiments for run in experiment.runs]
     stages = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 1 + figures
-    worker = _Worker(study, torch.device(device), overwrite, progress)
+    worker = _Worker(study, torch.device(device), frozenset(redo), progress)
     with progress.task("study", stages, unit="stages") as worker.whole:
         for experiment, run in runs:
             worker.outputs(experiment, run)
@@ -102,16 +111,18 @@ class _Worker:
 
     whole: Task
 
-    def __init__(self, study: Study, device: torch.device, overwrite: bool, progress: Progress) -> None:
+    def __init__(self, study: Study, device: torch.device, redo: frozenset[str], progress: Progress) -> None:
         self.study = study
         self.device = device
-        self.overwrite = overwrite
+        self.redo = redo
         self.progress = progress
 
     @contextmanager
     def step(self, name: str, skipped: Callable[[], bool] = lambda: False) -> Iterator[bool]:
         """Time a step; yields whether there is nothing to do."""
-        nothing = not self.overwrite and skipped()
+        nothing = name.rpartition(" ")[2] not in self.redo and skipped()
+        if nothing:
+            self.progress.note(f"{name}: there already")
         began = time.perf_counter()
         yield nothing
         self.study.steps.append(Step(name, time.perf_counter() - began, nothing))
@@ -120,17 +131,18 @@ class _Worker:
     def outputs(self, experiment: Experiment, run: Run) -> None:
         """Train the network, store its outputs, fit the scores."""
         name = f"{experiment.name}, {run.folder.name}"
-        options = {"overwrite": self.overwrite, "progress": self.progress}
+        cpu = self.device.type == "cpu"
         if experiment.train is not None:
             with self.step(f"{name}: train", run.weights.exists):
-                train_run(
-                    experiment, run, cpu=self.device.type == "cpu", overwrite=self.overwrite, progress=self.progress
-                )
-        stores = [run.store(dataset) for dataset in ("train", "test", *experiment.data.ood)]
-        with self.step(f"{name}: extract", lambda: all(map(_complete, stores))):
-            extract_run(experiment, run, device=self.device, **options)  # type: ignore[arg-type]
-        with self.step(f"{name}: fit", lambda: is_fitted(run)):
-            fit_run(experiment, run, device=self.device, **options)  # type: ignore[arg-type]
+                train_run(experiment, run, cpu=cpu, overwrite="train" in self.redo, progress=self.progress)
+        names = ["train", "test", *experiment.data.ood]
+        stale = names if "extract" in self.redo else stale_outputs(experiment, run)
+        with self.step(f"{name}: extract", lambda: not stale and all(_complete(run.store(n)) for n in names)):
+            if stale:
+                extract_run(experiment, run, stale, device=self.device, overwrite=True, progress=self.progress)
+            extract_run(experiment, run, device=self.device, progress=self.progress)
+        with self.step(f"{name}: fit", lambda: is_fitted(experiment, run)) as nothing:
+            fit_run(experiment, run, device=self.device, overwrite=not nothing, progress=self.progress)
         distributed.barrier()
 
     def results(self, runs: Sequence[tuple[Experiment, Run]]) -> None:
@@ -147,6 +159,9 @@ class _Worker:
             tables.append(read_results(file))
         self.study.results = pd.concat(tables, ignore_index=True)
         write_results(self.study.results, self.study.folder / "results.csv")
+        parts = [os.path.relpath(experiment.folder, self.study.folder) for experiment in self.study.experiments]
+        text = json.dumps({"experiments": parts}, indent=1)
+        atomic_write(self.study.folder / FILE, lambda file: file.write(text.encode()))
         self.study.files.append(self.study.folder / "results.csv")
 
     def tables(self) -> None:
@@ -166,8 +181,12 @@ class _Worker:
         from sirc.figures import figures
 
         folder = self.study.folder
-        inputs = {"results": digest(folder / "results.csv"), "formats": list(formats), "sirc": sirc.__version__}
-        inputs["runs"] = [str(run.folder) for _, run in runs]
+        inputs: dict[str, object] = {
+            "results": digest(folder / "results.csv"),
+            "formats": list(formats),
+            "sirc": sirc.__version__,
+        }
+        inputs["runs"] = [[title_of(experiment), run.seed] for experiment, run in runs]
         stamp = Stamp(folder, "figures", inputs)
         with self.step("figures", stamp.valid) as nothing:
             if not nothing:
@@ -194,13 +213,19 @@ def save_results(
     from sirc.tables import save_tables
 
     study = Study(Path(folder), results=results_table(runs))
+    check_targets(folder, overwrite)
     file = study.folder / "results.csv"
-    refuse_existing(file, overwrite)
     write_results(study.results, file)
     study.files += [file, *save_tables(study.results, study.folder, overwrite=True)]
     if figures:
         study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
     return study
+
+
+def check_targets(folder: PathLike, overwrite: bool) -> None:
+    """Refuse to replace results that are there, before any work is done."""
+    for name in ("results.csv", *TABLES):
+        refuse_existing(Path(folder) / name, overwrite)
 
 
 def sample_sets(experiment: Experiment) -> dict[str, ImageSet]:
@@ -264,15 +289,19 @@ def _evaluated(experiment: Experiment, run: Run) -> dict[str, object]:
     }
 
 
-def _common_folder(experiments: Sequence[Experiment]) -> Path:
+def _check_distinct(experiments: Sequence[Experiment]) -> None:
     if not experiments:
         raise ValueError("a study must have at least one experiment; got none.")
-    folders = {experiment.folder for experiment in experiments}
-    if len(folders) < len(experiments):
+    if len({experiment.folder for experiment in experiments}) < len(experiments):
         raise ValueError("the experiments of a study must have different names; two have the same folder. Rename one.")
+    if len({title_of(experiment) for experiment in experiments}) < len(experiments):
+        raise ValueError("the experiments of a study must have different titles, as tables name models by them.")
+
+
+def _common_folder(experiments: Sequence[Experiment]) -> Path:
     if len(experiments) == 1:
         return experiments[0].folder
-    parents = {folder.parent for folder in folders}
+    parents = {experiment.folder.parent for experiment in experiments}
     if len(parents) > 1:
         listed = ", ".join(f"'{parent}'" for parent in sorted(parents))
         raise ValueError(

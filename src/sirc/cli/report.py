@@ -30,6 +30,14 @@ class TableFormat(StrEnum):
     latex = "latex"
 
 
+_ENDINGS = {
+    TableFormat.csv: ".csv",
+    TableFormat.markdown: ".md",
+    TableFormat.html: ".html",
+    TableFormat.latex: ".tex",
+}
+
+
 class FigureFormat(StrEnum):
     """How a figure is written."""
 
@@ -38,6 +46,19 @@ class FigureFormat(StrEnum):
     png = "png"
 
 
+class Stage(StrEnum):
+    """What may be done again though it is there."""
+
+    train = "train"
+    extract = "extract"
+    fit = "fit"
+    figures = "figures"
+
+
+Redo = Annotated[
+    list[Stage] | None,
+    typer.Option("--redo", help="Do a stage again though its result is there; repeat for several. Only this retrains."),
+]
 Formats = Annotated[
     list[FigureFormat] | None,
     typer.Option("--format", help="Formats of the figures; repeat for several. Default: all."),
@@ -57,12 +78,13 @@ def run(
     device: Device = "auto",
     figures: Figures = True,
     format_: Formats = None,
-    overwrite: Overwrite = False,
+    redo: Redo = None,
     quiet: Quiet = False,
 ) -> None:
     """Do a whole study: train, extract, fit, evaluate, tables, figures.
 
-    What is there and still valid is not done again, so a stopped study is taken up by the same command.
+    What is there and still valid is not done again, so a stopped study is taken up by the same command. Where settings
+    changed, what follows from them is done again; networks are never trained anew without `--redo train`.
 
     Example: `sirc run experiments/resnet50_imagenet200.toml --set data.root=~/data`
 
@@ -79,7 +101,7 @@ def run(
             device=where,
             figures=figures,
             formats=_formats(format_),
-            overwrite=overwrite,
+            redo=[stage.value for stage in redo or ()],
             progress=progress,
         )
     _tell(study)
@@ -89,7 +111,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder for all that it makes.")] = Path("sirc-demo"),
     device: Device = "cpu",
     figures: Figures = True,
-    overwrite: Overwrite = False,
+    redo: Redo = None,
     quiet: Quiet = False,
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
@@ -102,7 +124,8 @@ def demo(
     from sirc.demo import run_demo
 
     with started(device, quiet) as (where, progress):
-        study, found = run_demo(out, device=where, figures=figures, overwrite=overwrite, progress=progress)
+        again = [stage.value for stage in redo or ()]
+        study, found = run_demo(out, device=where, figures=figures, redo=again, progress=progress)
     _tell(study, negatives=["wrong", "OOD mean", "Close", "Far"])
     for finding in found:
         result(f"{finding.claim}: {finding.verdict}. {finding.measured}.")
@@ -136,8 +159,9 @@ def evaluate(
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
     from sirc import arrays
-    from sirc.study import save_results
+    from sirc.study import check_targets, save_results
 
+    check_targets(out, overwrite)
     sets = {key: arrays.load_outputs(path) for key, path in _pairs("--ood", ood)}
     groups = {key: value.split(",") for key, value in _pairs("--group", group)}
     with reporting(quiet=quiet) as progress:
@@ -182,13 +206,16 @@ def table(
 
     Example: `sirc table runs/resnet50_imagenet200 --format latex --spread`
     """
+    from sirc.scores.spec import parse
     from sirc.tables import table as make
 
+    if out is not None and format_ is not TableFormat.text and out.suffix != _ENDINGS[format_]:
+        raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
     made = make(
         _results(runs),
         metrics=metric or ("auroc", "fpr@95"),
         negatives=negative or None,
-        scores=score or None,
+        scores=[str(parse(text)) for text in score] if score else None,
         spread=spread,
     )
     if out is not None:
@@ -199,7 +226,7 @@ def table(
 
 
 def plot(
-    runs: Studies,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")],
     out: Annotated[
         Path | None, typer.Option(help="The folder for the figures. Default: `figures` in the first.")
     ] = None,
@@ -211,12 +238,16 @@ def plot(
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
     from sirc.figures import figures
-    from sirc.results import load_runs, load_study
+    from sirc.results import load_runs, load_studies
     from sirc.study import sample_sets
 
     folder = out or runs[0] / "figures"
     with reporting(quiet=quiet) as progress:
-        images = sample_sets(load_study(runs[0]))
+        try:
+            images = sample_sets(load_studies(runs[0])[0])
+        except (ValueError, OSError) as error:
+            images = None
+            progress.note(f"without samples of the images, which cannot be opened: {error}")
         made = figures(load_runs(runs), folder, formats=_formats(format_), images=images, progress=progress)
     for path in made:
         result(str(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def run_demo(
     device: torch.device | str = "cpu",
     figures: bool = True,
     formats: Sequence[str] = ("pdf", "svg", "png"),
-    overwrite: bool = False,
+    redo: Collection[str] = (),
     overrides: Iterable[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[Study, list[Finding]]:
@@ -50,11 +50,12 @@ def run_demo(
         device=device,
         figures=figures,
         formats=formats,
-        overwrite=overwrite,
+        redo=redo,
         progress=progress,
     )
     _write_arrays(study, experiments[0])
-    found = findings(study.runs, draws=_DRAWS)
+    with progress.task("findings, with intervals", None, unit=""):
+        found = findings(study.runs, draws=_DRAWS)
     file = out / "findings.md"
     atomic_write(file, lambda handle: handle.write(findings_markdown(found).encode()))
     study.files.append(file)

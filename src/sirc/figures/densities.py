@@ -14,6 +14,7 @@ from sirc.figures.pieces import default_negative, detection_threshold, is_finite
 from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.metrics import Ranking
 from sirc.names import metric_name
+from sirc.scores.spec import parse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,14 +51,24 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
             for panel, task in zip(row, TASKS, strict=True):
                 _draw(panel, task, grid, {name: h for name, h in heights.items() if len(groups[name])})
                 _mark(panel, task, ranking, evaluation.recall, right=_free_right(heights))
-            row[0].set_ylabel(f"density of\n{label_of(score)}")
+            # What is bounded is ranked by −log of its distance to the bound, so that confident samples never tie.
+            scale = "\n(−log of distance\nto its maximum)" if _is_bounded(score) else ""
+            row[0].set_ylabel(f"density of\n{label_of(score)}{scale}")
         for panel, task in zip(axes[0], TASKS, strict=True):
             _header(panel, task, [name for name, values in groups.items() if len(values)])
         for panel in axes[-1]:
-            panel.set_xlabel("confidence S: reject low, accept high")
+            panel.set_xlabel("confidence: reject low, accept high")
         if negative not in (POOLED, WRONG):
             figure.suptitle(f"OOD: {literal(negative)}")
         return finish(figure)
+
+
+def _is_bounded(score: str) -> bool:
+    try:
+        name = parse(score).name
+    except ValueError:
+        return False  # a score of the user's own
+    return name in ("msp", "doctor", "entropy", "sirc")
 
 
 def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray]) -> None:

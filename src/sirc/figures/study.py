@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sirc.results import RunResults
 
 _BASELINES: Final = ("msp", "entropy", "doctor")
-_DETECTORS: Final = ("energy", "vim", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
+_DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
 _COMPARED: Final = ("msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)")
 _PAIRS: Final = ("sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, l1)", "sirc(entropy, residual)")
 _MOST = 5  # lines that are told apart in one panel
