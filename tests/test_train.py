@@ -24,6 +24,7 @@ from sirc.experiment import Augment, Train
 from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 from sirc.train import learning_rate, train
+from tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 QUICK = Train(epochs=3, batch_size=8, lr=0.05, milestones=(1, 2), workers=0, augment=Augment(scale=(0.5, 1.0)))
@@ -33,18 +34,6 @@ CPU = Share(0, 1, torch.device("cpu"))
 def network(seed=1):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(200, 3))
-
-
-def write_images(root, count=21, side=16):
-    """Three classes of colour, with noise; returns the folder."""
-    random = np.random.default_rng(0)
-    for number in range(count):
-        folder = root / "rgb"[number % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = random.integers(0, 120, (side, side, 3))
-        pixels[..., number % 3] += 100
-        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:03}.png")
-    return root
 
 
 @pytest.fixture

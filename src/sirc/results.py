@@ -12,11 +12,11 @@ from typing import final
 import pandas as pd
 
 from sirc._files import PathLike
+from sirc._provenance import check_outputs
 from sirc.evaluate import COLUMNS, Evaluation, evaluate
 from sirc.experiment import FILE, Experiment, Run
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
-from sirc.stages import check_outputs
 from sirc.store import OutputStore
 
 SCHEMA = ["model", "seed", *COLUMNS]

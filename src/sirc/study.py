@@ -17,12 +17,13 @@ import torch
 import sirc
 from sirc import distributed
 from sirc._files import PathLike, atomic_write, refuse_existing
+from sirc._provenance import is_fitted, stale_outputs
 from sirc._stamps import Stamp, digest
 from sirc.data import ImageSet, open_source
 from sirc.experiment import Experiment, Run
 from sirc.progress import SILENT, Progress, Task
 from sirc.results import SCHEMA, RunResults, load_run, results_table, title_of
-from sirc.stages import extract_run, fit_run, is_fitted, stale_outputs, train_run
+from sirc.stages import extract_run, fit_run, train_run
 from sirc.store import OutputStore
 
 FORMATS = ("pdf", "svg", "png")

@@ -11,13 +11,13 @@ import torch
 
 import sirc
 from sirc._files import PathLike, atomic_write
+from sirc._provenance import load_head
 from sirc._stamps import Stamp, digest
 from sirc.arrays import save_arrays
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings
 from sirc.outputs import Outputs
 from sirc.progress import SILENT, Progress
-from sirc.stages import load_head
 from sirc.store import OutputStore
 from sirc.study import Study, run_study
 
