@@ -19,3 +19,17 @@ def scratch_registry():
     registry._SCORES.clear()
     registry._SCORES.update(before)
     spec._parse.cache_clear()
+
+
+@pytest.fixture
+def command(capfd):
+    """Run a command as the shell would: its exit code, what it printed, what it told."""
+    from sirc.cli import main
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return stop.value.code or 0, out, err
+
+    return run

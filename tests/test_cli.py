@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import sirc
-from sirc.cli import main
 from sirc.experiment import Experiment
 from tiny_images import write_images
 
@@ -84,17 +83,6 @@ def study(tmp_path, monkeypatch):
     Path("tiny_model.py").write_text(MODEL)
     Path("tiny.toml").write_text(TOML)
     return tmp_path
-
-
-@pytest.fixture
-def command(capfd):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
 
 
 def start(*arguments, launch=0, **options):

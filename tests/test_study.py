@@ -10,7 +10,6 @@ import torch
 
 import sirc
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
-from sirc.cli import main
 from sirc.demo import run_demo
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings
@@ -116,17 +115,6 @@ def test_two_experiments_are_put_together(experiment):
         run_study([])
 
 
-@pytest.fixture
-def command(capfd):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
-
-
 def test_the_commands_print_tables_and_paths(experiment, command):
     code, out, err = command("run", "tiny.toml", "--format", "svg")
     assert code == 0, err
@@ -225,7 +213,7 @@ def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
         (["--id", "test.npz", "--score", "vim"], 1, "vim"),
         (["--id", "test.npz", "--crossfit", "often"], 2, "`--crossfit` must be auto or a whole number"),
         (["--id", "test.npz", "--head", "test.npz"], 1, "must hold `weight`"),
-        (["--id", "test.npz", "--ood", "far=head.npz"], 1, "`logits`"),
+        (["--id", "test.npz", "--ood", "far=head.npz"], 1, "'head.npz'"),
         (["--id", "test.npz", *SETS, "--group", "Close=nearest"], 1, "nearest"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

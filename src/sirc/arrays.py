@@ -29,7 +29,10 @@ def load_outputs(path: PathLike) -> Outputs | OutputStore:
         return OutputStore(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file or store '{path}'.")
-    return Outputs.load(path)
+    try:
+        return Outputs.load(path)
+    except ValueError as error:
+        raise type(error)(f"'{path}': {error}") from error
 
 
 def load_head(path: PathLike) -> Head | None:

@@ -14,9 +14,10 @@ from sirc import distributed
 from sirc._calls import unwrap
 from sirc._checks import check_positive
 from sirc._choices import OnError, Precision
-from sirc._extraction import Extraction, Runner
+from sirc._extraction import Extraction
 from sirc._files import PathLike
 from sirc._reading import Plan, Unreadable, check_repeatable, plan
+from sirc._runner import Runner
 from sirc.head import Head
 from sirc.models import fingerprint
 from sirc.outputs import Outputs
