@@ -1,0 +1,73 @@
+// What the page carries, unpacked: for each run and score, the accepted shares of every group at its thresholds.
+
+/** Read the page's data. Point 0 of every array is the one where nothing is accepted. */
+export function readData(element) {
+  const data = JSON.parse(element.textContent);
+  for (const model of data.models) {
+    for (const run of model.runs) {
+      run.accuracy = run.sizes[0] / (run.sizes[0] + run.sizes[1]);
+      run.scores = run.scores.map((packed) => unpack(packed, run.sizes));
+    }
+    model.scores.forEach((score, index) => { score.index = index; });
+  }
+  return data;
+}
+
+function unpack(packed, sizes) {
+  const length = packed.size + 1;
+  const thresholds = new Float64Array(length);
+  thresholds.set(new Float64Array(bytes(packed.thresholds).buffer), 1);
+  thresholds[0] = Infinity;
+  const rows = varints(bytes(packed.counts), sizes.length + 1, length);
+  const [ranks, ...counts] = rows;
+  const shares = counts.map((count, group) => Float64Array.from(count, (n) => (sizes[group] ? n / sizes[group] : 0)));
+  const score = { length, thresholds, ranks, counts, shares };
+  score.areaCorrect = nodeWeights(shares[0], counts[0], ranks);
+  score.areaWrong = nodeWeights(shares[1], counts[1], ranks);
+  return score;
+}
+
+/**
+ * The weight of each point in ∫ f d(share), so that the area is Σ weight·f.
+ *
+ * Between two points f rises in as many equal steps as there are samples that make the share grow, each step holding
+ * its last value: with one such sample this is the step rule, with many the trapezoid.
+ */
+export function nodeWeights(share, count, ranks) {
+  const weights = new Float64Array(share.length);
+  for (let i = 1; i < share.length; i++) {
+    const grown = share[i] - share[i - 1];
+    if (grown <= 0) continue;
+    const steps = Math.max(1, Math.min(ranks[i] - ranks[i - 1], count[i] - count[i - 1]));
+    weights[i] += grown * (0.5 + 0.5 / steps);
+    weights[i - 1] += grown * (0.5 - 0.5 / steps);
+  }
+  return weights;
+}
+
+function bytes(text) {
+  const binary = atob(text);
+  const array = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) array[i] = binary.charCodeAt(i);
+  return array;
+}
+
+/** Rows of growing counts from their growth, seven bits to a byte, the lowest first. */
+function varints(source, rows, length) {
+  let at = 0;
+  const next = () => {
+    let value = 0;
+    let scale = 1;
+    for (;;) {
+      const byte = source[at++];
+      value += (byte & 0x7f) * scale;
+      if (byte < 0x80) return value;
+      scale *= 128;
+    }
+  };
+  return Array.from({ length: rows }, () => {
+    const row = new Float64Array(length);
+    for (let i = 1; i < length; i++) row[i] = row[i - 1] + next();
+    return row;
+  });
+}

@@ -1,0 +1,172 @@
+"""What a page carries about each run: the accepted counts of every group at few thresholds, packed into little text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import sirc
+from sirc.evaluate import Evaluation
+from sirc.figures.style import GROUPS, Look, method_look
+from sirc.names import escape, score_name
+from sirc.progress import SILENT, Progress
+from sirc.report.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
+
+LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
+_FEWEST: Final = 256  # thresholds of one score, however many scores and runs there are
+
+_SYMBOLS: Final = {
+    "o": "circle",
+    "s": "square",
+    "D": "diamond",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "P": "cross",
+    "*": "star",
+    "X": "x",
+    "<": "triangle-left",
+    ">": "triangle-right",
+    "p": "pentagon",
+    "h": "hexagon",
+    "d": "diamond-tall",
+}
+
+
+class Run(Protocol):
+    """One network and its evaluation; `sirc.results.RunResults` is one."""
+
+    @property
+    def model(self) -> str:
+        """What the network is called; runs of one model have the same name."""
+
+    @property
+    def seed(self) -> int:
+        """Which of the model's runs it is."""
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Its confidences."""
+
+
+def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> dict[str, object]:
+    """Give everything that the page shows, as JSON values. Runs of one model are its seeds."""
+    models: dict[str, list[Run]] = {}
+    for run in runs:
+        models.setdefault(run.model, []).append(run)
+    for same in models.values():
+        _check_alike(same)
+    first = runs[0].evaluation
+    levels = sorted({*LEVELS, first.recall} - {0.0})
+    size = sum(len(run.evaluation.scores) for run in runs)
+    points = POINTS
+    while True:
+        with progress.task("page", size, unit="scores") as task:
+            packed: dict[int, list[dict[str, object]]] = {}
+            for run in runs:
+                packed[id(run)] = []
+                for score in run.evaluation.scores:
+                    packed[id(run)].append(_pack(make_grid(_groups(run.evaluation, score), levels, points)))
+                    task.advance()
+        length = sum(len(str(text)) for entries in packed.values() for entry in entries for text in entry.values())
+        if length <= LIMIT or points == _FEWEST:
+            break
+        points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
+    return {
+        "version": sirc.__version__,
+        "title": escape(title, "text"),
+        "levels": levels,
+        "start": {
+            "alpha": float(first.alpha[0]) if first.ood else 1.0,
+            "beta": float(first.beta[0]),
+            "recall": first.recall or levels[0],
+            "pool": first.pool,
+            "baseline": "msp" if "msp" in first.scores else first.scores[0],
+        },
+        "groups": {name: look.colour for name, look in GROUPS.items()},
+        "models": [_model(name, same, packed) for name, same in models.items()],
+    }
+
+
+def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, object]]]) -> dict[str, object]:
+    evaluation = runs[0].evaluation
+    sets = list(evaluation.ood)
+    return {
+        "name": escape(name, "text"),
+        "scores": [
+            {"spec": score, "name": score_name(score), **_drawn(method_look(score))} for score in evaluation.scores
+        ],
+        "sets": [escape(name, "text") for name in sets],
+        "groups": {
+            # The page has mixes of its own by these two names.
+            escape(f"group {group}" if group in ("all", "own") else group, "text"): [
+                sets.index(member) for member in members
+            ]
+            for group, members in evaluation.groups.items()
+        },
+        "runs": [{"seed": run.seed, "sizes": _sizes(run.evaluation), "scores": packed[id(run)]} for run in runs],
+    }
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
+    """Require that runs of one model differ in the seed alone."""
+    first = runs[0].evaluation
+    seeds = [run.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"runs of one model must have different seeds; {runs[0].model!r} has {', '.join(map(str, seeds))}. Give "
+            "the models different names."
+        )
+    for run in runs[1:]:
+        same = run.evaluation
+        if (same.scores, list(same.ood), same.groups) != (first.scores, list(first.ood), first.groups):
+            raise ValueError(
+                f"runs of one model must have the same scores, OOD sets and groups; seeds {runs[0].seed} and "
+                f"{run.seed} of {run.model!r} differ. Evaluate them alike, or give the models different names."
+            )
+
+
+def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
+    """Give the scores of ID✓, ID✗ and each OOD set."""
+    own = evaluation.confidences[score].double()
+    values = [own[evaluation.correct], own[~evaluation.correct], *(x[score].double() for x in evaluation.ood.values())]
+    return [np.asarray(value.cpu().numpy(), dtype=np.float64) for value in values]
+
+
+def _sizes(evaluation: Evaluation) -> list[int]:
+    right = int(evaluation.correct.sum())
+    return [right, len(evaluation.correct) - right, *(len(next(iter(x.values()))) for x in evaluation.ood.values())]
+
+
+def _drawn(look: Look) -> dict[str, str]:
+    """Say in the plotting library's words how a score looks in the figures."""
+    dash = "solid" if isinstance(look.dash, str) else ",".join(f"{2 * length:g}px" for length in look.dash[1])
+    return {"colour": look.colour, "dash": dash, "symbol": _SYMBOLS[look.marker]}
+
+
+def _pack(grid: Grid) -> dict[str, object]:
+    """Pack thresholds as float64, ranks and counts as their growth: most of it takes one byte."""
+    rows = np.vstack([grid.ranks, grid.counts])
+    growth = np.diff(rows, axis=1, prepend=0).reshape(-1)
+    return {
+        "size": len(grid.ranks),
+        "thresholds": _text(grid.thresholds.astype("<f8").tobytes()),
+        "counts": _text(_varints(growth)),
+    }
+
+
+def _varints(values: Ints) -> bytes:
+    """Write numbers in groups of seven bits, the lowest first, each but a number's last with the high bit set."""
+    length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    groups = values[:, None] >> (7 * np.arange(length)) & 0x7F
+    more = (values[:, None] >> (7 * np.arange(1, length + 1))) > 0
+    used = np.concatenate([np.ones((len(values), 1), dtype=bool), more[:, :-1]], axis=1)
+    coded: npt.NDArray[np.uint8] = (groups | np.where(more, 0x80, 0)).astype(np.uint8)
+    return bytes(coded[used])
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,27 @@
+// Several training runs: means, spreads, and leads that are no more than noise.
+
+export function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+/** Twice the sample standard deviation; with one run there is none, which is NaN. */
+export function spread(values) {
+  if (values.length < 2) return NaN;
+  const centre = mean(values);
+  const squares = values.reduce((sum, value) => sum + (value - centre) ** 2, 0);
+  return 2 * Math.sqrt(squares / (values.length - 1));
+}
+
+/** The difference of two scores over the same runs; it is noise where ± 2 std includes 0. */
+export function paired(values, others) {
+  const differences = values.map((value, i) => value - others[i]);
+  const centre = mean(differences);
+  const twice = spread(differences);
+  return { mean: centre, spread: twice, noise: Math.abs(centre) <= twice };
+}
+
+/** Order scores by their mean: the best first; equal ones stay in the order they came in. */
+export function ranked(indices, valuesOf, higherIsBetter = false) {
+  const sign = higherIsBetter ? -1 : 1;
+  return [...indices].sort((one, other) => sign * (valuesOf(one) - valuesOf(other)) || one - other);
+}

@@ -1,0 +1,224 @@
+// The two tables: the scores ranked at the setting, and what each does to each kind of input.
+
+import { byId, el, setText, swatch } from "./dom.js";
+import { auroc, metricParts, mixed, reaching } from "./mixture.js";
+import { mean, paired, ranked, spread } from "./seeds.js";
+import { grouped, hundredfold, metricName, neat, plainNumber, signed } from "./words.js";
+
+/** The ranked list. `choose(spec)` is told which score's name was pressed. */
+export function makeRanked(choose) {
+  const table = byId("ranked");
+  let built = null;
+  let rows = new Map();
+  return (scene) => {
+    const key = `${scene.state.model}`;
+    if (built !== key) {
+      built = key;
+      rows = buildRanked(table, scene, choose);
+    }
+    const body = table.tBodies[0];
+    const wanted = scene.order.map((score) => rows.get(score));
+    // Rows move only when the order changes.
+    if (body.children.length !== wanted.length || wanted.some((row, i) => body.children[i] !== row.line)) {
+      const focused = body.contains(document.activeElement) ? document.activeElement : null;
+      body.replaceChildren(...wanted.map((row) => row.line));
+      focused?.focus({ preventScroll: true });
+    }
+    setText(table.querySelector("th[data-column=risk]"), `${metricName("risk", scene.recall)} %`);
+    const by = { risk: "risk", aurr: "aurr", aurc: "aurc" }[scene.state.metric];
+    for (const head of table.querySelectorAll("thead th")) {
+      if (head.dataset.column === by) head.setAttribute("aria-sort", "ascending");
+      else head.removeAttribute("aria-sort");
+    }
+    scene.order.forEach((score, place) => fillRow(scene, rows.get(score), score, place));
+    setText(byId("ranked-note"), rankedNote(scene));
+  };
+}
+
+function columnsOf(scene) {
+  return [
+    ["risk", "Risk %"],
+    ["aurr", "AURR %"],
+    ["aurc", "AURC %"],
+    ["difference", "to baseline"],
+    ["coverage", "Coverage %"],
+    ["wrong", "ID✗ %"],
+    ...(scene.model.sets.length ? [["ood", "OOD %"]] : []),
+    ...scene.model.sets.map((name, set) => [`set-${set}`, name]),
+    ["threshold", "Threshold"],
+  ];
+}
+
+function buildRanked(table, scene, choose) {
+  const columns = columnsOf(scene);
+  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
+    ...columns.map(([column, text]) => el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") ? "kind" : false }, text)));
+  table.replaceChildren(el("caption", {}, "Scores, the best at this setting first"), el("thead", {}, head), el("tbody"));
+  return new Map(scene.model.scores.map((score) => {
+    const button = el("button", { type: "button", class: "name", title: score.spec }, swatch(score), el("span", {}, score.name));
+    button.addEventListener("click", () => choose(score.spec));
+    const mark = el("span", { class: "mark" });
+    const line = el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, button, mark));
+    const cells = new Map(columns.map(([column]) => {
+      const cell = el("td", { "data-column": column });
+      line.append(cell);
+      return [column, cell];
+    }));
+    return [score.index, { line, mark, button, cells }];
+  }));
+}
+
+function fillRow(scene, row, score, place) {
+  const { alpha, beta, metric } = scene.state;
+  const points = scene.pointsOf(score);
+  const at = scene.points[score];
+  const paths = scene.paths[score];
+  const shares = (of) => paths.map((path, run) => of(path)[at[run]]);
+  const put = (column, values, text) => {
+    const cell = row.cells.get(column);
+    const value = String(mean(values));
+    if (cell.dataset.value === value && cell.dataset.runs === String(values.length)) return;
+    cell.dataset.value = value;
+    cell.dataset.runs = values.length;
+    setText(cell, text(mean(values)));
+    cell.title = values.length > 1 ? `± ${hundredfold(spread(values))} (2 std over ${values.length} runs)` : "";
+  };
+  put("risk", points.map((point) => point.risk), (value) => hundredfold(value));
+  put("coverage", points.map((point) => point.coverage), (value) => hundredfold(value, 1));
+  put("wrong", shares((path) => path.wrong), (value) => hundredfold(value, 1));
+  if (scene.model.sets.length) put("ood", shares((path) => path.ood), (value) => hundredfold(value, 1));
+  scene.model.sets.forEach((_, set) => put(`set-${set}`, shares((path) => path.sets[set]), (value) => hundredfold(value, 1)));
+  for (const area of ["aurr", "aurc"]) {
+    put(area, metric === area ? scene.values[score] : scene.valuesAt(score, area, alpha, beta), (value) => hundredfold(value));
+  }
+  fillThreshold(row.cells.get("threshold"), points);
+  fillDifference(scene, row, score);
+  const toBest = place ? paired(scene.values[score], scene.values[scene.best]) : null;
+  const near = Boolean(toBest?.noise);
+  setText(row.mark, near ? "≈" : "");
+  row.mark.title = near ? "within noise of the best" : "";
+  row.line.classList.toggle("best", place === 0);
+  row.line.classList.toggle("focus", score === scene.focus);
+  row.button.setAttribute("aria-pressed", String(score === scene.focus));
+}
+
+function fillThreshold(cell, points) {
+  const thresholds = points.map((point) => point.threshold);
+  const [least, most] = [Math.min(...thresholds), Math.max(...thresholds)];
+  cell.dataset.value = String(mean(thresholds));
+  setText(cell, least === most ? plainNumber(least) : `${plainNumber(least)} … ${plainNumber(most)}`);
+  cell.title = thresholds.join(", ");
+}
+
+function fillDifference(scene, row, score) {
+  const cell = row.cells.get("difference");
+  const difference = paired(scene.values[score], scene.values[scene.baseline]);
+  cell.dataset.value = String(difference.mean);
+  cell.dataset.noise = String(Number(difference.noise && score !== scene.baseline));
+  const own = score === scene.baseline;
+  setText(cell, own ? "baseline" : `${signed(difference.mean)}${difference.noise ? " ≈" : ""}`);
+  cell.className = own ? "own" : difference.noise || Math.abs(difference.mean) < 5e-7 ? "" : difference.mean < 0 ? "better" : "worse";
+  cell.title = own || !scene.several ? "" : `± ${hundredfold(difference.spread)} (2 std over ${scene.runs.length} runs${difference.noise ? ": within noise" : ""})`;
+}
+
+function rankedNote(scene) {
+  const runs = scene.several ? `Mean over ${scene.runs.length} training runs; ≈ is within ± 2 std of the paired difference. ` : "";
+  const sizes = scene.runs[0].sizes;
+  const sets = scene.model.sets.map((name, set) => `${name} ${grouped(sizes[set + 2])}`).join(", ");
+  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Of ${grouped(sizes[0])} ID✓ and ${grouped(sizes[1])} ID✗${sets ? `; OOD: ${sets}` : ""}.`;
+}
+
+/** The table of one metric for each kind of input. */
+export function makeSets() {
+  const table = byId("sets");
+  let built = null;
+  let rows = new Map();
+  return (scene) => {
+    const key = `${scene.state.model}`;
+    if (built !== key) {
+      built = key;
+      rows = buildSets(table, scene);
+    }
+    table.tBodies[0].replaceChildren(...scene.shown.map((score) => rows.get(score).line));
+    const higher = scene.state.detail === "auroc";
+    [null, ...scene.model.sets.keys()].forEach((set) => {
+      const column = set === null ? "wrong" : `set-${set}`;
+      const values = scene.keep(`detail ${column}`, detailKey(scene), () =>
+        scene.model.scores.map((score) => detailOf(scene, score.index, set)));
+      const order = ranked(scene.shown, (score) => mean(values[score]), higher);
+      scene.shown.forEach((score) => {
+        const cell = rows.get(score).cells.get(column);
+        fillDetail(scene, cell, values[score], values[scene.baseline], order.indexOf(score), higher);
+      });
+    });
+    setText(byId("sets-note"), setsNote(scene));
+  };
+}
+
+function buildSets(table, scene) {
+  const columns = [["wrong", "ID✗"], ...scene.model.sets.map((name, set) => [`set-${set}`, name])];
+  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
+    ...columns.map(([, text]) => el("th", { scope: "col", title: text, class: "kind" }, text)));
+  table.replaceChildren(el("caption", {}, "One metric for each kind of input"), el("thead", {}, head), el("tbody"));
+  return new Map(scene.model.scores.map((score) => {
+    const line = el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, swatch(score), el("span", {}, score.name)));
+    const cells = new Map(columns.map(([column]) => {
+      const cell = el("td", { "data-column": column });
+      line.append(cell);
+      return [column, cell];
+    }));
+    return [score.index, { line, cells }];
+  }));
+}
+
+/** What the figures of the second table rest on. */
+export function detailKey(scene) {
+  const { model, run, detail, level, alpha, beta } = scene.state;
+  return [model, run, detail, detail === "auroc" ? "" : level, ...(["risk", "aurr"].includes(detail) ? [alpha, beta] : [])].join();
+}
+
+/** A metric in each run, with one set as the OOD input; `set` null is ID✗, without OOD input. */
+function detailOf(scene, score, set) {
+  const { detail, alpha, beta } = scene.state;
+  return scene.runs.map((run) => {
+    const own = run.scores[score];
+    const group = set === null ? 1 : set + 2;
+    if (!run.sizes[group]) return NaN;
+    if (detail === "auroc") return auroc(own, group);
+    const alone = aloneOf(scene, run, score, set);
+    const at = reaching(alone, scene.recall);
+    if (detail === "fpr") return own.shares[group][at];
+    const [a, b] = metricParts(alone, detail, set === null ? 1 : alpha, at);
+    return beta * a + (1 - beta) * b;
+  });
+}
+
+function aloneOf(scene, run, score, set) {
+  const own = run.scores[score];
+  own.alone ??= new Map();
+  if (!own.alone.has(set)) own.alone.set(set, mixed(run, own, scene.model.sets.map((_, other) => Number(other === set))));
+  return own.alone.get(set);
+}
+
+function fillDetail(scene, cell, values, baseline, place, higher) {
+  const value = mean(values);
+  cell.dataset.value = String(value);
+  setText(cell, hundredfold(value, scene.state.detail === "risk" || scene.state.detail === "aurr" ? 2 : 1));
+  const { mean: difference, noise } = paired(values, baseline);
+  const tint = noise || !Number.isFinite(difference) || Math.abs(difference) < 5e-4 ? "" : difference > 0 === higher ? "better" : "worse";
+  const mark = !Number.isFinite(value) || scene.shown.length < 2 ? "" : place === 0 ? "first-place" : place < 3 ? "next-place" : "";
+  cell.className = [tint, mark].filter(Boolean).join(" ");
+  cell.title = values.length > 1 ? `± ${hundredfold(spread(values))} (2 std over ${values.length} runs)` : "";
+}
+
+function setsNote(scene) {
+  const { detail, alpha, beta } = scene.state;
+  const setting = `α = ${Number(alpha.toFixed(4))}, β = ${Number(beta.toFixed(4))}`;
+  const what = {
+    auroc: "%AUROC against ID✓; higher is better.",
+    fpr: `Share let through at recall ${neat(scene.recall)}, in percent; lower is better.`,
+    risk: `Risk at recall ${neat(scene.recall)} × 100 at ${setting} (ID✗: α = 1); lower is better.`,
+    aurr: `AURR × 100 at ${setting} (ID✗: α = 1); lower is better.`,
+  }[detail];
+  return `${what} Best bold, second and third underlined; blue is better than the baseline, orange worse.`;
+}

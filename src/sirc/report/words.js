@@ -1,0 +1,165 @@
+// The page in words: numbers as people read them, what a setting means, and what each term is.
+
+import { CENTRES } from "./scene.js";
+import { mean, paired } from "./seeds.js";
+
+export function percent(fraction, digits = 1) {
+  return Number.isFinite(fraction) ? `${(100 * fraction).toFixed(digits)}%` : "–";
+}
+
+/** A fraction × 100, with a real minus sign. */
+export function hundredfold(fraction, digits = 2) {
+  return Number.isFinite(fraction) ? minus((100 * fraction).toFixed(digits)) : "–";
+}
+
+/** A percentage without needless zeros: 95%, 99.9%. */
+export function neat(fraction) {
+  return `${Number((100 * fraction).toFixed(4))}%`;
+}
+
+export function signed(fraction, digits = 2) {
+  if (!Number.isFinite(fraction)) return "–";
+  const text = (100 * Math.abs(fraction)).toFixed(digits);
+  return Number(text) === 0 ? text : (fraction < 0 ? "−" : "+") + text;
+}
+
+export function plainNumber(value) {
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "−∞" : "–";
+  return minus(Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3)
+    ? value.toExponential(3) : String(Number(value.toPrecision(5))));
+}
+
+function minus(text) {
+  return text.replace("-", "−");
+}
+
+export function grouped(number) {
+  return number.toLocaleString("en-US").replaceAll(",", "\u202f");
+}
+
+export function metricName(metric, recall) {
+  return metric === "risk" ? `Risk@${Number((100 * recall).toFixed(4))}` : metric.toUpperCase();
+}
+
+/** Whole numbers near these, that sum to the whole number near their sum. */
+export function wholeParts(parts) {
+  const total = Math.round(parts.reduce((sum, part) => sum + part, 0));
+  const whole = parts.map(Math.floor);
+  const byRest = parts.map((part, i) => [part - whole[i], i]).sort((one, other) => other[0] - one[0] || one[1] - other[1]);
+  const missing = total - whole.reduce((sum, part) => sum + part, 0);
+  byRest.slice(0, missing).forEach(([, i]) => { whole[i] += 1; });
+  return whole;
+}
+
+/** What becomes of 1000 inputs: accepted and rejected, each right, wrong and of no class. */
+export function thousand(scene, score) {
+  const { alpha } = scene.state;
+  const accuracy = mean(scene.runs.map((run) => run.accuracy));
+  const point = scene.pointOf(score);
+  const all = wholeParts([1000 * alpha * accuracy, 1000 * alpha * (1 - accuracy), 1000 * (1 - alpha)]);
+  const accepted = wholeParts([point.right, point.wrong, point.ood].map((share) => 1000 * share))
+    .map((part, i) => Math.min(part, all[i]));
+  return { accepted, rejected: all.map((part, i) => part - accepted[i]) };
+}
+
+export function sum(parts) {
+  return parts.reduce((total, part) => total + part, 0);
+}
+
+/** The sentence about a score, in pieces: strings, and the name of the score apart. */
+export function sentence(scene) {
+  const { accepted } = thousand(scene, scene.focus);
+  const [right, wrong, ood] = accepted.map(String);
+  const outside = scene.model.sets.length ? `, with ${percentOf(1 - scene.state.alpha)} OOD` : "";
+  const noClass = scene.model.sets.length ? `, ${ood} that belong${ood === "1" ? "s" : ""} to no class` : "";
+  return [
+    `At recall ${neat(scene.recall)}${outside}, of 1000 inputs `,
+    { name: scene.name(scene.focus) },
+    ` accepts ${sum(accepted)}: ${right} right, ${wrong} wrong${noClass}.`,
+  ];
+}
+
+function percentOf(fraction) {
+  return `${Number((100 * fraction).toFixed(2))}%`;
+}
+
+/** Against the baseline, how sure the lead is, and whether α matters: up to three sentences. */
+export function advice(scene) {
+  return [againstBaseline(scene), leadInWords(scene), alphaInWords(scene)].filter(Boolean);
+}
+
+function againstBaseline(scene) {
+  if (scene.focus === scene.baseline) return "";
+  const mistakes = (score) => sum(thousand(scene, score).accepted.slice(1));
+  const saved = mistakes(scene.baseline) - mistakes(scene.focus);
+  const name = scene.name(scene.baseline);
+  if (saved === 0) return `That is as many mistakes as with ${name}, the baseline.`;
+  return `That is ${Math.abs(saved)} mistake${Math.abs(saved) === 1 ? "" : "s"} ${saved > 0 ? "fewer" : "more"} than with ${name}, the baseline.`;
+}
+
+function leadInWords(scene) {
+  if (scene.order.length < 2) return "";
+  const [best, second] = scene.order;
+  const metric = metricName(scene.state.metric, scene.recall);
+  const lead = paired(scene.values[second], scene.values[best]);
+  const by = `${scene.name(best)} has the lowest ${metric}, ${hundredfold(lead.mean)} points below ${scene.name(second)}`;
+  if (!scene.several) return `${by}; one training run says nothing about the spread over runs.`;
+  const noise = lead.noise ? "within noise" : "beyond noise";
+  return `${by}: ${noise} (± 2 std over ${scene.runs.length} runs is ${hundredfold(lead.spread)}).`;
+}
+
+/** Along the line of the current β, which score is best for which α. */
+function alphaInWords(scene) {
+  if (!scene.model.sets.length || scene.shown.length < 2) return "";
+  const row = rowNear(scene);
+  const stretches = [];
+  row.forEach((cell, i) => {
+    const last = stretches[stretches.length - 1];
+    if (last?.best === cell.best) last.end = i;
+    else stretches.push({ best: cell.best, begin: i, end: i });
+  });
+  const beta = `By ${metricName(scene.state.metric, scene.recall)} with β near ${Number(scene.state.beta.toFixed(2))}`;
+  if (stretches.length === 1) return `${beta}, ${scene.name(row[0].best)} is best whatever α is.`;
+  if (stretches.length > 5) return `${beta}, the best score changes ${stretches.length - 1} times as α grows.`;
+  const border = (i) => Number(((CENTRES[i] + CENTRES[i - 1]) / 2).toFixed(3));
+  const pieces = stretches.map(({ best, begin }, i) =>
+    i === 0 ? `${scene.name(best)} up to α = ${border(stretches[1].begin)}` : `${scene.name(best)} from ${border(begin)}`);
+  return `${beta}, the best is ${pieces.join(", ")}.`;
+}
+
+function rowNear(scene) {
+  const row = Math.min(CENTRES.length - 1, Math.floor(scene.state.beta * CENTRES.length));
+  return scene.map[row];
+}
+
+/** How much of the square each score wins, the most first. */
+export function mapShares(scene) {
+  const won = new Map();
+  let noisy = 0;
+  for (const row of scene.map) {
+    for (const cell of row) {
+      won.set(cell.best, (won.get(cell.best) ?? 0) + 1);
+      noisy += cell.noise;
+    }
+  }
+  const cells = scene.map.length * scene.map[0].length;
+  return {
+    shares: [...won].map(([score, count]) => [score, count / cells]).sort((one, other) => other[1] - one[1]),
+    noisy: noisy / cells,
+  };
+}
+
+export const EXPLANATIONS = {
+  alpha: ["α, the share of ID input", "Of all inputs that will arrive, the share that belongs to one of the classifier's classes. The rest, 1 − α, is OOD. Few people know their α: the map shows whether it matters."],
+  beta: ["β, the cost of accepting ID✗", "Accepting an input that the classifier gets wrong costs β, accepting an OOD input costs 1 − β. At 0.5 both mistakes are equally bad; at 1 only wrong predictions count, at 0 only OOD input."],
+  recall: ["Recall", "The share of ID✓, the inputs that the classifier gets right, that is accepted. Each score gets the highest threshold that accepts at least this share. The slider moves over recalls for which all figures are exact; they are closest together near 100%."],
+  metric: ["Compare by", "Risk at the recall: the mean cost of what is accepted at the chosen recall. AURR: that risk averaged over all recalls. AURC: the risk averaged over all coverages. Lower is better. The list, the lines against α and β, and the map follow this choice."],
+  mix: ["Mix of OOD sets", "What OOD input will look like: the share of each set in it. The buttons take all sets, or one group of them; boxes and sliders make a mix of your own."],
+  baseline: ["Baseline", "The score that the others are compared with. Differences are to this one; negative is better where lower is better."],
+  list: ["The list", "Each score at its own threshold for the chosen recall. Risk: mean cost of an accepted input, β for ID✗, 1 − β for OOD. Coverage: accepted share of all input. ID✗, OOD and each set: the share of these that is let through. Difference: to the baseline, in the metric that the list is ordered by. ≈ marks a difference within noise: ± 2 std over training runs, run by run, includes 0. Threshold: accept an input whose score is at least this. Press a score's name to look at it alone."],
+  map: ["The map", "For every α and β, which score has the lowest value of the chosen metric. Strong colour: it leads clearly; pale: hardly. Dots: the lead over the second is within noise. The ring is the current setting; press anywhere on the map to move it. Where one colour fills the whole row at your β, α does not matter."],
+  riskrecall: ["Risk and recall", "The risk at each recall of ID✓. Markers: the chosen recall. The oracle accepts ID✓ alone, with risk 0 at every recall. Bands: ± 2 std over training runs."],
+  riskcoverage: ["Risk and coverage", "The risk against the share of all input that is accepted. The oracle accepts ID✓ first and then the cheaper mistakes: no score can be below it. Markers: the chosen recall. Bands: ± 2 std over training runs."],
+  sweeps: ["Against α and β", "How the chosen metric changes when the mixture or the costs change and all else stays. At fixed α it is a straight line in β."],
+  sets: ["Each kind of input", "AUROC: the chance that an ID✓ scores above an input of this kind, 50% is a coin. Share let through: what is accepted at the chosen recall. Risk and AURR: with this set alone as the OOD input (for ID✗: without OOD input). Best bold, second and third underlined. Blue is better than the baseline, orange worse."],
+};
