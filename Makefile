@@ -8,16 +8,21 @@ STAMP := .venv/.installed
 export UV_NATIVE_TLS := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: test demo lint bench clean
+.PHONY: test demo screenshot lint bench clean
 
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
+	@$(BIN)/python tests/browser.py --install >/dev/null
 	$(BIN)/pytest -n auto
 
 demo: $(STAMP)
 	$(BIN)/sirc demo
+
+# The README's picture of the page, from what `make demo` left.
+screenshot: $(STAMP)
+	$(BIN)/python scripts/screenshot.py sirc-demo/report.html docs/images/report.png
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,10 +1,13 @@
-"""What the tests of scores share."""
+"""What the tests of scores, of commands and of the page share."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import browser
+import page_driving
 from sirc.scores import registry, spec
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -33,3 +36,76 @@ def command(capfd):
         return stop.value.code or 0, out, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser for the tests of one file.
+
+    Not for the whole session: while playwright runs, no other test of the process could use asyncio.
+    """
+    if browser.find() is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(browser.MISSING)
+    with browser.launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tabs(chromium):
+    """Pages that the tests of one file share, as loading one takes a second, and what they complained of."""
+    shared = SimpleNamespace(pages={}, complaints=[])
+    yield shared
+    for page in shared.pages.values():
+        page.context.close()
+
+
+@pytest.fixture
+def open_page(chromium, tabs):
+    """Open a report as its reader does, but without a network; what it logs or asks for fails the test.
+
+    A page that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`.
+    """
+    contexts = []
+
+    def note_request(request):
+        if request.url.partition(":")[0] not in ("file", "data", "blob"):
+            tabs.complaints.append(f"request: {request.url}")
+
+    def note_message(message):
+        if message.type in ("error", "warning"):
+            tabs.complaints.append(f"console: {message.text}")
+
+    def open_one(path, setting="", *, fresh=False, width=1280, height=900, **options):
+        key = (path, width, height, *sorted(options.items()))
+        if not fresh and key in tabs.pages:
+            page_driving.go(tabs.pages[key], setting)
+            return tabs.pages[key]
+        context = chromium.new_context(offline=True, viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(15_000)
+        context.on("request", note_request)
+        context.on("console", note_message)
+        context.on("weberror", lambda error: tabs.complaints.append(f"page: {error.error}"))
+        page = context.new_page()
+        if fresh:
+            contexts.append(context)
+        else:
+            tabs.pages[key] = page
+        page.goto(f"{path.as_uri()}#{setting}")
+        page.wait_for_selector("html[data-ready]", state="attached")
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    complaints, tabs.complaints = tabs.complaints, []
+    assert not complaints
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say aloud that the page went untested."""
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", []) if browser.MISSING in str(report.longrepr)
+    ]
+    if skipped:
+        terminalreporter.section("THE PAGE IS UNTESTED", red=True, bold=True)
+        terminalreporter.line(f"{len(skipped)} tests were skipped: {browser.MISSING}.", red=True)

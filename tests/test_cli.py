@@ -321,7 +321,8 @@ def test_noise_is_written_checked_and_read_back(study, command):
 
 
 def test_help_has_an_example_for_every_command(command):
-    for name in (["train"], ["extract"], ["fit"], ["data", "list"], ["data", "check"], ["data", "noise"]):
+    ones = ("train", "extract", "fit", "run", "demo", "evaluate", "table", "plot", "report")
+    for name in (*([one] for one in ones), ["data", "list"], ["data", "check"], ["data", "noise"]):
         code, out, _ = command(*name, "--help")
         assert code == 0
         assert "Example: sirc " + " ".join(name) in out

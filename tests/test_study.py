@@ -1,6 +1,7 @@
 """A whole study in one call: every stage once, nothing twice, and only what depends on a lost result again."""
 
 import shutil
+import webbrowser
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import sirc
+from report_reader import read_page, read_score
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.demo import run_demo
 from sirc.experiment import Experiment
@@ -47,13 +49,14 @@ NAMES = ["train", "extract", "fit"]
 def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     first = run_study([experiment], formats=["svg"])
     expected = [f"tiny, seed-{seed}: {stage}" for seed in (1, 2) for stage in NAMES]
-    expected += [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)] + ["tables", "figures"]
+    expected += [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)] + ["tables", "page", "figures"]
     assert [step.name for step in first.steps] == expected
     assert done(first) == expected
     made = {path.name for path in first.files}
     assert {"results.csv", "table.md", "table.tex"} <= made
     assert any(path.suffix == ".svg" and path.parent.name == "figures" for path in first.files)
     assert all(path.is_file() for path in first.files)
+    assert first.page == Path("runs/tiny/report.html")
 
     before = stamps("runs")
     second = run_study([experiment], formats=["svg"])
@@ -70,6 +73,12 @@ def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
 
     Path("runs/tiny/table.md").unlink()
     assert done(run_study([experiment], formats=["svg"])) == ["tables"]
+
+    page = Path("runs/tiny/report.html").read_bytes()
+    Path("runs/tiny/report.html").unlink()
+    assert done(run_study([experiment], formats=["svg"])) == ["page"]
+    assert Path("runs/tiny/report.html").read_bytes() == page
+    assert done(run_study([experiment], formats=["svg"], redo=["page"])) == ["page"]
 
     Path("runs/tiny/seed-1/results.csv").unlink()
     assert done(run_study([experiment], formats=["svg"])) == ["tiny, seed-1: evaluate"]
@@ -122,7 +131,8 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     assert "runs/tiny/results.csv" in out
     assert "runs/tiny/table.tex" in out
     assert "runs/tiny/figures/" in out
-    assert "study: 10/10 stages" in err
+    assert "study: 11/11 stages" in err
+    assert out.splitlines()[-1] == "open runs/tiny/report.html"
 
     code, out, _ = command("table", "runs/tiny", "--format", "latex", "--spread")
     assert code == 0
@@ -145,6 +155,68 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     assert "without samples of the images" in err
     assert all(Path(line).is_file() for line in out.splitlines())
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
+
+
+def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, command, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    code, out, err = command("run", "tiny.toml", "--no-figures", "--open", "--quiet")
+    assert (code, err) == (0, "")
+    page = Path("runs/tiny/report.html")
+    assert out.splitlines()[-1] == f"open {page}"
+    assert opened == [page.resolve().as_uri()]
+    content = read_page(page)
+    assert content["title"] == "tiny"
+    (model,) = content["models"]
+    assert [run["seed"] for run in model["runs"]] == [1, 2]
+    assert (model["sets"], model["groups"]) == (["Grey", "Noise"], {"Far": [1]})
+    results = read_results("runs/tiny/results.csv").query("metric == 'aurr' and negative == 'pooled' and seed == 2")
+    run = model["runs"][1]
+    for score, packed in zip(model["scores"], run["scores"], strict=True):
+        weights = np.array(run["sizes"][2:]) / sum(run["sizes"][2:])
+        aurr, _ = read_score(packed, 4).areas(0.5, 0.5, weights)
+        assert aurr == pytest.approx(results[results.score == score["spec"]]["value"].item(), rel=0.005)
+
+    before = page.read_bytes()
+    code, out, err = command("report", "runs/tiny")
+    assert (code, out) == (0, "runs/tiny/report.html\n")
+    assert "page: 6/6 scores" in err
+    assert page.read_bytes() == before
+    code, out, err = command("report", "runs/tiny", "--out", "mine.html", "--title", "Mine", "--quiet")
+    assert (code, out, err) == (0, "mine.html\n", "")
+    assert read_page("mine.html")["title"] == "Mine"
+    code, out, err = command("report", "runs/tiny", "--out", "mine.html")
+    assert (code, out) == (1, "")
+    assert "'mine.html' exists already. Pass `--overwrite` to replace it." in err
+    assert command("report", "runs/tiny", "--out", "mine.html", "--overwrite", "--quiet")[0] == 0
+    assert read_page("mine.html")["title"] == "tiny"
+    code, _, err = command("report", "runs/tiny", "runs/tiny")
+    assert code == 1
+    assert "runs of one model must have different seeds; 'tiny' has 1, 2, 1, 2" in err
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("failing", [lambda _: False, None], ids=["none", "an error"])
+def test_where_no_browser_opens_the_page_is_there_all_the_same(arrays, command, monkeypatch, failing):
+    def broken(_):
+        raise webbrowser.Error("could not locate runnable browser")
+
+    monkeypatch.setattr("webbrowser.open", failing or broken)
+    code, out, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures", "--open")
+    assert code == 0
+    assert out.splitlines()[-1] == "open sirc-results/report.html"
+    assert "no browser could be opened; open 'sirc-results/report.html' yourself" in err
+    assert read_page("sirc-results/report.html")["models"][0]["sets"] == ["near", "far"]
+
+
+def test_a_folder_without_stored_outputs_has_no_page(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = command("report", "nowhere")
+    assert (code, out) == (1, "")
+    assert "'nowhere' holds no stored outputs" in err
+    assert "sirc run EXPERIMENT.toml" in err
+    assert not Path("nowhere").exists()
 
 
 @pytest.fixture
@@ -199,7 +271,13 @@ def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
     }
     code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
     assert code == 1
-    assert "exists already" in err
+    assert "'sirc-results/results.csv' exists already. Pass `--overwrite`" in err
+    Path("sirc-results/results.csv").unlink()
+    for table in Path("sirc-results").glob("table.*"):
+        table.unlink()
+    code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
+    assert code == 1
+    assert "'sirc-results/report.html' exists already" in err
 
 
 @pytest.mark.parametrize(
@@ -297,16 +375,16 @@ def test_changed_settings_redo_what_follows_from_them_and_never_the_training(exp
     evaluate = [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)]
     more = Experiment.read("tiny.toml", ['fit.specs=["msp", "energy"]'])
     study = run_study([more], figures=False)
-    assert done(study) == [*fit, *evaluate, "tables"]
+    assert done(study) == [*fit, *evaluate, "tables", "page"]
     assert set(study.results.score) == {"msp", "energy"}
     larger = Experiment.read("tiny.toml", ['fit.specs=["msp", "energy"]', "data.ood.Noise.count=25"])
     extract = [f"tiny, seed-{seed}: extract" for seed in (1, 2)]
-    assert done(run_study([larger], figures=False)) == [*extract, *evaluate, "tables"]
+    assert done(run_study([larger], figures=False)) == [*extract, *evaluate, "tables", "page"]
     assert {s: Path(f"runs/tiny/seed-{s}/model.safetensors").stat().st_mtime_ns for s in (1, 2)} == weights
     with pytest.raises(sirc.StoreError, match="another recipe"):
         run_study([Experiment.read("tiny.toml", ["train.lr=0.1"])], figures=False)
     again = run_study([Experiment.read("tiny.toml", ["train.lr=0.1"])], figures=False, redo=["train"])
-    assert len(done(again)) == 2 * 4 + 1
+    assert len(done(again)) == 2 * 4 + 2
     with pytest.raises(ValueError, match="`redo` must be among"):
         run_study([experiment], redo=["everything"])
 

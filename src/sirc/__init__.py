@@ -56,6 +56,6 @@ def __getattr__(name: str) -> object:
     if name == "SelectiveMetrics":
         globals()[name] = metrics.SelectiveMetrics
         return globals()[name]
-    if name in ("data", "experiment", "figures", "results", "study", "tables"):
+    if name in ("data", "experiment", "figures", "report", "results", "study", "tables"):
         return importlib.import_module(f"sirc.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from sirc._arrays import ArrayLike
 from sirc._checks import check_fraction, check_positive
 from sirc._confidences import Data, Plain, id_confidences, ood_confidences
+from sirc._files import PathLike
 from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Curve, Ranking
@@ -240,6 +242,15 @@ class Evaluation:
             difference=value - value[against.numpy()], **_percentiles(difference, level), wins=wins.numpy()
         )
         return frame[frame["score"] != baseline].reset_index(drop=True)
+
+    def report(self, path: PathLike, *, title: str | None = None, overwrite: bool = False) -> Path:
+        """Write one HTML file in which α, β, the recall and the mix of OOD sets can be changed, and give its path.
+
+        It opens from disk and needs no network. Several runs or models go on one page with `sirc.report.report`.
+        """
+        from sirc.report import report
+
+        return report(self, path, title=title, overwrite=overwrite)
 
     def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
         nan = float("nan")

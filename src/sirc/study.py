@@ -1,4 +1,4 @@
-"""A whole study: train, extract, fit, evaluate, tables, figures; what is there and still valid is not done again."""
+"""A whole study: train, extract, fit, evaluate, tables, page, figures; what is valid is not done again."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import sirc
 from sirc import distributed
 from sirc._files import PathLike, atomic_write, refuse_existing
 from sirc._provenance import is_fitted, stale_outputs
+from sirc._results_file import read_results, write_results
 from sirc._stamps import Stamp, digest
 from sirc.data import ImageSet, open_source
 from sirc.experiment import Experiment, Run
@@ -27,8 +28,10 @@ from sirc.stages import extract_run, fit_run, train_run
 from sirc.store import OutputStore
 
 FORMATS = ("pdf", "svg", "png")
-REDO = ("train", "extract", "fit", "figures")
+REDO = ("train", "extract", "fit", "page", "figures")
 TABLES = ("table.md", "table.tex", "table.html", "table.csv")
+PAGE = "report.html"
+TARGETS = ("results.csv", *TABLES, PAGE)
 FILE = "study.json"
 
 
@@ -65,6 +68,11 @@ class Study:
         """All runs, evaluated."""
         return [self.load(experiment, run) for experiment in self.experiments for run in experiment.runs]
 
+    @property
+    def page(self) -> Path | None:
+        """The HTML page; under torchrun only the first process has one."""
+        return next((path for path in self.files if path.name == PAGE), None)
+
 
 def run_study(
     experiments: Sequence[Experiment],
@@ -81,7 +89,7 @@ def run_study(
     With one experiment `folder` is its own by default; several must have the same `out`, or `folder` be given. Under
     torchrun, all processes train, extract and fit; the first does the rest. Where settings changed, what follows from
     them is done again, but networks are never trained anew unless `redo` says "train"; it may also name "extract",
-    "fit" and "figures".
+    "fit", "page" and "figures".
     """
     _check_distinct(experiments)
     if unknown := set(redo) - set(REDO):
@@ -90,7 +98,7 @@ def run_study(
     for experiment in experiments:
         experiment.require(_needed(experiment))
     runs = [(experiment, run) for experiment in experiments for run in experiment.runs]
-    stages = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 1 + figures
+    stages = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 2 + figures
     worker = _Worker(study, torch.device(device), frozenset(redo), progress)
     with progress.task("study", stages, unit="stages") as worker.whole:
         for experiment, run in runs:
@@ -101,6 +109,7 @@ def run_study(
             if distributed.is_main():
                 worker.results(runs)
                 worker.tables()
+                worker.page(runs)
                 if figures:
                     worker.figures(runs, formats)
     return study
@@ -169,34 +178,38 @@ class _Worker:
         """Write the tables in every format."""
         from sirc.tables import save_tables
 
-        folder = self.study.folder
-        stamp = Stamp(folder, "tables", {"results": digest(folder / "results.csv"), "sirc": sirc.__version__})
-        with self.step("tables", stamp.valid) as nothing:
-            if not nothing:
-                stamp.clear()
-                stamp.write(save_tables(self.study.results, folder, overwrite=True))
-        self.study.files += stamp.made
+        self._make("tables", lambda: save_tables(self.study.results, self.study.folder, overwrite=True))
+
+    def page(self, runs: Sequence[tuple[Experiment, Run]]) -> None:
+        """Write the page in which α, β and the recall can be dragged."""
+        from sirc.report import report
+
+        file = self.study.folder / PAGE
+        self._make(
+            "page",
+            lambda: [report(self.study.runs, file, overwrite=True, progress=self.progress)],
+            runs=_named(runs),
+        )
 
     def figures(self, runs: Sequence[tuple[Experiment, Run]], formats: Sequence[str]) -> None:
         """Draw the figures."""
         from sirc.figures import figures
 
+        def draw() -> list[Path]:
+            images, folder = sample_sets(runs[0][0]), self.study.folder / "figures"
+            return figures(self.study.runs, folder, formats=formats, images=images, progress=self.progress)
+
+        self._make("figures", draw, formats=list(formats), runs=_named(runs))
+
+    def _make(self, stage: str, make: Callable[[], list[Path]], **inputs: object) -> None:
+        """Make files that follow from the results and from `inputs`, unless they are there."""
         folder = self.study.folder
-        inputs: dict[str, object] = {
-            "results": digest(folder / "results.csv"),
-            "formats": list(formats),
-            "sirc": sirc.__version__,
-        }
-        inputs["runs"] = [[title_of(experiment), run.seed] for experiment, run in runs]
-        stamp = Stamp(folder, "figures", inputs)
-        with self.step("figures", stamp.valid) as nothing:
+        known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, **inputs}
+        stamp = Stamp(folder, stage, known)
+        with self.step(stage, stamp.valid) as nothing:
             if not nothing:
                 stamp.clear()
-                images = sample_sets(runs[0][0])
-                made = figures(
-                    self.study.runs, folder / "figures", formats=formats, images=images, progress=self.progress
-                )
-                stamp.write(made)
+                stamp.write(make())
         self.study.files += stamp.made
 
 
@@ -209,8 +222,9 @@ def save_results(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Study:
-    """Write results, tables and figures of runs that are no experiments."""
+    """Write results, tables, page and figures of runs that are no experiments."""
     from sirc.figures import figures as draw
+    from sirc.report import report
     from sirc.tables import save_tables
 
     study = Study(Path(folder), results=results_table(runs))
@@ -218,6 +232,7 @@ def save_results(
     file = study.folder / "results.csv"
     write_results(study.results, file)
     study.files += [file, *save_tables(study.results, study.folder, overwrite=True)]
+    study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
     if figures:
         study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
     return study
@@ -225,7 +240,7 @@ def save_results(
 
 def check_targets(folder: PathLike, overwrite: bool) -> None:
     """Refuse to replace results that are there, before any work is done."""
-    for name in ("results.csv", *TABLES):
+    for name in TARGETS:
         refuse_existing(Path(folder) / name, overwrite)
 
 
@@ -244,28 +259,6 @@ def sample_sets(experiment: Experiment) -> dict[str, ImageSet]:
     }
 
 
-def write_results(table: pd.DataFrame, path: Path) -> None:
-    """Write results in the one schema that all of them have."""
-    text = table[SCHEMA].to_csv(index=False, lineterminator="\n")
-    atomic_write(path, lambda file: file.write(text.encode()))
-
-
-def read_results(path: PathLike) -> pd.DataFrame:
-    """Read results; other columns than the schema's are an error."""
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except ValueError as error:
-        raise ValueError(f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}") from error
-    if list(table.columns) != SCHEMA:
-        raise ValueError(
-            f"results must have the columns {', '.join(SCHEMA)}; '{path}' has {', '.join(map(str, table.columns))}. "
-            "Make them with `sirc run` or `sirc evaluate`."
-        )
-    # Python's own float reads back every digit that was written; pandas' quick parser may not.
-    numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
-    return table.assign(seed=table["seed"].astype(int), **numbers)
-
-
 def _needed(experiment: Experiment) -> list[str]:
     return [name for name in experiment.names if name != "validation" or experiment.train is not None]
 
@@ -275,6 +268,10 @@ def _complete(path: Path) -> bool:
         return OutputStore(path).complete
     except ValueError:
         return False
+
+
+def _named(runs: Sequence[tuple[Experiment, Run]]) -> list[list[object]]:
+    return [[title_of(experiment), run.seed] for experiment, run in runs]
 
 
 def _evaluated(experiment: Experiment, run: Run) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import data, report, study
+from sirc.cli import data, results, show, study
 from sirc.cli._screen import say
 from sirc.errors import ConfigError
 
@@ -21,7 +21,8 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 study.add_to(app)
-report.add_to(app)
+results.add_to(app)
+show.add_to(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

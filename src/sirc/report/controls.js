@@ -187,7 +187,9 @@ function explain() {
       const width = Math.min(352, innerWidth - 24);
       note.style.width = `${width}px`;
       note.style.left = `${Math.max(12, Math.min(at.left, innerWidth - width - 12))}px`;
-      note.style.top = `${Math.min(at.bottom + 6, innerHeight - 190)}px`;
+      const below = at.bottom < innerHeight / 2;
+      note.style.top = below ? `${at.bottom + 6}px` : "auto";
+      note.style.bottom = below ? "auto" : `${innerHeight - at.top + 6}px`;
     });
   }
 }

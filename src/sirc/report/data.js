@@ -21,10 +21,8 @@ function unpack(packed, sizes) {
   const rows = varints(bytes(packed.counts), sizes.length + 1, length);
   const [ranks, ...counts] = rows;
   const shares = counts.map((count, group) => Float64Array.from(count, (n) => (sizes[group] ? n / sizes[group] : 0)));
-  const score = { length, thresholds, ranks, counts, shares };
-  score.areaCorrect = nodeWeights(shares[0], counts[0], ranks);
-  score.areaWrong = nodeWeights(shares[1], counts[1], ranks);
-  return score;
+  const areas = shares.map((share, group) => nodeWeights(share, counts[group], ranks));
+  return { length, thresholds, ranks, counts, shares, areas };
 }
 
 /**
@@ -33,7 +31,7 @@ function unpack(packed, sizes) {
  * Between two points f rises in as many equal steps as there are samples that make the share grow, each step holding
  * its last value: with one such sample this is the step rule, with many the trapezoid.
  */
-export function nodeWeights(share, count, ranks) {
+function nodeWeights(share, count, ranks) {
   const weights = new Float64Array(share.length);
   for (let i = 1; i < share.length; i++) {
     const grown = share[i] - share[i - 1];

@@ -133,12 +133,13 @@ class _Mix:
     does every β: the risk is a sum of them.
     """
 
-    alphas: Floats
     ranks: Ints
     counts: Ints
-    """(part, threshold): accepted samples of ID✓, ID✗ and the OOD sets of the mix."""
+    """(part, threshold): accepted samples of ID✓, ID✗ and each OOD set of the mix."""
     shares: Floats
-    """The same as shares of ID and of OOD input."""
+    """The same as shares of ID, or of the set."""
+    factors: Floats
+    """(α, part): what a share is of all input."""
     risks: Floats
     areas: tuple[Floats, Floats]
 
@@ -147,21 +148,20 @@ class _Mix:
         """Compute risks and areas for a mix with these weights of the OOD sets."""
         used = weights > 0
         inside = counts[0, -1] + counts[1, -1]
-        outside = weights @ (counts[2:] / counts[2:, -1:])
-        shares = np.stack([counts[0] / inside, counts[1] / inside, outside])
-        parts = np.stack([counts[0], counts[1], counts[2:][used].sum(axis=0)])
-        bad = np.vstack([counts[1:2], counts[2:][used]]).astype(np.float64)
-        bad = bad[bad[:, -1] > 0]
-        covered = _covered(alphas, shares)
+        parts = np.vstack([counts[:2], counts[2:][used]])
+        shares = np.vstack([counts[:2] / inside, parts[2:] / parts[2:, -1:]])
+        factors = np.column_stack([alphas, alphas, np.outer(1 - alphas, weights[used])])
+        bad = parts[1:][parts[1:, -1] > 0].astype(np.float64)
+        covered = (factors @ shares)[:, None]
         risks = np.divide(bad, covered, out=np.zeros((len(alphas), *bad.shape)), where=covered > 0)
-        alone = cls(alphas, ranks, parts, shares, risks, (risks, risks))
+        alone = cls(ranks, parts, shares, factors, risks, (risks, risks))
         first = (shares[0, :1], covered[..., :1])
         rest = alone.guesses(np.arange(len(ranks) - 1), np.arange(1, len(ranks)))
         recall, coverage = (
             np.cumsum(np.concatenate([grown * risks[..., :1], more], axis=-1), axis=-1)
             for grown, more in zip(first, rest, strict=True)
         )
-        return cls(alphas, ranks, parts, shares, risks, (recall, coverage))
+        return cls(ranks, parts, shares, factors, risks, (recall, coverage))
 
     def guesses(self, low: Ints, high: Ints) -> tuple[Floats, Floats]:
         """Give the areas over intervals of which only the ends are known, over recall and over coverage.
@@ -176,7 +176,7 @@ class _Mix:
         stepped = grown / steps.clip(min=1)
         return (
             grown[0] * middle + stepped[0] * half,
-            _covered(self.alphas, grown) * middle + _covered(self.alphas, stepped) * half,
+            (self.factors @ grown)[:, None] * middle + (self.factors @ stepped)[:, None] * half,
         )
 
     def errors(self, low: Ints, high: Ints) -> Floats:
@@ -187,10 +187,3 @@ class _Mix:
             shares = np.divide(error, total, out=np.zeros_like(error), where=total > 0)
             worst = np.maximum(worst, shares.max(axis=(0, 1), initial=0.0))
         return worst
-
-
-def _covered(alphas: Floats, shares: Floats) -> Floats:
-    """Mix what is accepted of ID✓, ID✗ and OOD, with an axis for α and one for the group at fault."""
-    alpha = alphas[:, None, None]
-    mixed: Floats = alpha * (shares[0] + shares[1]) + (1 - alpha) * shares[2]
-    return mixed

@@ -20,7 +20,7 @@ export function drawMap(scene) {
   const axes = {
     xaxis: axis("α, share of ID input", { range: [0, 1], showgrid: false }),
     yaxis: axis("β, cost of accepting ID✗", { range: [0, 1], showgrid: false }),
-    annotations: content.labels,
+    annotations: content.labels.map((label) => besides(label, alpha, beta)),
   };
   const name = metricName(metric, scene.recall);
   setText(byId("map-name"), `Lowest ${name} for every α and β`);
@@ -85,6 +85,12 @@ function labelsOf(scene, look) {
       font: { size: letters(0.8), color: look.ink }, bgcolor: `${look.paper}d9`, borderpad: 2,
     };
   });
+}
+
+/** A label out of the way of the ring. */
+function besides(label, alpha, beta) {
+  if (Math.abs(label.x - alpha) > 0.2 || Math.abs(label.y - beta) > 0.06) return label;
+  return { ...label, y: beta + (label.y >= beta && beta < 0.9 ? 0.08 : -0.08) };
 }
 
 function shortened(name) {

@@ -1,18 +1,16 @@
 // The mathematics of a mixture: α of the input is ID, β is the cost of accepting ID✗ and 1 − β that of OOD.
 
-import { nodeWeights } from "./data.js";
-
 /** A score of one run on a mix of OOD sets: `weights` are the shares of the OOD input, and sum to 1. */
 export function mixed(run, score, weights) {
   const ood = new Float64Array(score.length);
-  const count = new Float64Array(score.length);
+  const areaOod = new Float64Array(score.length);
   weights.forEach((weight, set) => {
     if (!(weight > 0)) return;
     const share = score.shares[set + 2];
-    const number = score.counts[set + 2];
-    for (let i = 1; i < score.length; i++) {
+    const area = score.areas[set + 2];
+    for (let i = 0; i < score.length; i++) {
       ood[i] += weight * share[i];
-      count[i] += number[i];
+      areaOod[i] += weight * area[i];
     }
   });
   return {
@@ -23,9 +21,9 @@ export function mixed(run, score, weights) {
     wrong: score.shares[1],
     ood,
     sets: score.shares.slice(2),
-    areaCorrect: score.areaCorrect,
-    areaWrong: score.areaWrong,
-    areaOod: nodeWeights(ood, count, score.ranks),
+    areaCorrect: score.areas[0],
+    areaWrong: score.areas[1],
+    areaOod,
   };
 }
 

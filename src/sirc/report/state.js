@@ -35,7 +35,9 @@ export function settled(data, state) {
   const model = data.models[state.model];
   const specs = model.scores.map((score) => score.spec);
   const next = { ...state };
-  if (!model.sets.length) next.alpha = 1;
+  // Without OOD data α is 1, whatever it was; what it was is kept for models that have some.
+  if (!model.sets.length) Object.assign(next, { alphaKept: next.alphaKept ?? next.alpha, alpha: 1 });
+  else if (next.alphaKept !== undefined) Object.assign(next, { alpha: next.alphaKept, alphaKept: undefined });
   if (next.run !== "all" && !model.runs.some((run) => String(run.seed) === next.run)) next.run = "all";
   if (next.mix === "own" && next.weights?.length !== model.sets.length) next.mix = "all";
   if (next.mix !== "all" && next.mix !== "own" && !Object.hasOwn(model.groups, next.mix)) next.mix = "all";

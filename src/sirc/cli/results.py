@@ -1,4 +1,4 @@
-"""The commands that end in results: run, demo, evaluate, table, plot."""
+"""The commands that end in results: run, demo, evaluate."""
 
 from __future__ import annotations
 
@@ -9,41 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sirc import distributed
 from sirc.cli._screen import reporting, result
+from sirc.cli.show import Formats, Open, chosen_formats, open_page, refuse_existing
 from sirc.cli.study import Device, Overrides, Overwrite, Quiet, started
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from sirc.results import RunResults
     from sirc.study import Study
-
-
-class TableFormat(StrEnum):
-    """How a table is printed."""
-
-    text = "text"
-    csv = "csv"
-    markdown = "markdown"
-    html = "html"
-    latex = "latex"
-
-
-_ENDINGS = {
-    TableFormat.csv: ".csv",
-    TableFormat.markdown: ".md",
-    TableFormat.html: ".html",
-    TableFormat.latex: ".tex",
-}
-
-
-class FigureFormat(StrEnum):
-    """How a figure is written."""
-
-    pdf = "pdf"
-    svg = "svg"
-    png = "png"
 
 
 class Stage(StrEnum):
@@ -52,6 +26,7 @@ class Stage(StrEnum):
     train = "train"
     extract = "extract"
     fit = "fit"
+    page = "page"
     figures = "figures"
 
 
@@ -59,14 +34,7 @@ Redo = Annotated[
     list[Stage] | None,
     typer.Option("--redo", help="Do a stage again though its result is there; repeat for several. Only this retrains."),
 ]
-Formats = Annotated[
-    list[FigureFormat] | None,
-    typer.Option("--format", help="Formats of the figures; repeat for several. Default: all."),
-]
 Figures = Annotated[bool, typer.Option("--figures/--no-figures", help="Whether to draw figures.")]
-Studies = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` made, or `results.csv` files.")
-]
 
 
 def run(
@@ -79,9 +47,10 @@ def run(
     figures: Figures = True,
     format_: Formats = None,
     redo: Redo = None,
+    open_: Open = False,
     quiet: Quiet = False,
 ) -> None:
-    """Do a whole study: train, extract, fit, evaluate, tables, figures.
+    """Do a whole study: train, extract, fit, evaluate, tables, page, figures.
 
     What is there and still valid is not done again, so a stopped study is taken up by the same command. Where settings
     changed, what follows from them is done again; networks are never trained anew without `--redo train`.
@@ -100,11 +69,12 @@ def run(
             folder=out,
             device=where,
             figures=figures,
-            formats=_formats(format_),
+            formats=chosen_formats(format_),
             redo=[stage.value for stage in redo or ()],
             progress=progress,
         )
     _tell(study)
+    _end(study, open_)
 
 
 def demo(
@@ -112,12 +82,13 @@ def demo(
     device: Device = "cpu",
     figures: Figures = True,
     redo: Redo = None,
+    open_: Open = False,
     quiet: Quiet = False,
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
 
     Two architectures, two seeds each, no download, a few minutes on two cores. It ends with a table, what it says of
-    the paper's findings, and the paths of all it made. A stopped demo is taken up by the same command.
+    the paper's findings, the paths of all it made, and the page to open. A stopped demo goes on by the same command.
 
     Example: `sirc demo --out sirc-demo`
     """
@@ -129,6 +100,7 @@ def demo(
     _tell(study, negatives=["wrong", "OOD mean", "Close", "Far"])
     for finding in found:
         result(f"{finding.claim}: {finding.verdict}. {finding.measured}.")
+    _end(study, open_)
 
 
 def evaluate(
@@ -148,10 +120,11 @@ def evaluate(
     ] = None,
     crossfit: Annotated[str, typer.Option(help="`auto`, 0 (in sample), or a number of folds.")] = "auto",
     name: Annotated[str, typer.Option(help="What to call the model in tables.")] = "model",
-    out: Annotated[Path, typer.Option(help="The folder for results, tables and figures.")] = Path("sirc-results"),
+    out: Annotated[Path, typer.Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
     figures: Figures = True,
     format_: Formats = None,
     overwrite: Overwrite = False,
+    open_: Open = False,
     quiet: Quiet = False,
 ) -> None:
     """Evaluate outputs that you bring as arrays: `.npz` or `.safetensors` files with `logits`, `features`, `labels`.
@@ -159,9 +132,10 @@ def evaluate(
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
     from sirc import arrays
-    from sirc.study import check_targets, save_results
+    from sirc.study import TARGETS, save_results
 
-    check_targets(out, overwrite)
+    for target in TARGETS:
+        refuse_existing(out / target, overwrite)
     sets = {key: arrays.load_outputs(path) for key, path in _pairs("--ood", ood)}
     groups = {key: value.split(",") for key, value in _pairs("--group", group)}
     with reporting(quiet=quiet) as progress:
@@ -183,79 +157,15 @@ def evaluate(
         if not spec and len(found.scorer.specs) < 16:
             progress.note(_left_out(found))
         study = save_results(
-            [found], out, figures=figures, formats=_formats(format_), overwrite=overwrite, progress=progress
+            [found], out, figures=figures, formats=chosen_formats(format_), overwrite=overwrite, progress=progress
         )
     _tell(study)
-
-
-def table(
-    runs: Studies,
-    format_: Annotated[TableFormat, typer.Option("--format", help="How to print it.")] = TableFormat.text,
-    metric: Annotated[
-        list[str] | None, typer.Option(help="`auroc`, `fpr@95`, `aurr`, `risk@95`, `aurc`, `augrc`; repeat.")
-    ] = None,
-    negative: Annotated[
-        list[str] | None, typer.Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")
-    ] = None,
-    score: Annotated[list[str] | None, typer.Option(help="A score to show; repeat. Default: all.")] = None,
-    spread: Annotated[bool, typer.Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write to this file; its ending chooses the format.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-) -> None:
-    """Print the paper's table of one or more studies: best bold, second and third underlined.
-
-    Example: `sirc table runs/resnet50_imagenet200 --format latex --spread`
-    """
-    from sirc.scores.spec import parse
-    from sirc.tables import table as make
-
-    if out is not None and format_ is not TableFormat.text and out.suffix != _ENDINGS[format_]:
-        raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
-    made = make(
-        _results(runs),
-        metrics=metric or ("auroc", "fpr@95"),
-        negatives=negative or None,
-        scores=[str(parse(text)) for text in score] if score else None,
-        spread=spread,
-    )
-    if out is not None:
-        made.save(out, overwrite=overwrite)
-        result(str(out))
-    else:
-        typer.echo(getattr(made, format_.value)())
-
-
-def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for the figures. Default: `figures` in the first.")
-    ] = None,
-    format_: Formats = None,
-    quiet: Quiet = False,
-) -> None:
-    """Draw the paper's figures of one or more studies.
-
-    Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
-    """
-    from sirc.figures import figures
-    from sirc.results import load_runs, load_studies
-    from sirc.study import sample_sets
-
-    folder = out or runs[0] / "figures"
-    with reporting(quiet=quiet) as progress:
-        try:
-            images = sample_sets(load_studies(runs[0])[0])
-        except (ValueError, OSError) as error:
-            images = None
-            progress.note(f"without samples of the images, which cannot be opened: {error}")
-        made = figures(load_runs(runs), folder, formats=_formats(format_), images=images, progress=progress)
-    for path in made:
-        result(str(path))
+    _end(study, open_)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (run, demo, evaluate, table, plot):
+    for command in (run, demo, evaluate):
         app.command()(command)
 
 
@@ -268,28 +178,18 @@ def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
     known = set(study.results["negative"])
     result(make(study.results, negatives=[n for n in negatives if n in known] if negatives else None).text())
     for path in study.files:
-        if path.suffix in (".csv", ".md", ".tex", ".html") or path.suffix == ".npz":
+        if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
             result(str(path))
     if figures := sorted({path.parent for path in study.files if path.suffix in (".pdf", ".svg", ".png")}):
         result("\n".join(f"{folder}/" for folder in figures))
 
 
-def _results(paths: Sequence[Path]) -> pd.DataFrame:
-    import pandas as pd
-
-    from sirc.study import read_results
-
-    tables = []
-    for path in paths:
-        file = path / "results.csv" if path.is_dir() else path
-        if not file.is_file():
-            raise FileNotFoundError(f"there are no results at '{path}'. Make them: `sirc run EXPERIMENT.toml`.")
-        tables.append(read_results(file))
-    return pd.concat(tables, ignore_index=True)
-
-
-def _formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(kind.value for kind in chosen or FigureFormat))
+def _end(study: Study, open_: bool) -> None:
+    """Leave the page as the last thing that is read."""
+    if study.page is not None:
+        result(f"\nopen {study.page}")
+        if open_ and distributed.is_main():
+            open_page(study.page)
 
 
 def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:

@@ -1,0 +1,193 @@
+"""The commands that show results that are there: table, plot, report."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sirc.cli._screen import reporting, result, say
+from sirc.cli.study import Quiet
+from sirc.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class TableFormat(StrEnum):
+    """How a table is printed."""
+
+    text = "text"
+    csv = "csv"
+    markdown = "markdown"
+    html = "html"
+    latex = "latex"
+
+
+_ENDINGS = {
+    TableFormat.csv: ".csv",
+    TableFormat.markdown: ".md",
+    TableFormat.html: ".html",
+    TableFormat.latex: ".tex",
+}
+
+
+class FigureFormat(StrEnum):
+    """How a figure is written."""
+
+    pdf = "pdf"
+    svg = "svg"
+    png = "png"
+
+
+Formats = Annotated[
+    list[FigureFormat] | None,
+    typer.Option("--format", help="Formats of the figures; repeat for several. Default: all."),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+Replace = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
+Studies = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` made, or `results.csv` files.")
+]
+Stored = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")]
+
+
+def table(
+    runs: Studies,
+    format_: Annotated[TableFormat, typer.Option("--format", help="How to print it.")] = TableFormat.text,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="`auroc`, `fpr@95`, `aurr`, `risk@95`, `aurc`, `augrc`; repeat.")
+    ] = None,
+    negative: Annotated[
+        list[str] | None, typer.Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")
+    ] = None,
+    score: Annotated[list[str] | None, typer.Option(help="A score to show; repeat. Default: all.")] = None,
+    spread: Annotated[bool, typer.Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write to this file; its ending chooses the format.")] = None,
+    overwrite: Replace = False,
+) -> None:
+    """Print the paper's table of one or more studies: best bold, second and third underlined.
+
+    Example: `sirc table runs/resnet50_imagenet200 --format latex --spread`
+    """
+    from sirc.scores.spec import parse
+    from sirc.tables import table as make
+
+    if out is not None and format_ is not TableFormat.text and out.suffix != _ENDINGS[format_]:
+        raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
+    if out is not None:
+        refuse_existing(out, overwrite)
+    made = make(
+        _results(runs),
+        metrics=metric or ("auroc", "fpr@95"),
+        negatives=negative or None,
+        scores=[str(parse(text)) for text in score] if score else None,
+        spread=spread,
+    )
+    if out is not None:
+        made.save(out, overwrite=True)
+        result(str(out))
+    else:
+        typer.echo(getattr(made, format_.value)())
+
+
+def plot(
+    runs: Stored,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the figures. Default: `figures` in the first.")
+    ] = None,
+    format_: Formats = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the paper's figures of one or more studies.
+
+    Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
+    """
+    from sirc.figures import figures
+    from sirc.results import load_runs, load_studies
+    from sirc.study import sample_sets
+
+    folder = out or runs[0] / "figures"
+    with reporting(quiet=quiet) as progress:
+        try:
+            images = sample_sets(load_studies(runs[0])[0])
+        except (ValueError, OSError) as error:
+            images = None
+            progress.note(f"without samples of the images, which cannot be opened: {error}")
+        made = figures(load_runs(runs), folder, formats=chosen_formats(format_), images=images, progress=progress)
+    for path in made:
+        result(str(path))
+
+
+def report(
+    runs: Stored,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The file to write. Default: `report.html` in the first.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The page's heading. Default: the names of the models.")] = None,
+    open_: Open = False,
+    overwrite: Replace = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the page of one or more studies: one HTML file in which α, β, the recall and the OOD sets can be changed.
+
+    It opens from disk, needs no network and sends nothing anywhere. Without `--out` an earlier page is replaced.
+
+    Example: `sirc report runs/resnet50_imagenet200 --open`
+    """
+    from sirc.report import report as write
+    from sirc.results import load_runs
+    from sirc.study import PAGE
+
+    if out is not None:
+        refuse_existing(out, overwrite)
+    with reporting(quiet=quiet) as progress:
+        page = write(load_runs(runs), out or runs[0] / PAGE, title=title, overwrite=True, progress=progress)
+    result(str(page))
+    if open_:
+        open_page(page)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    for command in (table, plot, report):
+        app.command()(command)
+
+
+def open_page(path: Path) -> None:
+    """Open a page in the browser, or say that there is none."""
+    try:
+        opened = webbrowser.open(path.resolve().as_uri())
+    except webbrowser.Error:
+        opened = False
+    if not opened:
+        say(f"no browser could be opened; open '{path}' yourself")
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Refuse to replace what is there, before any work, and name the option that does."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
+
+
+def chosen_formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
+    """Give the formats asked for, each once; all if none was."""
+    return tuple(dict.fromkeys(kind.value for kind in chosen or FigureFormat))
+
+
+def _results(paths: Sequence[Path]) -> pd.DataFrame:
+    import pandas as pd
+
+    from sirc._results_file import read_results
+
+    tables = []
+    for path in paths:
+        file = path / "results.csv" if path.is_dir() else path
+        if not file.is_file():
+            raise FileNotFoundError(f"there are no results at '{path}'. Make them: `sirc run EXPERIMENT.toml`.")
+        tables.append(read_results(file))
+    return pd.concat(tables, ignore_index=True)
