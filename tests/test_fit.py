@@ -194,8 +194,9 @@ def test_no_moments_are_kept_for_scores_without(monkeypatch):
 
 
 def test_no_rows_are_kept_for_scores_without_a_bank(monkeypatch):
-    forbid(monkeypatch, Reservoir, "update")
+    kept = columns_kept(monkeypatch)
     fitted = sirc.fit(["residual", "mahalanobis", "sirc(msp, residual)"], TRAIN, head=HEAD)
+    assert kept == {"digest"}
     assert set(fitted.parameters) == {"residual", "mahalanobis", "sirc(msp, residual)"}
 
 
@@ -205,6 +206,15 @@ def test_no_class_sums_are_kept_for_scores_without(monkeypatch):
 
 
 def test_one_pass_keeps_only_the_columns_its_statistics_read(monkeypatch):
+    kept = columns_kept(monkeypatch)
+    sirc.fit("sirc(msp, energy)", iter([TRAIN]))
+    assert kept == {"logits", "digest"}
+    kept.clear()
+    sirc.fit("knn", iter([TRAIN]))
+    assert kept == {"features", "digest"}
+
+
+def columns_kept(monkeypatch):
     kept = set()
     update = Reservoir.update
 
@@ -213,11 +223,32 @@ def test_one_pass_keeps_only_the_columns_its_statistics_read(monkeypatch):
         return update(self, index, columns)
 
     monkeypatch.setattr(Reservoir, "update", watched)
-    sirc.fit("sirc(msp, energy)", iter([TRAIN]))
-    assert kept == {"logits"}
-    kept.clear()
-    sirc.fit("knn", iter([TRAIN]))
-    assert kept == {"features"}
+    return kept
+
+
+def test_a_scorer_knows_the_rows_it_was_fitted_on(tmp_path):
+    new = sirc.Outputs(TRAIN.logits + 1e-3, TRAIN.features, TRAIN.labels)
+    fitted = sirc.fit("sirc(msp, l1)", (TRAIN[i:j] for i, j in PARTS))
+    assert fitted.seen(TRAIN) == 1
+    assert fitted.seen(new) == 0
+    half = len(TRAIN) // 2
+    mixed = sirc.Outputs.cat([TRAIN[:half], new[:half]])
+    assert fitted.seen(mixed) == pytest.approx(0.5)
+    assert fitted.seen(mixed.batches(7)) == pytest.approx(0.5)
+    fitted.save(tmp_path / "scorer.safetensors")
+    again = sirc.Scorer.load(tmp_path / "scorer.safetensors")
+    assert again.seen(TRAIN) == 1
+    assert again.only("sirc(msp, l1)").seen(new) == 0
+    assert sirc.fit("msp", TRAIN).seen(TRAIN) == 0
+
+
+def test_of_many_fitting_rows_a_sample_is_known():
+    rng = np.random.default_rng(0)
+    many = sirc.Outputs(rng.normal(size=(40_000, 3)).astype("float16"))
+    fitted = sirc.fit("sirc(msp, energy)", many)
+    assert len(fitted.fitted_on) == 4096
+    new = sirc.Outputs(rng.normal(size=(5_000, 3)).astype("float16"))
+    assert fitted.seen(sirc.Outputs.cat([many[:5_000], new])) == pytest.approx(0.5, abs=0.05)
 
 
 def test_scores_that_learn_nothing_accumulate_nothing(monkeypatch):

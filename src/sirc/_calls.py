@@ -175,9 +175,10 @@ def layer_input(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
 
 def as_rows(values: Tensor, width: int) -> Tensor | None:
     """(N, width) from (N, width), (N, width, 1, 1) or (N, 1, width); None for several rows per input."""
-    if values.ndim < 2 or values.numel() != len(values) * width:
+    rows = values.shape[0] if values.ndim else 0  # not len(): a graph for any batch size is traced through here
+    if values.ndim < 2 or values.numel() != rows * width:
         return None
-    return values.reshape(len(values), width)
+    return values.reshape(rows, width)
 
 
 def _is_array(value: object) -> bool:

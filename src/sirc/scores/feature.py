@@ -107,6 +107,9 @@ def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
 def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
     unit = normalize(features, dim=-1)
+    if torch.compiler.is_compiling():  # batches of deployment, in a graph that is not for one batch size
+        found = (unit @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+        return -(unit - bank[found]).square().sum(-1, dtype=torch.float64)
     # Rows in blocks, as the table of similarities would outgrow short features by far.
     neighbour = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
     rows = max(1, _SIMILARITIES // len(bank))

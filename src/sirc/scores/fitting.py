@@ -21,8 +21,9 @@ from sirc.scores.columns import needed_leaves
 from sirc.scores.feature import BANK_SIZE
 from sirc.scores.folds import Crossfit, check_crossfit, folds_of
 from sirc.scores.rows import Gatherer, kind, numbered, probe, shown
-from sirc.scores.scorer import Scorer, check_features, check_specs
+from sirc.scores.scorer import Scorer, check_features, check_specs, needs_fit
 from sirc.scores.second import SecondPass
+from sirc.scores.seen import SeenRows
 from sirc.scores.solving import Seen, union
 from sirc.scores.spec import parse
 from sirc.scores.statistics import Solved, Statistics, fitted_leaves, unsettled
@@ -117,6 +118,8 @@ class Fitter:
         self._kind: dict[str, str] = {}
         self._own_index = False
         self._probe = 0.0
+        learns = any(needs_fit(part) for spec in self._parsed for part in (*needed_leaves([spec]), *spec.walk()))
+        self._seen = SeenRows() if learns else None
 
     @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
@@ -134,6 +137,8 @@ class Fitter:
             )
         self._own_index |= given
         self.count += len(outputs)
+        if self._seen is not None:
+            self._seen.update(places, outputs.logits)
         if self._evidence or self._reservoir is not None:
             self._gatherer.add(places, outputs)
         return self
@@ -166,6 +171,8 @@ class Fitter:
         other._gatherer.flush()
         self.count += other.count
         self._probe += other._probe
+        if self._seen is not None and other._seen is not None:
+            self._seen.merge(other._seen)
         if self._reservoir is not None and other._reservoir is not None:
             self._reservoir.merge(other._reservoir)
         if not self._folds:
@@ -225,7 +232,14 @@ class Fitter:
         return parameters, second
 
     def _scorer(self, parameters: Solved) -> Scorer:
-        return Scorer(self.specs, parameters, num_classes=self.num_classes, num_features=self.num_features)
+        return Scorer(
+            self.specs,
+            parameters,
+            num_classes=self.num_classes,
+            num_features=self.num_features,
+            fitted_on=None if self._seen is None else self._seen.rows()[1],
+            fitted_rows=0 if self._seen is None else self.count,
+        )
 
     def _check_batch(self, outputs: Outputs) -> None:
         check_features(self._parsed, outputs)

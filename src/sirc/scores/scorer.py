@@ -17,6 +17,7 @@ from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.columns import Columns, needed_leaves, working_dtype
+from sirc.scores.seen import row_digests
 from sirc.scores.spec import Spec, is_vim, parse
 
 _FORMAT = "sirc-scorer"
@@ -54,6 +55,8 @@ class Scorer:
         *,
         num_classes: int | None = None,
         num_features: int | None = None,
+        fitted_on: Tensor | None = None,
+        fitted_rows: int = 0,
     ) -> None:
         self.specs = check_specs(specs)
         self.parameters = {
@@ -62,6 +65,9 @@ class Scorer:
         }
         self.num_classes = num_classes
         self.num_features = num_features
+        self.fitted_on = fitted_on
+        """Digests of a sample of the rows that it was fitted on, if it learnt from any."""
+        self.fitted_rows = fitted_rows
         self._parsed = {text: parse(text) for text in self.specs}
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
 
@@ -135,7 +141,28 @@ class Scorer:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
-        return Scorer(wanted, self.parameters, num_classes=self.num_classes, num_features=self.num_features)
+        return Scorer(
+            wanted,
+            self.parameters,
+            num_classes=self.num_classes,
+            num_features=self.num_features,
+            fitted_on=self.fitted_on,
+            fitted_rows=self.fitted_rows,
+        )
+
+    def seen(self, outputs: Outputs | Iterable[object]) -> float:
+        """About which share of these rows were among those it was fitted on; 0 for a scorer that learnt from none.
+
+        It compares logits bit by bit with a sample of up to 4096 fitting rows. Rows that were computed anew on another
+        device are not recognised.
+        """
+        if self.fitted_on is None or not len(self.fitted_on):
+            return 0.0
+        batches = [outputs] if isinstance(outputs, Outputs) else outputs
+        found = torch.cat([row_digests(Outputs.of(batch).logits).cpu() for batch in batches])
+        # Each row of the sample that is met stands for as many fitting rows as it was drawn from.
+        met = float(torch.isin(self.fitted_on.cpu(), found).double().mean())
+        return min(1.0, met * self.fitted_rows / max(1, len(found)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
@@ -146,7 +173,10 @@ class Scorer:
             "specs": list(self.specs),
             "num_classes": self.num_classes,
             "num_features": self.num_features,
+            "fitted_rows": self.fitted_rows,
         }
+        if self.fitted_on is not None:
+            tensors["fitted_on"] = self.fitted_on
         # safetensors wants at least one tensor; an unfitted scorer has none of its own.
         tensors["version"] = torch.tensor([_VERSION], device="cpu")
         write_safetensors(Path(path), tensors, {"sirc": json.dumps(about)}, overwrite=overwrite)
@@ -172,7 +202,14 @@ class Scorer:
             if slash:
                 parameters.setdefault(spec, {})[key] = value.clone()
         try:
-            return cls(about["specs"], parameters, num_classes=about["num_classes"], num_features=about["num_features"])
+            return cls(
+                about["specs"],
+                parameters,
+                num_classes=about["num_classes"],
+                num_features=about["num_features"],
+                fitted_on=tensors.get("fitted_on"),
+                fitted_rows=about.get("fitted_rows", 0),
+            )
         except ValueError as error:
             raise StoreError(
                 f"{path} was saved with scores that are not known here: {error}. Import the module that registers them "

@@ -76,9 +76,9 @@ def log_one_minus_max(p: Softmax) -> Tensor:
 def log_entropy(p: Softmax) -> Tensor:
     """log H[π], finite where H itself underflows."""
     s = p.rest
-    # log1p(s)/s is 0/0 at s = 0 and has few digits where s is subnormal; it is 1 there.
-    tiny = torch.finfo(s.dtype).tiny
-    ratio = torch.where(s > tiny, torch.log1p(s) / s.clamp_min(tiny), 1.0)
+    # log1p(s)/s is 0/0 at s = 0; where s is small its series has all digits, also for a runtime without log1p.
+    series = 1 - s * (1 / 2 - s * (1 / 3 - s * (1 / 4 - s * (1 / 5 - s / 6))))
+    ratio = torch.where(s > 1e-3, torch.log1p(s) / s.clamp_min(1e-3), series)
     return torch.log(p.t * ratio + (p.gap * p.t + p.q) / (1 + s)) - p.gap
 
 
