@@ -66,7 +66,9 @@ def small(shot: bytes) -> bytes:
         full = opened.convert("RGB")
     for colours in (256, 128, 64, 32):
         out = io.BytesIO()
-        full.quantize(colours, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+        # Rare colours count as much as common ones at first, so that no line loses its own; means then settle the rest.
+        few = full.quantize(colours, method=Image.Quantize.MAXCOVERAGE, kmeans=5, dither=Image.Dither.NONE)
+        few.save(out, "PNG", optimize=True)
         if out.tell() <= LARGEST:
             break
     return out.getvalue()

@@ -407,6 +407,10 @@ def test_links_that_make_no_sense_are_passed_over(open_page, seeds):
         assert read_controls(page) == controls, fragment
     loaded = open_page(seeds.path, fragment, fresh=True)
     assert read_controls(loaded) == controls
+    follow(page, "w=1,1,1")
+    even = read_table(page)
+    follow(page, "w=1e308,1e308,1e308")  # relative weights, however large
+    assert read_table(page) == even
     follow(page, "alpha=0.25&beta=x")
     assert read_setting(page) == {"alpha": 0.25, "beta": 0.5, "recall": 0.95}
 

@@ -20,7 +20,7 @@ from sirc.report import report
 from sirc.report.grid import make_grid
 from sirc.report.payload import payload
 
-ALPHAS, BETAS = [0.01, 0.1, 0.5, 0.9, 0.99], [0.0, 0.05, 0.5, 0.95, 1.0]
+ALPHAS, BETAS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999], [0.0, 0.05, 0.5, 0.95, 1.0]
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 payloads = importlib.import_module("sirc.report.payload")  # `sirc.report.payload` is its function
 

@@ -1,6 +1,7 @@
 // The controls: each tells the page what changed, and shows the setting whatever changed it.
 
 import { byId, el, setText, swatch } from "./dom.js";
+import { mean, ranked } from "./seeds.js";
 import { defaultWeights, isShown, nearestLevel, oodShares, scaled, startState, toFragment } from "./state.js";
 import { EXPLANATIONS, metricName, neat } from "./words.js";
 
@@ -32,7 +33,7 @@ export function makeControls(data, change, scene) {
   byId("detail").addEventListener("change", (event) => change({ detail: event.target.value }));
   byId("scores-all").addEventListener("click", () => change({ shown: null }));
   byId("scores-few").addEventListener("click", () => change({ shown: bestFive(scene()) }));
-  byId("reset").addEventListener("click", () => change({ ...startState(data), model: scene().state.model }));
+  byId("reset").addEventListener("click", () => change({ ...startState(data), alphaKept: undefined, model: scene().state.model }));
   byId("link").addEventListener("click", () => copyLink(data, scene().state));
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   explain();
@@ -83,7 +84,8 @@ function showSetting(data, model, state) {
     const slider = row.querySelector("input[type=range]");
     slider.value = sliders[set];
     slider.setAttribute("aria-valuetext", `${(100 * shares[set]).toFixed(1)}% of OOD input`);
-    setText(row.querySelector("output"), `${(100 * shares[set]).toFixed(0)}%`);
+    const rounded = `${(100 * shares[set]).toFixed(0)}%`;
+    setText(row.querySelector("output"), shares[set] > 0 && rounded === "0%" ? "<1%" : rounded);
   }
 }
 
@@ -157,9 +159,8 @@ function buildScores(model, change, scene) {
 }
 
 function bestFive(scene) {
-  const everyone = { ...scene.state, shown: null };
-  scene.look(everyone);
-  return new Set(scene.order.slice(0, 5).map((score) => scene.model.scores[score].spec));
+  const order = ranked(scene.model.scores.keys(), (score) => mean(scene.values[score]));
+  return new Set(order.slice(0, 5).map((score) => scene.model.scores[score].spec));
 }
 
 async function copyLink(data, state) {

@@ -81,7 +81,7 @@ function toHex(rgb) {
 }
 
 /** The relative luminance that contrast is reckoned with. */
-export function luminance(rgb) {
+function luminance(rgb) {
   const [r, g, b] = rgb.map((part) => {
     const x = part / 255;
     return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;

@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 POINTS: Final = 512
 LEVELS: Final = tuple(i / 100 for i in range(1, 90)) + tuple(i / 1000 for i in range(900, 1001))
-_ALPHAS: Final = (0.01, 0.3, 0.99)  # mixtures whose areas must come out right; those between do with them
+_ALPHAS: Final = (0.001, 0.01, 0.3, 0.99, 0.999)  # mixtures whose areas must come out right; those between do with them
 _AT_ONCE = 8  # of the worst intervals are halved before looking again
 _LOOKED_AT = 4000  # thresholds, about, that are looked at when placing the points
 

@@ -135,6 +135,7 @@ function showThousand() {
     byId("key").append(...["correct", "wrong", "ood", "rejected"].map((kind, i) =>
       el("li", {}, el("span", { class: kind === "rejected" ? "rejected" : `accepted ${kind}` }), key[i])));
   }
+  for (const item of byId("key").children) item.hidden = !scene.model.sets.length && item.textContent.includes("no class");
   [...accepted, ...rejected].forEach((count, i) => { strip.children[i].style.flexGrow = count; });
   const told = (counts) => counts.map((count, i) => `${count} ${KINDS[i]}`).join(", ");
   strip.setAttribute("aria-label", `Of 1000 inputs, accepted: ${told(accepted)}; rejected: ${told(rejected)}.`);
@@ -154,13 +155,15 @@ function showUse() {
 }
 
 function showHeader() {
-  setText(byId("title"), data.title || "Which score to deploy");
+  setText(byId("title"), data.title);
   const sets = new Set(data.models.flatMap((model) => model.sets)).size;
   const scores = Math.max(...data.models.map((model) => model.scores.length));
   const runs = sum(data.models.map((model) => model.runs.length));
   const count = (number, word) => `${grouped(number)} ${word}${number === 1 ? "" : "s"}`;
-  setText(byId("about"), `Selective classification with OOD data: ${[count(scores, "score"), count(sets, "OOD set"), count(runs, "training run")].join(", ")}. Drag α, β and the recall to see what a choice does.`);
-  setText(byId("footer"), `Made by sirc ${data.version}. Shares, risk and coverage are exact at every recall of the slider; areas are within 0.5% of the exact ones. This page loads nothing and sends nothing.`);
+  const parts = [count(scores, "score"), ...(sets ? [count(sets, "OOD set")] : []), count(runs, "training run")].join(", ");
+  const [kind, dials] = sets ? ["Selective classification with OOD data", "α, β"] : ["Selective classification", "β"];
+  setText(byId("about"), `${kind}: ${parts}. Drag ${dials} and the recall to see what a choice does.`);
+  setText(byId("footer"), `Made by sirc ${data.version}. Shares, risk and coverage are exact at every recall of the slider; ${data.points < 512 ? `areas are computed from ${data.points} thresholds` : "areas are within 0.5% of the exact ones"}. This page loads nothing and sends nothing.`);
 }
 
 function redraw(now) {
@@ -169,6 +172,11 @@ function redraw(now) {
   else later();
 }
 
+// The fragment is the setting: the link that skips the controls must not put another there.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
 addEventListener("hashchange", () => {
   if (location.hash.replace(/^#/, "") === toFragment(data, state)) return;
   state = fromFragment(data, location.hash);

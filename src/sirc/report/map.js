@@ -29,7 +29,7 @@ export function drawMap(scene) {
     shownContent = content;
     byId("map-shares").replaceChildren(...content.shares.map(([index, share]) => shareOf(scene, index, share)));
   }
-  return draw("map", [...content.traces, ring(16, look.paper, 5), ring(16, look.ink, 2)], axes, `Map of the best score by ${name}: ${content.words}. ${content.note}`);
+  return draw("map", [...content.traces, ring(16, look.paper, 5), ring(16, look.ink, 2)], axes, `Map of the best score by ${name}: ${content.words}. ${content.note}`.trim());
 }
 
 function contentOf(scene, look) {
@@ -65,6 +65,7 @@ function contentOf(scene, look) {
 function told(scene, cell) {
   const best = `<b>${literally(scene.name(cell.best))}</b> ${hundredfold(cell.value)}`;
   if (cell.second < 0) return best;
+  if (cell.margin === 0) return `${best}<br>${literally(scene.name(cell.second))} is equal`;
   return `${best}<br>${hundredfold(cell.margin)} below ${literally(scene.name(cell.second))}${cell.noise ? ", within noise" : ""}`;
 }
 

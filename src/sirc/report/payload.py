@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import sirc
 from sirc.evaluate import Evaluation
-from sirc.figures.style import GROUPS, Look, method_look
+from sirc.figures.style import Look, method_look
 from sirc.names import escape, score_name
 from sirc.progress import SILENT, Progress
 from sirc.report.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
@@ -86,7 +86,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             "pool": first.pool,
             "baseline": "msp" if "msp" in first.scores else first.scores[0],
         },
-        "groups": {name: look.colour for name, look in GROUPS.items()},
+        "points": points,
         "models": [_model(name, same, packed) for name, same in models.items()],
     }
 
@@ -107,7 +107,7 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
             ]
             for group, members in evaluation.groups.items()
         },
-        "runs": [{"seed": run.seed, "sizes": _sizes(run.evaluation), "scores": packed[id(run)]} for run in runs],
+        "runs": [{"seed": int(run.seed), "sizes": _sizes(run.evaluation), "scores": packed[id(run)]} for run in runs],
     }
 
 

@@ -52,6 +52,9 @@ export function axis(title, options = {}) {
 }
 
 const sizes = new Map();
+// As high as the style makes them on paper, and no wider than it is.
+const PAPER = { width: 640, height: 302 };
+const PAPER_MAP = { width: 480, height: 415 };
 
 /** Keep the sizes of the plots, and call `redraw(id)` when one changes: asked for in a frame, they cost a layout. */
 export function watchSizes(redraw) {
@@ -72,12 +75,12 @@ export function watchSizes(redraw) {
 }
 
 /** Draw a plot anew, or bring it up to date. */
-export function draw(id, traces, axes, label, more = {}) {
+export function draw(id, traces, axes, label) {
   const look = theme();
   const layout = {
     autosize: false,
-    ...sizes.get(id),
-    margin: { l: letters(3.7), r: letters(0.9), t: 8, b: letters(3) },
+    ...(printing ? (id === "map" ? PAPER_MAP : PAPER) : sizes.get(id)),
+    margin: { l: letters(3.7), r: letters(0.9), t: letters(0.8), b: letters(3) },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: letters(0.85), color: look.ink },
@@ -87,7 +90,6 @@ export function draw(id, traces, axes, label, more = {}) {
     showlegend: false,
     uirevision: "kept",
     ...axes,
-    ...more,
   };
   const plot = byId(id);
   if (plot.getAttribute("aria-label") !== label) plot.setAttribute("aria-label", label);

@@ -21,7 +21,6 @@ export function paired(values, others) {
 }
 
 /** Order scores by their mean: the best first; equal ones stay in the order they came in. */
-export function ranked(indices, valuesOf, higherIsBetter = false) {
-  const sign = higherIsBetter ? -1 : 1;
-  return [...indices].sort((one, other) => sign * (valuesOf(one) - valuesOf(other)) || one - other);
+export function ranked(indices, valuesOf) {
+  return [...indices].sort((one, other) => valuesOf(one) - valuesOf(other) || one - other);
 }

@@ -71,7 +71,7 @@ export function oodShares(weights) {
 /** Weights as the sliders have them: the largest is 100. */
 export function scaled(weights) {
   const most = Math.max(...weights);
-  return weights.map((weight) => (100 * weight) / most);
+  return weights.map((weight) => 100 * (weight / most));
 }
 
 /** The fragment that stands for a setting; what is as the page opens with is left out. */

@@ -2,7 +2,7 @@
 
 import { byId, el, setText, swatch } from "./dom.js";
 import { auroc, metricParts, mixed, reaching } from "./mixture.js";
-import { mean, paired, ranked, spread } from "./seeds.js";
+import { mean, paired, spread } from "./seeds.js";
 import { grouped, hundredfold, metricName, neat, plainNumber, signed } from "./words.js";
 
 /** The ranked list. `choose(spec)` is told which score's name was pressed. */
@@ -25,9 +25,8 @@ export function makeRanked(choose) {
       focused?.focus({ preventScroll: true });
     }
     setText(table.querySelector("th[data-column=risk]"), `${metricName("risk", scene.recall)} %`);
-    const by = { risk: "risk", aurr: "aurr", aurc: "aurc" }[scene.state.metric];
     for (const head of table.querySelectorAll("thead th")) {
-      if (head.dataset.column === by) head.setAttribute("aria-sort", "ascending");
+      if (head.dataset.column === scene.state.metric) head.setAttribute("aria-sort", "ascending");
       else head.removeAttribute("aria-sort");
     }
     scene.order.forEach((score, place) => fillRow(scene, rows.get(score), score, place));
@@ -44,15 +43,15 @@ function columnsOf(scene) {
     ["coverage", "Coverage %"],
     ["wrong", "ID✗ %"],
     ...(scene.model.sets.length ? [["ood", "OOD %"]] : []),
-    ...scene.model.sets.map((name, set) => [`set-${set}`, name]),
     ["threshold", "Threshold"],
+    ...scene.model.sets.map((name, set) => [`set-${set}`, name]),
   ];
 }
 
 function buildRanked(table, scene, choose) {
   const columns = columnsOf(scene);
   const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
-    ...columns.map(([column, text]) => el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") ? "kind" : false }, text)));
+    ...columns.map(([column, text]) => el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") ? "kind" : false }, el("span", { class: "clamp" }, text))));
   table.replaceChildren(el("caption", {}, "Scores, the best at this setting first"), el("thead", {}, head), el("tbody"));
   return new Map(scene.model.scores.map((score) => {
     const button = el("button", { type: "button", class: "name", title: score.spec }, swatch(score), el("span", {}, score.name));
@@ -123,9 +122,14 @@ function fillDifference(scene, row, score) {
 
 function rankedNote(scene) {
   const runs = scene.several ? `Mean over ${scene.runs.length} training runs; ≈ is within ± 2 std of the paired difference. ` : "";
-  const sizes = scene.runs[0].sizes;
-  const sets = scene.model.sets.map((name, set) => `${name} ${grouped(sizes[set + 2])}`).join(", ");
-  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Of ${grouped(sizes[0])} ID✓ and ${grouped(sizes[1])} ID✗${sets ? `; OOD: ${sets}` : ""}.`;
+  const size = (group) => {
+    const numbers = scene.runs.map((run) => run.sizes[group]);
+    const [least, most] = [Math.min(...numbers), Math.max(...numbers)];
+    return least === most ? grouped(least) : `${grouped(least)}–${grouped(most)}`;
+  };
+  const sets = scene.model.sets.map((name, set) => `${name} ${size(set + 2)}`).join(", ");
+  const alone = scene.model.sets.length ? "" : " Without OOD data the risk is β times the share of wrong predictions among the accepted.";
+  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Measured on ${size(0)} ID✓ and ${size(1)} ID✗${sets ? `; OOD: ${sets}` : ""}.${alone}`;
 }
 
 /** The table of one metric for each kind of input. */
@@ -145,10 +149,10 @@ export function makeSets() {
       const column = set === null ? "wrong" : `set-${set}`;
       const values = scene.keep(`detail ${column}`, detailKey(scene), () =>
         scene.model.scores.map((score) => detailOf(scene, score.index, set)));
-      const order = ranked(scene.shown, (score) => mean(values[score]), higher);
       scene.shown.forEach((score) => {
         const cell = rows.get(score).cells.get(column);
-        fillDetail(scene, cell, values[score], values[scene.baseline], order.indexOf(score), higher);
+        const better = scene.shown.filter((other) => (higher ? 1 : -1) * (mean(values[other]) - mean(values[score])) > 0);
+        fillDetail(scene, cell, values[score], values[scene.baseline], better.length, higher);
       });
     });
     setText(byId("sets-note"), setsNote(scene));
@@ -158,7 +162,7 @@ export function makeSets() {
 function buildSets(table, scene) {
   const columns = [["wrong", "ID✗"], ...scene.model.sets.map((name, set) => [`set-${set}`, name])];
   const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
-    ...columns.map(([, text]) => el("th", { scope: "col", title: text, class: "kind" }, text)));
+    ...columns.map(([, text]) => el("th", { scope: "col", title: text, class: "kind" }, el("span", { class: "clamp" }, text))));
   table.replaceChildren(el("caption", {}, "One metric for each kind of input"), el("thead", {}, head), el("tbody"));
   return new Map(scene.model.scores.map((score) => {
     const line = el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, swatch(score), el("span", {}, score.name)));

@@ -42,7 +42,7 @@ export function metricName(metric, recall) {
 }
 
 /** Whole numbers near these, that sum to the whole number near their sum. */
-export function wholeParts(parts) {
+function wholeParts(parts) {
   const total = Math.round(parts.reduce((sum, part) => sum + part, 0));
   const whole = parts.map(Math.floor);
   const byRest = parts.map((part, i) => [part - whole[i], i]).sort((one, other) => other[0] - one[0] || one[1] - other[1]);
@@ -102,6 +102,10 @@ function leadInWords(scene) {
   const [best, second] = scene.order;
   const metric = metricName(scene.state.metric, scene.recall);
   const lead = paired(scene.values[second], scene.values[best]);
+  if (lead.mean <= 1e-9 * mean(scene.values[second])) {
+    const least = scene.order.filter((score) => mean(scene.values[score]) - mean(scene.values[best]) <= 1e-9 * mean(scene.values[best]));
+    return `${least.length === scene.order.length ? "All scores" : listed(least.map((score) => scene.name(score)))} have the same ${metric}, the lowest.`;
+  }
   const by = `${scene.name(best)} has the lowest ${metric}, ${hundredfold(lead.mean)} points below ${scene.name(second)}`;
   if (!scene.several) return `${by}; one training run says nothing about the spread over runs.`;
   const noise = lead.noise ? "within noise" : "beyond noise";
@@ -119,12 +123,17 @@ function alphaInWords(scene) {
     else stretches.push({ best: cell.best, begin: i, end: i });
   });
   const beta = `By ${metricName(scene.state.metric, scene.recall)} with β near ${Number(scene.state.beta.toFixed(2))}`;
-  if (stretches.length === 1) return `${beta}, ${scene.name(row[0].best)} is best whatever α is.`;
-  if (stretches.length > 5) return `${beta}, the best score changes ${stretches.length - 1} times as α grows.`;
+  const unsure = !row.every((cell) => cell.noise) ? "" : scene.several ? ", but nowhere beyond noise" : ", but others equal it";
+  if (stretches.length === 1) return `${beta}, ${scene.name(row[0].best)} is best whatever α is${unsure}.`;
+  if (stretches.length > 5) return `${beta}, the best score changes ${stretches.length - 1} times as α grows${unsure}.`;
   const border = (i) => Number(((CENTRES[i] + CENTRES[i - 1]) / 2).toFixed(3));
   const pieces = stretches.map(({ best, begin }, i) =>
     i === 0 ? `${scene.name(best)} up to α = ${border(stretches[1].begin)}` : `${scene.name(best)} from ${border(begin)}`);
-  return `${beta}, the best is ${pieces.join(", ")}.`;
+  return `${beta}, the best is ${pieces.join(", ")}${unsure}.`;
+}
+
+function listed(names) {
+  return names.length < 2 ? names.join() : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
 }
 
 function rowNear(scene) {
@@ -155,9 +164,10 @@ export const EXPLANATIONS = {
   recall: ["Recall", "The share of ID✓, the inputs that the classifier gets right, that is accepted. Each score gets the highest threshold that accepts at least this share. The slider moves over recalls for which all figures are exact; they are closest together near 100%."],
   metric: ["Compare by", "Risk at the recall: the mean cost of what is accepted at the chosen recall. AURR: that risk averaged over all recalls. AURC: the risk averaged over all coverages. Lower is better. The list, the lines against α and β, and the map follow this choice."],
   mix: ["Mix of OOD sets", "What OOD input will look like: the share of each set in it. The buttons take all sets, or one group of them; boxes and sliders make a mix of your own."],
+  overbeta: ["Against β", "How the chosen metric changes with the cost of the two mistakes: at fixed α a straight line, from only OOD input counting (0) to only ID✗ counting (1)."],
   baseline: ["Baseline", "The score that the others are compared with. Differences are to this one; negative is better where lower is better."],
   list: ["The list", "Each score at its own threshold for the chosen recall. Risk: mean cost of an accepted input, β for ID✗, 1 − β for OOD. Coverage: accepted share of all input. ID✗, OOD and each set: the share of these that is let through. Difference: to the baseline, in the metric that the list is ordered by. ≈ marks a difference within noise: ± 2 std over training runs, run by run, includes 0. Threshold: accept an input whose score is at least this. Press a score's name to look at it alone."],
-  map: ["The map", "For every α and β, which score has the lowest value of the chosen metric. Strong colour: it leads clearly; pale: hardly. Dots: the lead over the second is within noise. The ring is the current setting; press anywhere on the map to move it. Where one colour fills the whole row at your β, α does not matter."],
+  map: ["The map", "For every α and β, which score has the lowest value of the chosen metric. The paler the colour, the smaller its lead; it is full from a lead of 10% of the second's value. Dots: the lead over the second is within noise. The ring is the current setting; press anywhere on the map to move it. Where one colour fills the whole row at your β, α does not matter."],
   riskrecall: ["Risk and recall", "The risk at each recall of ID✓. Markers: the chosen recall. The oracle accepts ID✓ alone, with risk 0 at every recall. Bands: ± 2 std over training runs."],
   riskcoverage: ["Risk and coverage", "The risk against the share of all input that is accepted. The oracle accepts ID✓ first and then the cheaper mistakes: no score can be below it. Markers: the chosen recall. Bands: ± 2 std over training runs."],
   sweeps: ["Against α and β", "How the chosen metric changes when the mixture or the costs change and all else stays. At fixed α it is a straight line in β."],

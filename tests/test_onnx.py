@@ -1,0 +1,158 @@
+"""The exported graph decides as the module does, for any batch, and says what it was calibrated for."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import sirc
+from sirc import SelectiveClassifier, _onnx
+from sirc.preprocess import Preprocess
+
+onnxruntime = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+
+SIDE, K = 32, 7
+ARCHITECTURES = {
+    "resnet18": {},
+    "mobilenetv3_small_050": {},
+    "vit_tiny_patch16_224": {"img_size": SIDE},
+}
+CASES = [
+    ("resnet18", "sirc(entropy, residual)"),
+    ("resnet18", "sirc(msp, l1, knn)"),
+    ("mobilenetv3_small_050", "sirc(doctor, mahalanobis)"),
+    ("vit_tiny_patch16_224", "vim"),
+]
+SMALL = "sirc(msp, l1)"
+
+
+def images(n, seed):
+    return torch.randn(n, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+class Network:
+    """A network with outputs on training and validation images."""
+
+    def __init__(self, name, model):
+        self.model = model.eval()
+        self.head = sirc.find_head(model, images(2, 0))
+        self.val = self.outputs(images(48, 2))
+        specs = [spec for own, spec in CASES if own == name]
+        self.scorer = sirc.fit([*specs, SMALL], self.training(), head=self.head, crossfit=0)
+
+    def training(self):
+        """More rows than there are images: features like those of the validation images, through the last layer."""
+        seen, g = self.val.features, torch.Generator().manual_seed(0)
+        features = seen.mean(0) + seen.std(0) * torch.randn(2500, seen.shape[1], generator=g)
+        logits = features @ self.head.weight.T + self.head.bias
+        return sirc.Outputs(logits, features, logits.argmax(-1))
+
+    def outputs(self, x):
+        with torch.no_grad(), sirc.head.capture_features(self.model, self.head.name) as take:
+            logits = self.model(x)
+            features = take()
+        labels = torch.where(torch.arange(len(x)) % 4 > 0, logits.argmax(-1), (logits.argmax(-1) + 1) % K)
+        return sirc.Outputs(logits, features, labels)
+
+    def selective(self, spec, **options):
+        made = SelectiveClassifier(self.model, self.scorer, spec, head=self.head, **options)
+        return made.calibrate(self.val, recall=0.8)
+
+
+@pytest.fixture(scope="module")
+def networks():
+    torch.manual_seed(0)
+    return {
+        name: Network(name, timm.create_model(name, num_classes=K, **options))
+        for name, options in ARCHITECTURES.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "spec"), CASES)
+def test_the_graph_decides_as_the_module_does(networks, name, spec, tmp_path):
+    selective = networks[name].selective(spec)
+    selective.export_onnx(tmp_path / "m.onnx", images(4, 3))
+    onnx.checker.check_model(tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    assert [output.name for output in session.get_outputs()] == ["label", "confidence", "accepted", "logits"]
+    for n in (1, 2, 33):
+        x = images(n, 10 + n)
+        expected = selective(x)
+        label, confidence, accepted, logits = session.run(None, {"images": x.numpy()})
+        assert [value.dtype for value in (label, confidence, accepted)] == [np.int64, np.float64, np.bool_]
+        np.testing.assert_allclose(logits, expected.logits, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(confidence, expected.confidence, rtol=1e-4, atol=1e-4)
+        away = np.abs(expected.confidence.numpy() - selective.threshold.value) > 1e-3
+        np.testing.assert_array_equal(accepted[away], expected.accepted.numpy()[away])
+        sure = (expected.logits.topk(2).values.diff().abs()[:, 0] > 1e-3).numpy()
+        np.testing.assert_array_equal(label[sure], expected.label.numpy()[sure])
+
+
+class Scaled(nn.Module):
+    """A network of inputs that are logits already, and their own features."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.eye(4))
+            self.fc.bias.zero_()
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+
+@pytest.mark.parametrize("spec", ["msp", "doctor", "entropy", "sirc(entropy, l1)"])
+def test_confident_inputs_do_not_tie_in_the_graph(spec, tmp_path):
+    gaps = torch.tensor([0.0, 1e-3, 1.0, 20.0, 34.0, 36.0, 38.0, 90.0, 499.0, 500.0])
+    x = torch.stack([gaps, *3 * [torch.zeros(10)]], -1)[:, :, None]
+    scorer = sirc.fit(spec, sirc.Outputs(torch.randn(50, 4), torch.randn(50, 4)), crossfit=0)
+    selective = SelectiveClassifier(Scaled(), scorer, spec, head="fc").set_threshold(1.0)
+    selective.export_onnx(tmp_path / "m.onnx", x)
+    confidence = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(["confidence"], {"images": x.numpy()})[0]
+    np.testing.assert_allclose(confidence, selective(x).confidence, rtol=1e-7, atol=1e-7)
+    assert (np.diff(confidence) > 0).all()
+
+
+def test_the_file_says_what_was_calibrated(networks, tmp_path):
+    selective = networks["resnet18"].selective(
+        "sirc(entropy, residual)", classes=[f"class {i}" for i in range(K)], preprocess=Preprocess(resize=40, crop=SIDE)
+    )
+    selective.export_onnx(tmp_path / "m.onnx", images(2, 4))
+    facts = _onnx.facts_of(onnxruntime.InferenceSession(tmp_path / "m.onnx"))
+    assert facts["spec"] == "sirc(entropy, residual)"
+    assert facts["threshold"] == json.loads(json.dumps(selective.threshold.to_dict()))
+    assert facts["classes"][3] == "class 3"
+    assert facts["preprocess"]["crop"] == SIDE
+    assert facts["model"] == sirc.models.fingerprint(selective.model)
+
+
+def test_nothing_is_overwritten_or_half_written(networks, tmp_path):
+    selective = networks["resnet18"].selective(SMALL)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="overwrite"):
+        selective.export_onnx(path, images(2, 5))
+    assert path.read_bytes() == b"precious"
+    selective.export_onnx(path, images(1, 5), overwrite=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_nonsense_is_refused(networks, tmp_path):
+    network = networks["resnet18"]
+    bare = SelectiveClassifier(network.model, network.scorer, SMALL, head=network.head)
+    with pytest.raises(sirc.NotFittedError, match="calibrate"):
+        bare.export_onnx(tmp_path / "m.onnx", images(2, 6))
+    with pytest.raises(ValueError, match="example"):
+        network.selective(SMALL).export_onnx(tmp_path / "m.onnx", "an image")
+    assert not (tmp_path / "m.onnx").exists()
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "other", value[:1], value[1:])
+    other = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(ValueError, match="export_onnx"):
+        _onnx.facts_of(onnxruntime.InferenceSession(other.SerializeToString()))

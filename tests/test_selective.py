@@ -1,0 +1,359 @@
+"""A selective classifier says what its scorer says, in one forward of any model, and forgets nothing when saved."""
+
+import copy
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sirc
+from sirc import SelectiveClassifier
+from sirc.experiment import PAPER_SPECS
+from sirc.preprocess import Preprocess
+
+K, SIDE = 5, 8
+SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
+
+
+class Net(nn.Module):
+    """A small network that counts its forwards."""
+
+    def __init__(self, classes=K, width=12):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, width, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.fc = nn.Linear(width, classes)
+        self.calls = 0
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+        return self.fc(self.body(x))
+
+
+def images(n, seed):
+    return torch.randn(n, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+def labelled(model, x, seed):
+    """Outputs whose labels are the prediction in about three of four rows."""
+    with torch.no_grad():
+        z = model.body(x)
+        logits = model.fc(z)
+    g = torch.Generator().manual_seed(seed)
+    other = torch.randint(0, logits.shape[1], (len(x),), generator=g)
+    labels = torch.where(torch.rand(len(x), generator=g) < 0.7, logits.argmax(-1), other)
+    return sirc.Outputs(logits, z, labels)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def head(model):
+    return sirc.find_head(model, images(2, 0))
+
+
+@pytest.fixture(scope="module")
+def train(model):
+    return labelled(model, images(400, 1), 1)
+
+
+@pytest.fixture(scope="module")
+def val(model):
+    return labelled(model, images(300, 2), 2)
+
+
+@pytest.fixture(scope="module")
+def scorer(train, head):
+    return sirc.fit(list(SPECS), train, head=head)
+
+
+@pytest.fixture
+def selective(model, scorer, head, val):
+    return SelectiveClassifier(model, scorer, "sirc(entropy, residual)", head=head).calibrate(val, recall=0.9)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_says_what_the_scorer_says(model, scorer, head, spec):
+    x = images(50, 3)
+    found = SelectiveClassifier(model, scorer, spec, head=head).set_threshold(0.0)(x)
+    expected = labelled(model, x, 3)
+    torch.testing.assert_close(found.confidence, scorer(expected)[spec], rtol=1e-6, atol=1e-9)
+    assert found.confidence.dtype == torch.float64
+    assert torch.equal(found.label, expected.predictions)
+    assert torch.equal(found.accepted, found.confidence >= 0)
+
+
+def test_a_model_in_double_precision_is_scored_in_it(model, train, head):
+    double = copy.deepcopy(model).double()
+    scorer = sirc.fit("sirc(entropy, residual)", train.to(dtype=torch.float64), head=head)
+    found = SelectiveClassifier(double, scorer, "sirc(entropy, residual)", head=head).set_threshold(0.0)
+    x = images(20, 18).double()
+    expected = scorer(labelled(double, x, 0))["sirc(entropy, residual)"]
+    torch.testing.assert_close(found(x).confidence, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_one_forward_of_the_model_does_it(model, selective):
+    before = model.calls
+    selective(images(3, 4))
+    assert model.calls == before + 1
+
+
+def test_a_batch_of_one_is_its_row_of_a_larger_batch(selective):
+    x = images(6, 5)
+    whole = selective(x)
+    for i in range(6):
+        alone = selective(x[i : i + 1])
+        torch.testing.assert_close(alone.confidence, whole.confidence[i : i + 1], rtol=1e-5, atol=1e-6)
+        assert alone.label.shape == alone.accepted.shape == (1,)
+
+
+def test_the_threshold_reaches_its_recall_on_the_calibration_data(selective, val, scorer):
+    confidence = scorer(val)["sirc(entropy, residual)"]
+    accepted = confidence >= selective.threshold.value
+    recall = accepted[val.correct].double().mean()
+    assert recall >= 0.9
+    assert selective.threshold.value == sirc.Ranking(confidence[val.correct]).threshold(recall=0.9)
+    assert torch.equal(selective.calibration, confidence)
+
+
+def test_the_head_is_found_on_the_first_batch(model, scorer, val):
+    found = SelectiveClassifier(model, scorer, "vim").calibrate(val, coverage=0.8)
+    assert found.head_name is None
+    found(images(1, 6))
+    assert found.head_name == "fc"
+
+
+def test_each_rule_of_calibration(model, scorer, head, val):
+    def made(**rule):
+        return SelectiveClassifier(model, scorer, "msp", head=head).calibrate(val, **rule)
+
+    far = labelled(model, 3 * images(200, 7), 7)
+    assert made(coverage=0.5).threshold.rule == "coverage"
+    assert made(risk=0.4).threshold.delta == 0.05
+    assert made(recall=0.9, delta=0.1).threshold.value <= made(recall=0.9).threshold.value
+    cost = made(ood=far, alpha=0.5, beta=0.5, reject_cost=0.2)
+    assert cost.threshold.rule == "cost"
+    for rule in (
+        {},
+        {"recall": 0.9, "risk": 0.1},
+        {"ood": far, "recall": 0.9},
+        {"ood": far, "alpha": 0.5, "beta": 0.5},
+    ):
+        with pytest.raises(ValueError, match=r"recall"):
+            made(**rule)
+    with pytest.raises(ValueError, match="delta"):
+        made(ood=far, alpha=0.5, beta=0.5, recall=0.9, delta=0.1)
+
+
+def test_a_loader_calibrates_as_its_outputs_do(model, scorer, head, val):
+    loader = DataLoader(TensorDataset(images(300, 2), val.labels), batch_size=64)
+    by_images = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head).calibrate(loader, recall=0.9)
+    by_outputs = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head).calibrate(val, recall=0.9)
+    assert by_images.threshold.value == pytest.approx(by_outputs.threshold.value, rel=1e-5)
+
+
+def test_rows_that_fitted_a_score_promise_nothing(model, scorer, head, train, val):
+    made = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head)
+    for rule in ({"recall": 0.9, "delta": 0.1}, {"risk": 0.3}, {"coverage": 0.9, "delta": 0.1}):
+        with pytest.raises(ValueError, match="fitted on may not set a threshold with a guarantee; about 100%"):
+            made.calibrate(train, **rule)
+    with pytest.raises(ValueError, match="about 25%"):
+        made.calibrate(sirc.Outputs.cat([train[:100], val]), recall=0.9, delta=0.1)
+    assert made.calibrate(train, recall=0.9).threshold.delta is None
+    assert made.calibrate(val, recall=0.9, delta=0.1).threshold.feasible
+
+
+def test_without_a_threshold_nothing_is_decided(model, scorer):
+    with pytest.raises(sirc.NotFittedError, match="calibrate"):
+        SelectiveClassifier(model, scorer, "msp")(images(2, 8))
+
+
+def test_it_never_trains(selective, model):
+    with pytest.raises(ValueError, match="evaluation mode"):
+        selective.train()
+    assert not selective.training
+    assert not model.training
+
+
+def test_what_is_no_number_is_not_accepted(selective):
+    x = images(3, 9)
+    x[1] = torch.nan
+    found = selective.set_threshold(-torch.inf)(x)
+    assert found.accepted.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_the_fit_and_the_order(model, scorer, head, val, dtype):
+    whole = SelectiveClassifier(copy.deepcopy(model), scorer, "sirc(entropy, residual)", head=head)
+    whole.calibrate(val, recall=0.9)
+    x = images(100, 10)
+    expected = whole(x)
+    half = whole.to(dtype)
+    assert half.graph.parameter_0.dtype == torch.float32
+    assert half.limit.value.dtype == torch.float64
+    found = half(x.to(dtype))
+    assert found.confidence.dtype == torch.float64
+    assert found.logits.dtype == torch.float32
+    assert len(found.confidence.unique()) == 100
+    assert np.corrcoef(found.confidence, expected.confidence)[0, 1] > 0.99
+
+
+def test_a_caller_s_autocast_changes_the_network_alone(selective, scorer, model):
+    x = images(60, 17)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = selective(x)
+        features = model.body(x)
+    assert found.logits.dtype == torch.float32
+    outputs = sirc.Outputs(found.logits, features)
+    torch.testing.assert_close(found.confidence, scorer(outputs)["sirc(entropy, residual)"], rtol=1e-6, atol=1e-9)
+
+
+def test_the_compiler_sees_one_graph(selective):
+    x = images(7, 11)
+    compiled = torch.compile(selective, fullgraph=True, backend="eager")
+    expected = selective(x)
+    found = compiled(x)
+    torch.testing.assert_close(found.confidence, expected.confidence, rtol=1e-9, atol=1e-12)
+    assert torch.equal(found.accepted, expected.accepted)
+    torch.testing.assert_close(compiled(x[:3]).confidence, expected.confidence[:3], rtol=1e-5, atol=1e-6)
+
+
+def test_threads_do_not_take_each_other_s_features(selective):
+    inputs = [images(20, 100 + i) for i in range(8)]
+    expected = [selective(x).confidence for x in inputs]
+    wrong = []
+
+    def work(i):
+        for _ in range(30):
+            if not torch.allclose(selective(inputs[i]).confidence, expected[i]):
+                wrong.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+
+
+def test_a_copy_stands_alone(selective):
+    other = copy.deepcopy(selective)
+    x = images(4, 12)
+    assert torch.equal(other(x).confidence, selective(x).confidence)
+    with torch.no_grad():
+        other.model.fc.weight.zero_()
+    assert not torch.equal(other(x).confidence, selective(x).confidence)
+    assert other.threshold == selective.threshold
+
+
+class Wrapped(nn.Module):
+    """What other libraries return: an object, a dict or a tuple with logits in it."""
+
+    def __init__(self, model, form):
+        super().__init__()
+        self.inner, self.form = model, form
+
+    def forward(self, x):
+        return self.form(self.inner(x))
+
+
+@pytest.mark.parametrize("form", [lambda v: {"logits": v}, lambda v: (v, None), lambda v: v[:, :, None, None]])
+def test_any_model_that_find_head_knows(model, scorer, val, form):
+    found = SelectiveClassifier(Wrapped(model, form), scorer, "vim", head="inner.fc").calibrate(val, recall=0.9)
+    torch.testing.assert_close(
+        found(images(4, 13)).confidence, scorer(labelled(model, images(4, 13), 0))["vim"], rtol=1e-6, atol=1e-9
+    )
+
+
+def test_a_rejection_names_what_drove_it(model, head, train):
+    scorer = sirc.fit(["sirc(msp, l1, residual)", "msp", "vim"], train, head=head)
+    x = torch.cat([images(40, 14), 30 * images(40, 15), torch.zeros(1, 3, SIDE, SIDE)])
+    outputs = labelled(model, x, 0)
+    made = SelectiveClassifier(model, scorer, "sirc(msp, l1, residual)", head=head)
+    found, reasons = made.set_threshold(float(sirc.Scorer(["msp"])(outputs)["msp"][:40].median())).explain(x)
+    a, b = (scorer.parameters["sirc(msp, l1, residual)"][key] for key in "ab")
+    first = sirc.Scorer(["msp"])(outputs)["msp"]
+    values = [outputs.features.abs().sum(-1), residual_of(scorer, outputs)]
+    terms = torch.stack([torch.nn.functional.softplus(b[i] * (a[i] - values[i].double())) for i in range(2)])
+    for i, reason in enumerate(reasons):
+        if found.accepted[i]:
+            assert reason == ""
+        elif first[i] < made.threshold.value:
+            assert reason == "softmax"
+        else:
+            assert reason == ("l1", "residual")[int(terms[:, i].argmax())]
+    assert {"", "softmax"} <= set(reasons)
+    assert {"l1", "residual"} & set(reasons)
+    alone = SelectiveClassifier(model, scorer, "msp", head=head).set_threshold(float("inf"))
+    assert set(alone.explain(x)[1]) == {"softmax"}
+
+
+def residual_of(scorer, outputs):
+    fitted = scorer.parameters["residual"]
+    return -((outputs.features.double() - fitted["origin"]) @ fitted["basis"]).norm(dim=-1)
+
+
+def test_what_is_saved_is_what_is_loaded(selective, model, tmp_path):
+    selective.classes = list("abcde")
+    selective.preprocess = Preprocess(resize=(9, 8), crop=None, mean=(0.5, 0.4, 0.3))
+    selective.save(tmp_path / "s.safetensors")
+    again = SelectiveClassifier.load(tmp_path / "s.safetensors", model)
+    x = images(9, 16)
+    assert torch.equal(again(x).confidence, selective(x).confidence)
+    assert torch.equal(again(x).accepted, selective(x).accepted)
+    assert again.threshold == selective.threshold
+    assert (again.classes, again.preprocess, again.head_name) == (list("abcde"), selective.preprocess, "fc")
+    assert torch.equal(again.calibration, selective.calibration)
+    with pytest.raises(FileExistsError, match="overwrite"):
+        selective.save(tmp_path / "s.safetensors")
+
+
+def test_another_model_is_refused(selective, model, tmp_path):
+    selective.save(tmp_path / "s.safetensors")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.fc.bias[0] += 1e-6
+    with pytest.raises(sirc.StoreError, match="calibrated for another model"):
+        SelectiveClassifier.load(tmp_path / "s.safetensors", other)
+
+
+def test_a_file_that_was_tampered_with_is_refused(selective, model, tmp_path):
+    path = tmp_path / "s.safetensors"
+    selective.save(path)
+    whole = path.read_bytes()
+    text = json.dumps(selective.threshold.value)[:6].encode()
+    assert whole.count(text) >= 1
+    for damaged in (
+        whole.replace(text, b"0.0000"[: len(text)]),
+        whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
+        whole[:-5],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(sirc.StoreError):
+            SelectiveClassifier.load(path, model)
+    selective.scorer.save(path, overwrite=True)
+    with pytest.raises(sirc.StoreError, match="not a saved selective classifier"):
+        SelectiveClassifier.load(path, model)
+
+
+def test_nonsense_is_refused(model, scorer, head):
+    with pytest.raises(ValueError, match="not among the scorer's specs"):
+        SelectiveClassifier(model, scorer, "sirc(msp, mahalanobis)")
+    with pytest.raises(ValueError, match=r"torch\.nn\.Module"):
+        SelectiveClassifier(lambda x: x, scorer, "msp")
+    with pytest.raises(ValueError, match=r"sirc\.fit"):
+        SelectiveClassifier(model, {"msp": 1}, "msp")
+    with pytest.raises(ValueError, match="each of the 5 classes"):
+        SelectiveClassifier(model, scorer, "msp", classes=["cat"])
+    with pytest.raises(ValueError, match="fitted on 12 features; layer 'fc' receives 7"):
+        SelectiveClassifier(Net(width=7), scorer, "vim", head="fc")
+    with pytest.raises(ValueError, match="labels"):
+        SelectiveClassifier(model, scorer, "msp").calibrate(sirc.Outputs(torch.randn(5, K)), recall=0.9)
