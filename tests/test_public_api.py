@@ -4,6 +4,7 @@ import inspect
 import types
 
 import pytest
+import torch
 
 import sirc
 from sirc import functional
@@ -11,6 +12,8 @@ from sirc import functional
 
 def test_all_is_exactly_what_is_public():
     assert sirc.SelectiveMetrics is sirc.metrics.SelectiveMetrics  # made when first asked for
+    assert issubclass(sirc.SelectiveClassifier, torch.nn.Module)
+    assert sirc.Decision._fields == ("label", "confidence", "accepted", "logits")
     public = {
         name
         for name, value in vars(sirc).items()

@@ -19,12 +19,14 @@ from sirc.scores import Fitter, Scorer, fit, known_names, score
 from sirc.store import OutputStore
 
 if TYPE_CHECKING:
-    from sirc import data
+    from sirc import data, monitor, threshold
     from sirc.metrics import SelectiveMetrics
+    from sirc.selective import Decision, SelectiveClassifier
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Decision",
     "Evaluation",
     "Fitter",
     "Head",
@@ -34,6 +36,7 @@ __all__ = [
     "Outputs",
     "Ranking",
     "Scorer",
+    "SelectiveClassifier",
     "SelectiveMetrics",
     "StoreError",
     "combine",
@@ -48,14 +51,24 @@ __all__ = [
     "metrics",
     "models",
     "moments",
+    "monitor",
     "score",
+    "threshold",
 ]
+
+
+_MODULES = frozenset(
+    ["assumptions", "data", "experiment", "figures", "monitor", "report", "results", "study", "tables", "threshold"]
+)  # imported when first asked for
 
 
 def __getattr__(name: str) -> object:
     if name == "SelectiveMetrics":
         globals()[name] = metrics.SelectiveMetrics
         return globals()[name]
-    if name in ("data", "experiment", "figures", "report", "results", "study", "tables"):
+    if name in ("Decision", "SelectiveClassifier"):
+        globals()[name] = getattr(importlib.import_module("sirc.selective"), name)
+        return globals()[name]
+    if name in _MODULES:
         return importlib.import_module(f"sirc.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

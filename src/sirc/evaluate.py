@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Curve, Ranking
 from sirc.metrics.resample import METRICS, bootstrap
 from sirc.scores import Scorer
+
+if TYPE_CHECKING:
+    from sirc.assumptions import Assumptions
 
 FloatArray = npt.NDArray[np.float64]
 Pool = Literal["samples", "datasets"]
@@ -242,6 +245,15 @@ class Evaluation:
             difference=value - value[against.numpy()], **_percentiles(difference, level), wins=wins.numpy()
         )
         return frame[frame["score"] != baseline].reset_index(drop=True)
+
+    def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
+        """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.
+
+        The share of ID rows below a and the sensitivity to a and b need the scorer that the evaluation was made with.
+        """
+        from sirc.assumptions import of_evaluation
+
+        return of_evaluation(self, scorer, level=level)
 
     def report(self, path: PathLike, *, title: str | None = None, overwrite: bool = False) -> Path:
         """Write one HTML file in which α, β, the recall and the mix of OOD sets can be changed, and give its path.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import data, results, show, study
+from sirc.cli import check, data, results, show, study
 from sirc.cli._screen import say
 from sirc.errors import ConfigError
 
@@ -23,6 +23,7 @@ app.add_typer(data.app, name="data")
 study.add_to(app)
 results.add_to(app)
 show.add_to(app)
+check.add_to(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sirc.scores.softmax import softplus
 from sirc.scores.spec import Spec
 
-Parameters = Mapping[str, Mapping[str, Tensor]]
+Parameters = Mapping[str, Mapping[str, Tensor]] | Mapping[str, Mapping[str, Tensor | list[float]]]
 
 
 def sirc(log_gap: Tensor, others: Sequence[Tensor], a: Sequence[float], b: Sequence[float]) -> Tensor:
@@ -51,5 +51,6 @@ def _given(spec: Spec, key: str, parameters: Parameters) -> Sequence[float]:
     explicit = spec.numbers(key)
     if explicit is not None:
         return explicit
-    fitted: list[float] = parameters[str(spec)][key].tolist()
-    return fitted
+    fitted = parameters[str(spec)][key]
+    numbers: list[float] = fitted.tolist() if isinstance(fitted, Tensor) else fitted
+    return numbers

@@ -1,0 +1,172 @@
+"""check_assumptions: whether SIRC's premise holds for a model and an S2, and which spec to use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import pandas as pd
+from torch import Tensor
+
+from sirc._assumption_measures import Combination, Pair, Samples, rows_of
+from sirc._assumption_parts import (
+    combination,
+    formula,
+    parsed,
+    picked,
+    require,
+    score_labelled,
+    sirc_specs,
+    with_settings,
+)
+from sirc._assumption_rules import judge, recommend, together
+from sirc._assumption_words import written
+from sirc._checks import check_fraction
+from sirc._confidences import Data
+from sirc._mixtures import check_groups
+from sirc.evaluate import Evaluation
+from sirc.scores import Scorer
+
+COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]
+
+
+@final
+@dataclass(frozen=True)
+class Assumptions:
+    """What a check found. `print` it: a report in words.
+
+    The premise holds for an S2 if, with every S1 that it is combined with,
+
+    1. S2 does not rank right predictions below wrong ones: its AUROC of ID✗|ID✓ is surely at least 40%, and not surely
+       below 45% (50% is what the premise says; above it, S2 ranks errors too);
+    2. S2 seldom speaks on ID data: surely at most 5% of ID rows lie below a (where a is known);
+    3. SIRC surely loses at most 0.5 points of S1's AUROC of ID✗|ID✓, and does not surely lose more of OOD|ID✓.
+
+    *Surely* is with the whole interval. It does not hold where a whole interval lies on the wrong side (of 45%, of 5%,
+    of −0.5 points), or where S2 is the same for every row; all else is open. Fewer than 20 right or wrong predictions
+    leave 1 and 3 open.
+
+    Recommended without OOD data is a combination whose premise holds: of those within 0.2 points of the highest AUROC
+    of ID✗|ID✓, the one with the least |ρ| of S1 and S2; where none holds, the S1 with the highest AUROC. With OOD data
+    what was measured counts: the lowest AURR at α = β = ½, in the mean over sets, among the S1 alone and the
+    combinations that surely add to S1's AUROC of OOD|ID✓ and do not surely lose over 0.5 points of ID✗|ID✓.
+    """
+
+    table: pd.DataFrame
+    """Tidy: score, s1, s2, of (which score the row is about), negative, metric, k, slope, value, low, high.
+
+    `metric` is `auroc`, `difference` (AUROC of SIRC less S1's), `spearman` (with S1), `kendall` (with S1), `below a`
+    (share) or `aurr`; `negative` what it is about: `wrong`, an OOD set, `OOD mean`, all ID rows `id`, or `correct`.
+    Rows of SIRC with a = μ − kσ and b = slope/σ have `k` and `slope`.
+    """
+    verdicts: Mapping[str, str]
+    """By S2: `holds`, `does not hold: …` or `open: …`."""
+    recommended: str
+    """The spec to use."""
+    reason: str
+    """Why this one."""
+    sizes: Mapping[str, int]
+    """Samples: `correct`, `wrong`, and each OOD set."""
+    level: float
+    """Of the intervals."""
+    _pairs: tuple[Pair, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        return written(self._pairs, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything as JSON values; a number that does not exist is None."""
+        rows = [
+            {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+            for row in self.table.to_dict("records")
+        ]
+        return {
+            "verdicts": dict(self.verdicts),
+            "recommended": self.recommended,
+            "reason": self.reason,
+            "sizes": dict(self.sizes),
+            "level": self.level,
+            "table": rows,
+        }
+
+
+def check_assumptions(
+    scorer: Scorer,
+    val: Data,
+    ood: Mapping[str, Data] | None = None,
+    *,
+    s1: str | Sequence[str] | None = None,
+    s2: str | Sequence[str] | None = None,
+    level: float = 0.95,
+) -> Assumptions:
+    """Check SIRC's premise for each `sirc(S1, S2)` of a fitted scorer.
+
+    `val` is labelled ID data that the scorer was not fitted on, `ood` a dict of OOD sets (`Outputs`, stores, or
+    iterables of batches). `s1` and `s2` pick some of the pairs. Intervals are in closed form: DeLong's for AUROC and
+    for paired differences, Wilson's for shares, Bonett and Wright's for ρ.
+    """
+    if not isinstance(scorer, Scorer):
+        raise ValueError(f"`scorer` must be a `Scorer`; got {type(scorer).__name__}. Make one with `sirc.fit`")
+    if ood is not None and not isinstance(ood, Mapping):
+        raise ValueError(f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `{{'x': outputs}}`")
+    specs = sirc_specs(scorer.specs)
+    require(specs, f"the scorer has {', '.join(scorer.specs)}")
+    chosen = [combination(text, spec, scorer) for text, spec in picked(specs, s1, s2).items()]
+    inner = {name: name for one in chosen for name in (one.s1, one.score)}
+    inner |= {key: formula(key) for one in chosen for key in one.s2}
+    parts = Scorer(
+        list(inner.values()), scorer.parameters, num_classes=scorer.num_classes, num_features=scorer.num_features
+    )
+    found, correct = score_labelled(parts, val)
+    confidences = {key: found[text] for key, text in inner.items()}
+    sets = {}
+    for name, data in (ood or {}).items():
+        outside = parts(data)
+        sets[name] = {key: outside[text] for key, text in inner.items()}
+    return _check(chosen, confidences, correct, sets, level)
+
+
+def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
+    """Check SIRC's premise for each `sirc(S1, S2)` of an evaluation whose S1 and S2 are among its scores too.
+
+    The share of ID rows below a and the sensitivity to a and b need the scorer that the confidences came from.
+    """
+    texts = {str(spec): name for name in ev.scores if (spec := parsed(name)) is not None}
+    chosen = []
+    for text, spec in sirc_specs(ev.scores).items():
+        if all(str(part) in texts for part in spec.args):
+            found = Combination(text, texts[str(spec.args[0])], tuple(texts[str(part)] for part in spec.args[1:]))
+            chosen.append(found if scorer is None else with_settings(found, spec, scorer, ev.confidences))
+    require(chosen, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
+    return _check(chosen, ev.confidences, ev.correct, ev.ood, level)
+
+
+def _check(
+    chosen: Sequence[Combination],
+    confidences: Mapping[str, Tensor],
+    correct: Tensor,
+    ood: Mapping[str, Mapping[str, Tensor]],
+    level: float,
+) -> Assumptions:
+    level = check_fraction("level", level)
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must lie between 0 and 1, such as 0.95; got {level:g}")
+    if not bool(correct.any()):
+        raise ValueError(f"at least one prediction must be right to rank anything; got {len(correct)} wrong")
+    check_groups({}, list(ood))
+    if taken := {"id", "correct"} & set(ood):
+        raise ValueError(f"{taken.pop()!r} has a meaning of its own in the table; name the OOD set otherwise")
+    samples = Samples(confidences, correct, ood, level)
+    pairs = [samples.measure(one) for one in chosen]
+    judged = {pair.score: judge(pair, samples) for pair in pairs}
+    verdicts = {}
+    for s2 in dict.fromkeys(pair.s2 for pair in pairs):
+        kind, reasons = together([judged[pair.score] for pair in pairs if pair.s2 == s2])
+        verdicts[s2] = ": ".join((kind, "; ".join(reasons))) if reasons else kind
+    recommended, reason = recommend(pairs, {score: kind for score, (kind, _) in judged.items()}, samples)
+    table = pd.DataFrame([row for pair in pairs for row in rows_of(pair)]).reindex(columns=COLUMNS)
+    sizes = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
+    sizes = {"correct": samples.num_correct, "wrong": samples.num_wrong, **sizes}
+    return Assumptions(table, verdicts, recommended, reason, sizes, level, tuple(pairs))

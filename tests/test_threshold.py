@@ -1,0 +1,447 @@
+"""Thresholds against SciPy and plain loops; each guarantee by simulation; what cannot be promised."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from sirc import Ranking, _binomial, _threshold_risk
+from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
+
+small = settings(max_examples=80, deadline=None)
+REPEATS = 2000
+scores = st.integers(-3, 3).map(float) | st.sampled_from([math.inf, -math.inf])
+labelled = st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=25)
+
+
+def broken_at_most(broken, delta):
+    """The share of broken promises lies below δ, but for three binomial standard errors of the simulation."""
+    return np.mean(broken) <= delta + 3 * math.sqrt(delta * (1 - delta) / len(broken))
+
+
+# The binomial
+
+
+def many_binomials(seed=0):
+    rng = np.random.default_rng(seed)
+    n = np.concatenate([np.ones(50), rng.integers(1, 40, 1000), rng.integers(1, 10**6, 500), np.full(200, 10**6)])
+    p = np.where(rng.random(len(n)) < 0.5, rng.random(len(n)), 10 ** rng.uniform(-8, 0, len(n)))
+    k = np.clip((n * p + 3 * rng.normal(size=len(n)) * np.sqrt(n * p * (1 - p))).round(), 0, n)
+    return np.concatenate([k, np.zeros(100), n[-100:]]), np.append(n, np.tile(n[-100:], 2)), np.append(p, p[:200])
+
+
+def test_tails_are_those_of_scipy():
+    k, n, p = many_binomials()
+    lower, upper = stats.binom.cdf(k, n, p), stats.binom.sf(k - 1, n, p)
+    assert _binomial.at_most(k, n, p) == pytest.approx(lower, rel=1e-9, abs=1e-280)
+    assert _binomial.at_least(k, n, p) == pytest.approx(upper, rel=1e-9, abs=1e-280)
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-3, 0.05, 0.5, 0.99])
+def test_limits_are_clopper_and_pearson_s(delta):
+    rng = np.random.default_rng(1)
+    n = np.concatenate([np.ones(2), np.full(3, 7), rng.integers(1, 10**6, 200), np.full(8, 10**6)])
+    k = np.concatenate(
+        [[0, 1], [0, 3, 7], rng.integers(0, n[5:205] + 1), [0, 1, 2, 500, 999_000, 999_998, 999_999, 1e6]]
+    )
+    upper = np.where(k == n, 1.0, stats.beta.isf(delta, k + 1, np.maximum(n - k, 1)))
+    lower = np.where(k == 0, 0.0, stats.beta.ppf(delta, np.maximum(k, 1), n - k + 1))
+    assert _binomial.upper_limit(k, n, delta) == pytest.approx(upper, rel=1e-9)
+    assert _binomial.lower_limit(k, n, delta) == pytest.approx(lower, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("level", [1e-9, 0.01, 0.3])
+@pytest.mark.parametrize("p", [1e-4, 0.02, 0.5, 0.9])
+def test_the_quick_decision_is_the_exact_one(p, level):
+    rng = np.random.default_rng(2)
+    n = np.concatenate([np.arange(1, 60), rng.integers(1, 10**6, 1000)]).astype(float)
+    near = n * p + stats.norm.ppf(level) * np.sqrt(n * p * (1 - p)) + rng.integers(-3, 4, len(n))
+    k = np.clip(near.round(), 0, n)
+    assert _binomial.rejects(k, n, p, level).tolist() == (stats.binom.cdf(k, n, p) <= level).tolist()
+
+
+@pytest.mark.parametrize(("n", "p", "delta"), [(59, 0.95, 0.05), (1000, 0.9, 1e-9), (10**6, 0.95, 1e-6), (1, 0.5, 0.5)])
+def test_the_least_count_is_the_first_that_is_rare_enough(n, p, delta):
+    j = _binomial.least_count(n, p, delta)
+    assert stats.binom.sf(j - 1, n, p) <= delta < stats.binom.sf(j - 2, n, p)
+    assert _binomial.least_count(58, 0.95, 0.05) is None
+
+
+# At a recall or a coverage
+
+
+@small
+@given(labelled.filter(lambda rows: any(ok for _, ok in rows)), st.integers(1, 40).map(lambda k: k / 40))
+def test_the_plain_threshold_is_the_paper_s(rows, recall):
+    confidence, correct = np.array([s for s, _ in rows]), np.array([ok for _, ok in rows])
+    ranking = Ranking(confidence[correct], confidence[~correct])
+    got = at_recall(confidence, correct, recall)
+    assert got.value == ranking.threshold(recall=recall)
+    assert got.estimates["recall"] == ranking.recall(got.value)
+    assert got.estimates["risk"] == pytest.approx(ranking.risk(got.value, 1, 1), abs=1e-15)
+    assert at_coverage(confidence, recall).value == ranking.threshold(coverage=recall, alpha=1)
+    assert at_coverage(confidence, recall).estimates["coverage"] == ranking.coverage(
+        at_coverage(confidence, recall).value, 1
+    )
+
+
+def test_a_guaranteed_recall_is_an_order_statistic_and_tells_the_plain_one():
+    rng = np.random.default_rng(3)
+    confidence, correct = rng.normal(size=1500), rng.random(1500) < 0.8
+    got, plain = at_recall(confidence, correct, 0.9, delta=0.05), at_recall(confidence, correct, 0.9)
+    right = np.sort(confidence[correct])[::-1]
+    n = len(right)
+    j = next(j for j in range(1, n + 1) if stats.beta.cdf(0.9, j, n + 1 - j) <= 0.05)
+    assert got.value == right[j - 1]
+    assert got.estimates["recall"] == j / n
+    assert (got.estimates["plain_threshold"], got.estimates["plain_recall"]) == (plain.value, plain.estimates["recall"])
+    assert got.bounds == {"recall": 0.9}
+    assert got.sizes == {"correct": n, "wrong": 1500 - n}
+    assert plain.bounds == {}
+    assert plain.delta is None
+
+
+@pytest.mark.parametrize("delta", [0.02, 0.1])
+def test_a_promised_recall_is_broken_about_as_often_as_delta_says(delta):
+    rng = np.random.default_rng(4)
+    right, wrong = rng.random((REPEATS, 300)), rng.random((REPEATS, 40))
+    correct = np.arange(340) < 300
+    values = [at_recall(np.append(a, b), correct, 0.9, delta=delta).value for a, b in zip(right, wrong, strict=True)]
+    broken = 1 - np.array(values) < 0.9  # the recall to come, of confidences even in [0, 1]
+    assert broken_at_most(broken, delta)
+    assert np.mean(broken) >= delta / 10
+    plain = np.array([at_recall(a, np.ones(300), 0.9).value for a in right])
+    assert np.mean(1 - plain < 0.9) > 0.3
+
+
+def test_ties_keep_a_promised_recall_on_the_safe_side():
+    rng = np.random.default_rng(5)
+    confidence = np.floor(rng.random((REPEATS, 200)) * 10)
+    values = np.array([at_recall(row, np.ones(200), 0.75, delta=0.1).value for row in confidence])
+    assert set(values) <= {1.0, 2.0, 3.0}
+    assert broken_at_most(1 - values / 10 < 0.75, 0.1)
+
+
+def test_a_promised_coverage_is_broken_about_as_often_as_delta_says():
+    rng = np.random.default_rng(6)
+    values = [at_coverage(row, 0.8, delta=0.05).value for row in rng.random((REPEATS, 250))]
+    broken = 1 - np.array(values) < 0.8
+    assert broken_at_most(broken, 0.05)
+    assert np.mean(broken) >= 0.005
+
+
+def test_too_few_rows_for_a_recall_say_how_many_are_needed():
+    with pytest.raises(ValueError, match=r"needs at least 59 ID✓ rows; got 58"):
+        at_recall(np.arange(58.0), np.ones(58), 0.95, delta=0.05)
+    assert at_recall(np.arange(59.0), np.ones(59), 0.95, delta=0.05).value == 0.0
+    with pytest.raises(ValueError, match=r"needs at least 29 ID rows; got 1\."):
+        at_coverage([0.3], 0.9, delta=0.05)
+    with pytest.raises(ValueError, match="no number of rows"):
+        at_recall(np.arange(58.0), np.ones(58), 1.0, delta=0.05)
+    assert at_recall([0.3], [True], 1.0).value == 0.3
+
+
+# At a risk
+
+
+def fallback_by_loops(confidence, correct, risk, delta):
+    """The sequence of tests, one at a time."""
+    values = sorted(set(confidence), reverse=True)
+    size = [sum(s >= v for s in confidence) for v in values]
+    errors = [sum(s >= v and not ok for s, ok in zip(confidence, correct, strict=True)) for v in values]
+    n = len(confidence)
+    for count in range(6, 0, -1):
+        ranks = [math.ceil(n / 2**i) for i in reversed(range(count))]
+        least = n if count == 1 else ranks[0] - 1
+        if (1 - risk) ** least <= delta / count:
+            break
+    else:
+        return math.inf
+
+    def passes(at, level):
+        return at >= 0 and stats.binom.cdf(errors[at], size[at], risk) <= level
+
+    found, level, alive = math.inf, 0.0, False
+    for number, rank in enumerate(ranks):
+        start = next(at for at, k in enumerate(size) if k >= rank)
+        end = len(values)
+        if number + 1 < count:
+            end = next(at for at, k in enumerate(size) if k >= ranks[number + 1])
+        level = level + delta / count if alive else delta / count
+        alive = alive or start == 0 or number + 1 == count or passes(start - 1, level)
+        for at in range(start, end):
+            alive = alive and passes(at, level)
+            if alive:
+                found = values[at]
+    return found
+
+
+@pytest.mark.parametrize("decimals", [None, 2, 1, 0])
+@pytest.mark.parametrize("risk", [0.05, 0.12, 0.2])
+def test_a_risk_s_threshold_is_where_the_sequence_of_exact_tests_ends(risk, decimals):
+    rng = np.random.default_rng(7)
+    for n in (60, 150, 400):
+        for top in (0.0, 0.15):
+            confidence = rng.random(n) if decimals is None else rng.random(n).round(decimals)
+            correct = rng.random(n) >= top + 0.35 * (1 - confidence) ** 2
+            want = fallback_by_loops(confidence.tolist(), correct.tolist(), risk, 0.1)
+            got = at_risk(confidence, correct, risk, delta=0.1)
+            assert got.value == want
+            assert got.feasible == (want < math.inf)
+            if got.feasible:
+                accepted = confidence >= want
+                assert got.estimates["risk"] == pytest.approx((~correct & accepted).sum() / accepted.sum())
+                assert got.estimates["coverage"] == accepted.mean()
+                assert got.estimates["risk"] < risk
+                assert got.bounds == {"risk": risk}
+
+
+CURVES = {
+    "falling": lambda s: 0.3 * (1 - s),
+    "step": lambda s: np.where(s > 0.6, 0.01, 0.4),
+    "flat, just too high": lambda s: np.full_like(s, 0.101),
+    "wavy": lambda s: 0.1 * (1 + 0.95 * np.sin(35 * s)),
+    "errors on top": lambda s: np.where(s > 0.97, 0.5, 0.085),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("decimals", [None, 1])
+def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals):
+    rng = np.random.default_rng(8)
+    risk, delta, n = 0.1, 0.1, 600
+    curve = CURVES[name]
+    # Rows of equal mass stand for the population, so that the risk to come at each threshold is a mean.
+    places = (np.arange(20_000) + 0.5) / 20_000
+    levels = places if decimals is None else places.round(decimals)
+    to_come = np.cumsum(curve(places)[::-1]) / np.arange(1, 20_001)  # accepting from the top down
+    broken, found = [], []
+    for _ in range(REPEATS):
+        s = np.sort(rng.random(n))[::-1]
+        wrong = np.cumsum(rng.random(n) < curve(s))
+        values = s if decimals is None else s.round(decimals)
+        last = np.flatnonzero(np.append(values[:-1] != values[1:], True))
+        at = _threshold_risk.certified(last + 1, wrong[last], risk, delta)
+        found.append(at >= 0)
+        value = values[last[at]]
+        broken.append(at >= 0 and to_come[20_000 - np.searchsorted(levels, value) - 1] > risk)
+    assert broken_at_most(np.array(broken), delta)
+    if name in ("falling", "step") and decimals is None:
+        assert np.mean(broken) >= delta / 10
+        assert np.mean(found) > 0.9
+
+
+def test_an_infeasible_risk_is_said_with_the_lowest_that_is_feasible():
+    rng = np.random.default_rng(9)
+    confidence = rng.random(1000)
+    correct = rng.random(1000) >= 0.05 + 0.2 * (1 - confidence)
+    got = at_risk(confidence, correct, 0.03)
+    assert not got.feasible
+    assert got.value == math.inf
+    assert got.estimates == {"recall": 0.0, "coverage": 0.0, "risk": 0.0}
+    lowest = got.bounds["lowest_risk"]
+    assert 0.05 < lowest < 0.15
+    assert at_risk(confidence, correct, lowest).feasible
+    assert not at_risk(confidence, correct, lowest * 0.999).feasible
+    assert "no number of rows would do" in got.advice
+    assert "Infeasible" in str(got)
+
+
+def test_an_infeasible_risk_says_how_many_rows_would_do():
+    confidence, correct = np.arange(200.0), np.ones(200, dtype=bool)
+    correct[::25] = False  # one error in 25
+    got = at_risk(confidence, correct, 0.06)
+    assert not got.feasible
+    needed = int(got.advice.split("about ")[1].split(" ID rows")[0].replace(",", ""))
+    assert 500 < needed < 3000
+    many = np.ones(needed, dtype=bool)
+    many[::25] = False
+    assert at_risk(np.arange(float(needed)), many, 0.06).feasible
+    assert not at_risk(np.arange(float(needed // 3)), many[: needed // 3], 0.06).feasible
+
+
+def test_too_few_rows_for_a_risk_say_how_many_are_needed():
+    with pytest.raises(ValueError, match=r"needs at least 59 ID rows, and no error among them; got 58"):
+        at_risk(np.arange(58.0), np.ones(58), 0.05)
+    got = at_risk(np.arange(59.0), np.ones(59), 0.05)
+    assert (got.feasible, got.value, got.estimates["coverage"]) == (True, 0.0, 1.0)
+    correct = np.arange(59) > 0
+    assert not at_risk(np.arange(59.0), correct, 0.05).feasible
+    assert at_risk([0.3], [True], 0.97).value == 0.3
+    assert at_risk([0.3], [False], 0.97).bounds == {"lowest_risk": 1.0}
+
+
+def test_equal_confidences_are_accepted_or_rejected_together():
+    confidence, correct = np.repeat([2.0, 1.0], 200), np.repeat([True, False], 200)
+    assert at_risk(confidence, correct, 0.05).value == 2.0
+    lowest = at_risk(confidence, correct, 0.01).bounds["lowest_risk"]
+    assert at_risk(confidence, correct, lowest).value == 2.0
+    assert not at_risk(confidence, correct, lowest * 0.99).feasible
+    spread = np.append(np.arange(3.0, 203.0), np.full(200, 1.0))
+    assert at_risk(spread, correct, 0.05).value >= 3.0
+    assert at_risk(np.ones(400), np.ones(400), 0.05).value == 1.0
+    assert not at_risk(np.ones(400), np.arange(400) % 2, 0.05).feasible
+
+
+def test_infinite_confidences_take_part():
+    confidence = np.append(np.full(100, math.inf), np.full(100, -math.inf))
+    assert at_recall(confidence, np.ones(200), 0.3).value == math.inf
+    low = at_recall(confidence, np.ones(200), 0.6, delta=0.05)
+    assert low.value == -math.inf
+    assert Threshold.from_dict(json.loads(json.dumps(low.to_dict()))) == low
+    assert at_risk(confidence, np.ones(200), 0.05).value == -math.inf
+    none = at_risk(confidence, np.zeros(200), 0.05)
+    assert not none.feasible
+    assert not (confidence >= none.value).any()  # +inf would accept half of them
+    assert math.isnan(Threshold.from_dict(json.loads(json.dumps(none.to_dict()))).value)
+
+
+# At the least cost
+
+
+def cost_by_loops(rows, ood, t, alpha, beta, price):
+    inside = [price if s < t else 0.0 if ok else beta for s, ok in rows]
+    outside = [price if s < t else 1 - beta for s in ood]
+    return alpha * sum(inside) / len(inside) + (1 - alpha) * sum(outside) / len(outside)
+
+
+@small
+@given(
+    labelled,
+    st.lists(scores, min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.3, 0.5, 0.95, 1.0]),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.1, 0.4, 2.0]),
+)
+def test_no_threshold_costs_less(rows, ood, alpha, beta, price):
+    confidence, correct = [s for s, _ in rows], [ok for _, ok in rows]
+    got = at_cost(confidence, correct, ood, alpha=alpha, beta=beta, reject_cost=price)
+    candidates = [math.nan, *confidence, *ood]
+
+    def cost(t, a):
+        return cost_by_loops(rows, ood, math.inf if math.isnan(t) else t, a, beta, price)
+
+    def every(a):
+        nothing = a * price + (1 - a) * price
+        return [nothing, *(cost(t, a) for t in candidates[1:])]
+
+    here = cost(got.value, alpha) if math.isfinite(got.value) or got.value in confidence + ood else every(alpha)[0]
+    assert got.estimates["cost"] == pytest.approx(here, abs=1e-12)
+    assert got.estimates["cost"] == pytest.approx(min(every(alpha)), abs=1e-12)
+    for other in (alpha - 0.2, alpha - 0.1, alpha + 0.1, alpha + 0.2):
+        key = f"alpha={round(other, 12):g}"
+        assert (f"cost@{key}" in got.estimates) == (0 <= round(other, 12) <= 1)
+        if 0 <= round(other, 12) <= 1:
+            regret = got.estimates[f"cost@{key}"] - min(every(other))
+            assert got.estimates[f"regret@{key}"] == pytest.approx(regret, abs=1e-12)
+
+
+def test_under_a_recall_floor_the_least_cost_is_at_the_floor():
+    rng = np.random.default_rng(10)
+    confidence, correct, ood = rng.normal(size=500), rng.random(500) < 0.8, rng.normal(-1, 1, 300)
+    got = at_cost(confidence, correct, ood, alpha=0.7, beta=0.4, recall=0.9)
+    assert got.value == at_recall(confidence, correct, 0.9).value
+    assert got.estimates["recall"] >= 0.9
+    assert got.estimates["regret@alpha=0.5"] == 0.0
+    assert got.estimates["ood"] == np.mean(ood >= got.value)
+    both = at_cost(confidence, correct, ood, alpha=0.7, beta=0.4, recall=0.9, reject_cost=0.3)
+    free = at_cost(confidence, correct, ood, alpha=0.7, beta=0.4, reject_cost=0.3)
+    assert both.estimates["recall"] >= 0.9
+    assert both.estimates["cost"] >= free.estimates["cost"]
+    assert got.sizes == {"correct": correct.sum(), "wrong": 500 - correct.sum(), "ood": 300}
+
+
+def test_rejecting_everything_can_be_cheapest():
+    got = at_cost([1.0, 2.0], [False, False], [3.0], alpha=0.5, beta=0.5, reject_cost=0.01)
+    assert (got.value, got.feasible, got.estimates["coverage"]) == (math.inf, True, 0.0)
+    assert "Accept nothing" in str(got)
+
+
+def test_free_rejection_without_a_floor_is_refused():
+    with pytest.raises(ValueError, match="rejecting every input is free"):
+        at_cost([1.0], [True], [0.0], alpha=0.5, beta=0.5)
+
+
+# What comes back and what is refused
+
+
+def test_a_report_can_be_read():
+    rng = np.random.default_rng(11)
+    confidence, correct = rng.random(1500), rng.random(1500) < 0.9
+    text = str(at_recall(confidence, correct, 0.95, delta=0.05))
+    assert text.startswith("Accept where confidence ≥ 0.0")
+    for part in ("With probability at least 95%", "at least 95% of future ID✓", "ID✗", "four times the rows"):
+        assert part in " ".join(text.split())
+    assert "at most 20% of the accepted ID inputs are errors" in " ".join(
+        str(at_risk(confidence, correct, 0.2)).split()
+    )
+    cost = " ".join(str(at_cost(confidence, correct, confidence / 2, alpha=0.5, beta=0.5, reject_cost=0.2)).split())
+    assert "at α = 0.3 (" in cost
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_arrays_of_any_kind_and_copies_give_the_same():
+    rng = np.random.default_rng(12)
+    confidence, correct = rng.random(400).astype(np.float32), rng.random(400) < 0.9
+    for rule in (lambda c, k: at_recall(c, k, 0.9, delta=0.05), lambda c, k: at_risk(c, k, 0.2)):
+        want = rule(confidence, correct)
+        assert rule(torch.tensor(confidence), torch.tensor(correct)) == want
+        assert rule(confidence.tolist(), correct.astype(int).tolist()) == want
+        assert copy.deepcopy(want) == want
+        order = rng.permutation(400)
+        assert rule(confidence[order], correct[order]) == want
+        assert json.loads(json.dumps(want.to_dict(), allow_nan=False)) == want.to_dict()
+        assert Threshold.from_dict(json.loads(json.dumps(want.to_dict()))) == want
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"value": None}, "`value` must be a number"),
+        ({"value": "high"}, "`value` of a stored threshold must be a number"),
+        ({"rule": "luck"}, "`rule` must be one of recall"),
+        ({"delta": 1.5}, "`delta` must lie between 0 and 1"),
+        ({"feasible": 1}, "`feasible` must be true or false"),
+        ({"feasible": False}, "must accept nothing"),
+        ({"sizes": {"correct": 1.5}}, "`sizes` must be counts"),
+        ({"bounds": [0.9]}, "`bounds` of a stored threshold must map names"),
+        ({"estimates": {"recall": True}}, "must be a number"),
+        ({"guarantee": 3}, "must be texts"),
+        ({"extra": 3}, "exactly the fields"),
+    ],
+)
+def test_a_changed_threshold_is_refused(change, said):
+    kept = at_recall(np.arange(100.0), np.ones(100), 0.9, delta=0.05).to_dict()
+    with pytest.raises(ValueError, match=said):
+        Threshold.from_dict({**kept, **change})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: at_recall([], [], 0.9), "at least one confidence"),
+        (lambda: at_recall([0.1], [False], 0.9), "at least one True"),
+        (lambda: at_recall([0.1, math.nan], [True, True], 0.9), "must not hold NaN"),
+        (lambda: at_recall([0.1], [True, True], 0.9), "as many rows"),
+        (lambda: at_recall([0.1], [True], 95), r"must lie in \[0, 1\]"),
+        (lambda: at_recall([0.1], [True], 0), "above 0"),
+        (lambda: at_recall([0.1], [True], 0.5, delta=0), "strictly between 0 and 1"),
+        (lambda: at_coverage([], 0.9), "at least one confidence"),
+        (lambda: at_coverage([[0.1]], 0.9), "must be 1-D"),
+        (lambda: at_risk([0.1], [True], 0), "strictly between 0 and 1"),
+        (lambda: at_risk([0.1], [True], 0.1, delta=1), "strictly between 0 and 1"),
+        (lambda: at_cost([0.1], [True], [], alpha=0.5, beta=0.5, reject_cost=1), "`ood` must hold at least one"),
+        (lambda: at_cost([0.1], [True], [0.2], alpha=0.5, beta=0.5, reject_cost=-1), "at least 0"),
+        (lambda: at_cost([0.1], [False], [0.2], alpha=0.5, beta=0.5, recall=0.9), "at least one True"),
+        (lambda: at_cost([0.1], [True], [0.2], alpha=2, beta=0.5, recall=0.9), "`alpha` must lie"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
