@@ -33,6 +33,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/extract.py
+	$(BIN)/python benchmarks/selective.py
 
 $(STAMP): pyproject.toml src/sirc/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

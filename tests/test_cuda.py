@@ -89,3 +89,36 @@ def test_evaluation_of_gpu_outputs(data):
     here = sirc.evaluate(scorer, outputs, ood={"shifted": sirc.Outputs(outputs.logits / 3, outputs.features)})
     assert ev.table["value"].to_numpy() == pytest.approx(here.table["value"].to_numpy(), abs=1e-9)
     assert len(ev.compare("msp", draws=10)) == 24
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_selective_classifier_decides_on_the_gpu_as_on_the_cpu(dtype):
+    model, scorer, images = _small_classifier()
+    cpu = sirc.SelectiveClassifier(model, scorer, "sirc(entropy, residual)", head="2").set_threshold(0.5)
+    expected = cpu(images)
+    gpu = cpu.to("cuda", dtype)
+    assert gpu.graph.parameter_0.dtype == torch.float32
+    found = gpu(images.to("cuda", dtype))
+    assert found.confidence.device.type == "cuda"
+    tolerance = 1e-3 if dtype == torch.float32 else 0.3
+    torch.testing.assert_close(found.confidence.cpu(), expected.confidence, rtol=tolerance, atol=tolerance)
+
+
+def test_a_compiled_selective_classifier_gives_the_same_on_the_gpu():
+    model, scorer, images = _small_classifier()
+    gpu = sirc.SelectiveClassifier(model, scorer, "sirc(msp, l1, residual)", head="2").set_threshold(0.5).to("cuda")
+    expected = gpu(images.cuda())
+    found = torch.compile(gpu, fullgraph=True)(images.cuda())
+    torch.testing.assert_close(found.confidence, expected.confidence, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.label, expected.label)
+
+
+def _small_classifier():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5)).eval()
+    images = torch.randn(500, 20)
+    with torch.no_grad():
+        features = model[:2](images)
+        train = sirc.Outputs(model[2](features), features)
+    head = sirc.find_head(model, images[:2])
+    return model, sirc.fit(["sirc(entropy, residual)", "sirc(msp, l1, residual)"], train, head=head), images
