@@ -77,8 +77,9 @@ def load_study(folder: PathLike) -> Experiment:
     """Read the configuration that a study left beside its results; these are in this folder, wherever it was moved."""
     path = Path(os.path.abspath(folder))
     if not (path / FILE).is_file():
+        there = f" Its page is there already: '{path / 'report.html'}'." if (path / "report.html").is_file() else ""
         raise FileNotFoundError(
-            f"'{folder}' holds no stored outputs: it has no {FILE}. Make them with `sirc run EXPERIMENT.toml`."
+            f"'{folder}' holds no stored outputs: it has no {FILE}. Make them with `sirc run EXPERIMENT.toml`.{there}"
         )
     return replace(Experiment.read(path / FILE), out=str(path.parent), name=path.name)
 
