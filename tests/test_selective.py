@@ -172,8 +172,10 @@ def test_rows_that_fitted_a_score_promise_nothing(model, scorer, head, train, va
 
 
 def test_without_a_threshold_nothing_is_decided(model, scorer):
-    with pytest.raises(sirc.NotFittedError, match="calibrate"):
-        SelectiveClassifier(model, scorer, "msp")(images(2, 8))
+    bare = SelectiveClassifier(model, scorer, "msp")
+    for decide in (bare, bare.explain):
+        with pytest.raises(sirc.NotFittedError, match="calibrate"):
+            decide(images(2, 8))
 
 
 def test_it_never_trains(selective, model):
@@ -314,6 +316,8 @@ def test_what_is_saved_is_what_is_loaded(selective, model, tmp_path):
     assert torch.equal(again.calibration, selective.calibration)
     with pytest.raises(FileExistsError, match="overwrite"):
         selective.save(tmp_path / "s.safetensors")
+    selective.set_threshold(1.25).save(tmp_path / "given.safetensors")
+    assert SelectiveClassifier.load(tmp_path / "given.safetensors", model).threshold.value == 1.25
 
 
 def test_another_model_is_refused(selective, model, tmp_path):

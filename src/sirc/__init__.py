@@ -58,7 +58,20 @@ __all__ = [
 
 
 _MODULES = frozenset(
-    ["assumptions", "data", "experiment", "figures", "monitor", "report", "results", "study", "tables", "threshold"]
+    [
+        "assumptions",
+        "data",
+        "experiment",
+        "figures",
+        "monitor",
+        "predict",
+        "report",
+        "results",
+        "serve",
+        "study",
+        "tables",
+        "threshold",
+    ]
 )  # imported when first asked for
 
 

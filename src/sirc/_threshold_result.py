@@ -9,7 +9,7 @@ from typing import final
 
 from sirc import _threshold_words as words
 
-_RULES = ("recall", "coverage", "risk", "cost")
+_RULES = ("recall", "coverage", "risk", "cost", "given")
 
 
 @final
@@ -25,7 +25,7 @@ class Threshold:
     value: float
     """Accept where confidence ≥ value."""
     rule: str
-    """"recall", "coverage", "risk" or "cost"."""
+    """"recall", "coverage", "risk" or "cost"; "given" for one from elsewhere."""
     target: float | None
     delta: float | None
     """None for a plain estimate without a guarantee."""

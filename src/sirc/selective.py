@@ -93,15 +93,18 @@ class SelectiveClassifier(nn.Module):
 
     def forward(self, images: Any) -> Decision:
         """Classify a batch: a tensor, or whatever batch the model's loader gives."""
+        self._check_threshold()
+        logits, features = self.outputs(images)
+        with _precisely(logits.device):
+            confidence = self.graph(logits, features)
+        return Decision(logits.argmax(-1), confidence, confidence >= self.limit.value, logits)
+
+    def _check_threshold(self) -> None:
         if self.threshold is None and not torch.compiler.is_compiling():
             raise NotFittedError(
                 "there is no threshold yet: call `calibrate(val, recall=0.95)` on labelled ID validation data, or "
                 "`set_threshold(value)`"
             )
-        logits, features = self.outputs(images)
-        with _precisely(logits.device):
-            confidence = self.graph(logits, features)
-        return Decision(logits.argmax(-1), confidence, confidence >= self.limit.value, logits)
 
     def outputs(self, images: Any) -> tuple[Tensor, Tensor | None]:
         """The logits and features of a batch, without gradients.
@@ -215,6 +218,7 @@ class SelectiveClassifier(nn.Module):
 
         It is the softmax's where the input would be rejected without the features' part; accepted inputs have "".
         """
+        self._check_threshold()
         logits, features = self.outputs(images)
         with _precisely(logits.device):
             confidence, first, _ = self.graph.parts(logits, features)

@@ -1,0 +1,131 @@
+"""What happens to a request for decisions: it waits, is read, computed, counted and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, final
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import sirc
+from sirc._checks import check_positive
+from sirc._serve_body import Limits, Upload, uploads
+from sirc._serve_images import FORMATS, RefusedError, open_image
+from sirc._serve_metrics import Metrics
+from sirc._serve_model import Decided, Deployed
+from sirc._threshold_words import as_plain
+
+_log = logging.getLogger("sirc.serve")
+_ROWS = 16  # images that the graph sees at once
+_READY_SECONDS = 5.0
+
+
+@final
+class Service:
+    """The graph, its threads, its counters, and the gate that requests pass."""
+
+    def __init__(self, model: Deployed, limits: Limits, concurrency: int, in_hand: int, max_waiting: int) -> None:
+        self.model = model
+        self.limits = limits
+        self.metrics = Metrics(model)
+        self._prepare = model.preprocess.test()
+        self._pool = ThreadPoolExecutor(check_positive("concurrency", concurrency), "sirc-serve")
+        self._gate = asyncio.Semaphore(check_positive("in_hand", in_hand))
+        self._room = in_hand + max_waiting
+        self._begun = 0
+        self._probe: Future[Decided] | None = None
+
+    async def predict(self, request: Request) -> Response:
+        """Answer a request: with decisions, or with what is wrong."""
+        began = time.monotonic()
+        self._begun += 1
+        kind: str | None = None
+        status = 200
+        with self.metrics.waiting.track_inprogress():
+            try:
+                found = await self._decide(request)
+                answer = JSONResponse(self._words(found))
+            except RefusedError as error:
+                status, kind = error.status, error.kind
+                later = {"Retry-After": "1"} if status == 503 else None
+                answer = JSONResponse({"error": error.message, "kind": kind}, status, headers=later)
+            except Exception:  # the client learns that it failed; how, the log tells
+                _log.exception("a request failed")
+                status, kind = 500, "internal"
+                answer = JSONResponse(
+                    {"error": "the request failed; the service's log tells why", "kind": kind}, status
+                )
+            finally:
+                self._begun -= 1
+        self.metrics.answered(status, kind, time.monotonic() - began)
+        return answer
+
+    async def _decide(self, request: Request) -> Decided:
+        if self._begun > self._room:
+            raise RefusedError(503, "busy", "too many requests wait already; try again in a moment")
+        async with self._gate, uploads(request, self.limits) as images:
+            found = await asyncio.get_running_loop().run_in_executor(self._pool, self._compute, images)
+        self.metrics.decided(found)
+        return found
+
+    def _compute(self, images: list[Upload]) -> Decided:
+        parts = []
+        for start in range(0, len(images), _ROWS):
+            some = images[start : start + _ROWS]
+            parts.append(self.model(np.stack([self._prepared(upload) for upload in some])))
+        return Decided(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _prepared(self, upload: Upload) -> Any:
+        image = open_image(upload.file, upload.name, self.model.preprocess, self.limits.max_pixels)
+        made = self._prepare(image).numpy()
+        if not self.model.fits(made):
+            wanted = " × ".join(map(str, reversed(self.model.size)))
+            text = f"{upload.name} must have {wanted} pixels once prepared; it has {made.shape[2]} × {made.shape[1]}"
+            raise RefusedError(422, "wrong_size", text)
+        return made
+
+    def _words(self, found: Decided) -> dict[str, object]:
+        rows = zip(found.label.tolist(), found.confidence.tolist(), found.accepted.tolist(), strict=True)
+        decisions = [
+            {"label": label, "class": self.model.name_of(label), "confidence": as_plain(value), "accepted": accepted}
+            for label, value, accepted in rows
+        ]
+        return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
+
+    async def answers(self) -> bool:
+        """Whether the graph gives a decision in reasonable time; one question is open at a time."""
+        if self._probe is None or self._probe.done():
+            self._probe = self._pool.submit(self.model, self.model.blank())
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                found = await asyncio.shield(asyncio.wrap_future(self._probe))
+        except TimeoutError:
+            return False
+        except Exception:
+            _log.exception("the graph does not answer")
+            return False
+        return len(found.label) == 1
+
+    def about(self) -> dict[str, object]:
+        """What is served, for the curious."""
+        threshold, facts = self.model.threshold, self.model.facts
+        height, width = self.model.size
+        return {
+            "service": f"sirc {sirc.__version__}",
+            "spec": self.model.spec,
+            "threshold": as_plain(threshold.value),
+            "guarantee": threshold.guarantee,
+            "calibration": threshold.to_dict(),
+            "classes": self.model.classes,
+            "num_classes": facts.get("num_classes"),
+            "model": facts.get("model"),
+            "input": {"height": height, "width": width, "formats": FORMATS, "preprocess": facts["preprocess"]},
+            "limits": {
+                name: getattr(self.limits, name) for name in ("max_bytes", "max_images", "max_pixels", "max_body")
+            },
+        }
