@@ -48,6 +48,11 @@ def val():
     return outputs(5000)
 
 
+def test_rows_that_were_fitted_on_are_refused(scorer):
+    with pytest.raises(ValueError, match="not fitted on; about 100%"):
+        check_assumptions(scorer, outputs(8000, seed=1))
+
+
 @pytest.fixture(scope="module")
 def found(scorer, val):
     return check_assumptions(scorer, val)
@@ -447,8 +452,8 @@ def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, 
 
 def test_the_command_checks_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, count in (("images", 45), ("held-out", 30), ("grey", 10)):
-        write_images(tmp_path / "data" / name, count=count)
+    for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "grey": 10}.items()):
+        write_images(tmp_path / "data" / name, count=count, seed=seed)
     Path("tiny_model.py").write_text(MODEL)
     Path("tiny.toml").write_text(TOML.replace("epochs = 2", "epochs = 1").replace("lr = 0.02", "lr = 0.0005"))
     for stage in ("train", "extract", "fit"):

@@ -22,6 +22,7 @@ from PIL import Image
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc.cli._production import read_confidences
 from sirc.experiment import Experiment
 from sirc.stages import extract_run, fit_run, train_run
 
@@ -238,7 +239,9 @@ def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, comma
     assert code == 1
     assert "another's" in err
     sirc.Outputs(outputs.logits, outputs.features).save("unlabelled.npz")
-    code, _, err = command(*call, "--val", "unlabelled.npz")
+    assert command(*call, "--val", "unlabelled.npz")[0] == 0  # a coverage needs no labels, a recall does
+    by_recall = ("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.5, "--plain", "--overwrite")
+    code, _, err = command(*by_recall, "--val", "unlabelled.npz")
     assert code == 1
     assert "labels" in err
     text = Path("runs/tiny/experiment.toml").read_text()
@@ -324,20 +327,26 @@ def test_confidences_that_are_none_are_refused(here, command):
     np.save("objects.npy", np.array([{}]), allow_pickle=True)
     np.save("two.npy", np.zeros((3, 2)))
     np.save("nan.npy", np.array([1.0, np.nan]))
+    np.save("complex.npy", np.array([1.0 + 2j]))
+    np.save("flags.npy", np.array([True, False]))
     for name, code, words in (
         ("words.csv", 1, "must hold numbers; got 'high'"),
-        ("other.csv", 1, "must have a column `confidence`; it has score"),
+        ("other.csv", 1, "must have one column `confidence`; it has score"),
         ("empty.csv", 1, "must be a CSV file"),
         ("no.txt", 2, "must be a .csv, .npy or .npz file"),
         ("none.csv", 1, "there is no file"),
         ("objects.npy", 1, "plain numbers"),
         ("two.npy", 1, "production"),
+        ("complex.npy", 1, "it holds complex128"),
+        ("flags.npy", 1, "it holds bool"),
         ("nan.npy", 1, "NaN"),
     ):
         got, out, err = command(*call, name)
         assert (got, out) == (code, ""), name
         assert words in err, err
     assert command(*call, "words.csv", "--delta", "2")[0] == 2
+    Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n")
+    assert read_confidences(Path("commas.csv"), "confidence")[0].tolist() == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("name", ["calibrate", "predict", "export", "serve", "monitor"])

@@ -196,7 +196,7 @@ def test_no_moments_are_kept_for_scores_without(monkeypatch):
 def test_no_rows_are_kept_for_scores_without_a_bank(monkeypatch):
     kept = columns_kept(monkeypatch)
     fitted = sirc.fit(["residual", "mahalanobis", "sirc(msp, residual)"], TRAIN, head=HEAD)
-    assert kept == {"digest"}
+    assert kept == {"mark"}
     assert set(fitted.parameters) == {"residual", "mahalanobis", "sirc(msp, residual)"}
 
 
@@ -208,10 +208,10 @@ def test_no_class_sums_are_kept_for_scores_without(monkeypatch):
 def test_one_pass_keeps_only_the_columns_its_statistics_read(monkeypatch):
     kept = columns_kept(monkeypatch)
     sirc.fit("sirc(msp, energy)", iter([TRAIN]))
-    assert kept == {"logits", "digest"}
+    assert kept == {"logits", "mark"}
     kept.clear()
     sirc.fit("knn", iter([TRAIN]))
-    assert kept == {"features", "digest"}
+    assert kept == {"features", "mark"}
 
 
 def columns_kept(monkeypatch):
@@ -227,7 +227,7 @@ def columns_kept(monkeypatch):
 
 
 def test_a_scorer_knows_the_rows_it_was_fitted_on(tmp_path):
-    new = sirc.Outputs(TRAIN.logits + 1e-3, TRAIN.features, TRAIN.labels)
+    new = sirc.Outputs(TRAIN.logits.flip(1) + 0.1, TRAIN.features, TRAIN.labels)
     fitted = sirc.fit("sirc(msp, l1)", (TRAIN[i:j] for i, j in PARTS))
     assert fitted.seen(TRAIN) == 1
     assert fitted.seen(new) == 0
@@ -240,14 +240,27 @@ def test_a_scorer_knows_the_rows_it_was_fitted_on(tmp_path):
     assert again.seen(TRAIN) == 1
     assert again.only("sirc(msp, l1)").seen(new) == 0
     assert sirc.fit("msp", TRAIN).seen(TRAIN) == 0
+    both = sirc.fit(["msp", "sirc(msp, l1)"], TRAIN)
+    assert both.seen(TRAIN) == 1
+    assert both.only("msp").seen(TRAIN) == 0
+
+
+def test_rows_that_are_computed_anew_are_known_too():
+    fitted = sirc.fit("sirc(msp, l1)", TRAIN)
+    noise = torch.randn(TRAIN.logits.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    again = sirc.Outputs(TRAIN.logits.double() * (1 + 1e-7 * noise), TRAIN.features)
+    assert fitted.seen(again) == 1
+    two = sirc.Outputs(noise[:, :2])
+    other = sirc.Outputs(torch.randn(len(two), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    assert sirc.fit("sirc(msp, energy)", two).seen(other) == 0
 
 
 def test_of_many_fitting_rows_a_sample_is_known():
     rng = np.random.default_rng(0)
-    many = sirc.Outputs(rng.normal(size=(40_000, 3)).astype("float16"))
+    many = sirc.Outputs(rng.normal(size=(40_000, 3)))
     fitted = sirc.fit("sirc(msp, energy)", many)
     assert len(fitted.fitted_on) == 4096
-    new = sirc.Outputs(rng.normal(size=(5_000, 3)).astype("float16"))
+    new = sirc.Outputs(rng.normal(size=(5_000, 3)))
     assert fitted.seen(sirc.Outputs.cat([many[:5_000], new])) == pytest.approx(0.5, abs=0.05)
 
 

@@ -1,5 +1,6 @@
 """The monitor's alarm and bounds: their error rates by simulation, their power, and what they do with odd input."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy import integrate, stats
 from sirc._monitor_bets import Bets, rate_interval
 from sirc._monitor_share import OodShare
 from sirc.monitor import Monitor, monitor
-from sirc.threshold import at_coverage, at_risk
+from sirc.threshold import at_cost, at_coverage, at_risk
 
 REPEATS = 2000
 
@@ -66,6 +67,42 @@ def test_a_false_alarm_at_any_time_is_rare():
     assert rarely(alarms, delta)
     assert rarely(tight, delta)
     assert np.mean(tight) >= delta / 10
+
+
+def test_a_false_alarm_is_rare_where_the_least_cost_was_searched_on_the_same_rows():
+    rng = np.random.default_rng(10)
+    delta, n, missed, alarms = 0.05, 500, [], []
+    correct, ood = np.ones(n, dtype=bool), (np.arange(5000) + 0.5) / 5000
+    for _ in range(REPEATS // 2):
+        calibration = rng.random(n)
+        # Accepting costs and saves the same at every threshold, so that the least cost is a matter of luck alone.
+        found = at_cost(calibration, correct, ood, alpha=0.5, beta=0.5, reject_cost=0.25)
+        watch = Monitor(calibration, found, delta)
+        low, high = watch.report().promised_interval
+        rate = 1 - min(1.0, found.value)
+        missed.append(not low <= rate <= high)
+        # Production far ahead, at its true rate.
+        alarms.append(
+            watch._bets._log_capital(*(np.array([round(2e5 * p)]) for p in (rate, 1 - rate)))[0] > math.log(2 / delta)
+        )
+    assert rarely(missed, delta / 2)
+    assert rarely(alarms, delta / 2)
+
+
+def test_the_limits_for_a_searched_threshold_hold_at_all_thresholds():
+    calibration = np.arange(100.0)
+    found = at_cost(calibration, np.arange(100) % 9 > 0, calibration - 50, alpha=0.8, beta=0.5, reject_cost=0.1)
+    got, given = (Monitor(calibration, t, 0.1).report() for t in (found, found.value))
+    reach = math.sqrt(math.log(4 / 0.1) / 200)
+    want = max(0.0, got.promised - reach), min(1.0, got.promised + reach)
+    assert got.promised_interval == pytest.approx(want, rel=1e-12)
+    assert given.promised_interval[1] - given.promised_interval[0] < want[1] - want[0]
+
+
+def test_a_search_that_ends_at_accepting_nothing_can_be_watched():
+    found = at_cost([1.0, 2.0], [False, False], [3.0], alpha=0.5, beta=0.5, reject_cost=0.01)
+    got = monitor(np.zeros(1000), np.zeros(100), found)
+    assert (got.promised, got.promised_interval[0], got.alarm) == (0.0, 0.0, False)
 
 
 @pytest.mark.parametrize(("rate", "most"), [(0.6, 120), (0.75, 600), (0.99, 500)])
@@ -236,6 +273,16 @@ def test_the_report_is_in_words():
     assert "fewer are accepted" in loud
     assert "of the input is not like" in loud
     assert "1,000 production inputs against 1,000 calibration rows" in loud
+
+
+def test_limits_are_told_on_the_safe_side():
+    got = dataclasses.replace(
+        monitor(np.arange(1000.0), np.arange(1000.0), 100.0),
+        interval=(0.87651, 0.91249), promised_interval=(0.12389, 0.45612), ood_share=0.20079,
+    )  # fmt: skip
+    text = " ".join(str(got).split())
+    for part in ("(87.6% to 91.3% at any time)", "(12.3% to 45.7%)", "with probability 95% at least 20% of the input"):
+        assert part in text
 
 
 def test_what_cannot_be_is_refused():

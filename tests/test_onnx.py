@@ -131,6 +131,19 @@ def test_the_file_says_what_was_calibrated(networks, tmp_path):
     assert facts["model"] == sirc.models.fingerprint(selective.model)
 
 
+def test_what_a_graph_says_cannot_be_changed(tmp_path):
+    selective = SelectiveClassifier(Scaled(), sirc.Scorer("msp", num_classes=4), "msp").set_threshold(0.5)
+    selective.export_onnx(tmp_path / "m.onnx", torch.randn(1, 4, 1))
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    assert _onnx.facts_of(session)["head"] == "fc"
+    assert session.run(None, {"images": np.zeros((5, 4, 1), np.float32)})[0].shape == (5,)
+    graph = onnx.load(tmp_path / "m.onnx")
+    for entry in graph.metadata_props:
+        entry.value = entry.value.replace('"value": 0.5', '"value": 0.1')
+    with pytest.raises(sirc.StoreError, match="changed after"):
+        _onnx.facts_of(onnxruntime.InferenceSession(graph.SerializeToString()))
+
+
 def test_nothing_is_overwritten_or_half_written(networks, tmp_path):
     selective = networks["resnet18"].selective(SMALL)
     path = tmp_path / "m.onnx"
@@ -150,6 +163,9 @@ def test_nonsense_is_refused(networks, tmp_path):
     with pytest.raises(ValueError, match="example"):
         network.selective(SMALL).export_onnx(tmp_path / "m.onnx", "an image")
     assert not (tmp_path / "m.onnx").exists()
+    bf16 = SelectiveClassifier(Scaled().bfloat16(), sirc.Scorer("msp"), "msp", head="fc").set_threshold(0.0)
+    with pytest.raises(ValueError, match="bfloat16"):
+        bf16.export_onnx(tmp_path / "m.onnx", torch.randn(2, 4, 1).bfloat16())
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
     value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "other", value[:1], value[1:])

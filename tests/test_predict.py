@@ -1,5 +1,6 @@
 """A folder gets one row for each image, in order, whatever its files are."""
 
+import errno
 import os
 
 import numpy as np
@@ -189,3 +190,32 @@ def test_mistakes_are_answered_in_words(tmp_path, selective, folder):
     fresh = SelectiveClassifier(selective.model, selective.scorer, SPEC, preprocess=PREPROCESS)
     with pytest.raises(sirc.NotFittedError, match="calibrate"):
         predict_folder(fresh, folder)
+
+
+def test_a_pipe_is_no_image_and_a_link_that_leads_nowhere_is_a_broken_one(selective, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for place in (tmp_path, tmp_path / "sub"):
+        os.mkfifo(place / "pipe.png")
+        (place / "link.png").symlink_to(place / "nowhere.png")
+    Image.new("RGB", (16, 16)).save(tmp_path / "sub" / "real.png")
+    found = predict_folder(selective, tmp_path)
+    assert list(found["path"]) == ["link.png", "sub/link.png", "sub/real.png"]
+    assert list(found["error"] == "") == [False, False, True]
+
+
+def test_a_failing_machine_is_not_taken_for_broken_images(selective, folder, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr("sirc.data.files.read_image", fail)
+    with pytest.raises(OSError, match="not its own"):
+        predict_folder(selective, folder)
+
+
+def test_a_failing_model_is_not_taken_for_broken_images(selective, folder, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(type(selective), "explain", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        predict_folder(selective, folder, batch_size=1)

@@ -1,6 +1,7 @@
 """A selective classifier says what its scorer says, in one forward of any model, and forgets nothing when saved."""
 
 import copy
+import gc
 import json
 import threading
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
-from sirc import SelectiveClassifier
+from sirc import SelectiveClassifier, _artifact
 from sirc.experiment import PAPER_SPECS
 from sirc.preprocess import Preprocess
 
@@ -361,3 +362,114 @@ def test_nonsense_is_refused(model, scorer, head):
         SelectiveClassifier(Net(width=7), scorer, "vim", head="fc")
     with pytest.raises(ValueError, match="labels"):
         SelectiveClassifier(model, scorer, "msp").calibrate(sirc.Outputs(torch.randn(5, K)), recall=0.9)
+
+
+def test_a_model_that_is_compiled_already_is_refused(model, scorer):
+    with pytest.raises(ValueError, match=r"torch\.compile\(selective\)"):
+        SelectiveClassifier(torch.compile(copy.deepcopy(model), backend="eager"), scorer, "msp")
+
+
+def test_a_score_on_logits_needs_no_head_and_one_forward(scorer, val):
+    class Flipping(Net):
+        """Averages over an image and its mirror: no layer gives its output."""
+
+        def forward(self, x):
+            return (super().forward(x) + super().forward(x.flip(-1))) / 2
+
+    torch.manual_seed(0)
+    net = Flipping()
+    found = SelectiveClassifier(net, scorer, "msp").calibrate(val, recall=0.9)
+    found(images(2, 20))
+    before = net.calls
+    found(images(2, 20))
+    assert net.calls == before + 2  # both halves of one forward
+    with pytest.raises(ValueError, match="find_head"):
+        SelectiveClassifier(net, scorer, "vim").calibrate(val, recall=0.9)(images(2, 20))
+
+
+def test_the_head_must_be_known_before_compiling(model, scorer, val):
+    found = SelectiveClassifier(model, scorer, "vim").calibrate(val, recall=0.9)
+    with pytest.raises(Exception, match="head"):
+        torch.compile(found, fullgraph=True, backend="eager")(images(2, 21))
+
+
+def test_a_promise_is_not_saved_for_another_model_than_it_was_made_with(model, scorer, head, val, tmp_path):
+    for change in (lambda net: net.fc.weight.data.mul_(-3), lambda net: net.to(torch.bfloat16)):
+        made = SelectiveClassifier(copy.deepcopy(model), scorer, "msp", head=head)
+        made.calibrate(val, recall=0.9, delta=0.1)
+        change(made.model)
+        with pytest.raises(ValueError, match="changed since `calibrate`"):
+            made.save(tmp_path / "s.safetensors")
+    assert not (tmp_path / "s.safetensors").exists()
+
+
+def test_a_store_of_another_model_does_not_calibrate(model, scorer, head, val, tmp_path):
+    loader = DataLoader(TensorDataset(images(300, 2), val.labels), batch_size=64)
+    store = sirc.extract(model, loader, tmp_path / "store", head=head)
+    made = SelectiveClassifier(model, scorer, "msp", head=head).calibrate(store, recall=0.9)
+    assert made.threshold.sizes["correct"] == int(val.correct.sum())
+    other = copy.deepcopy(model)
+    other.fc.weight.data.add_(1)
+    with pytest.raises(sirc.StoreError, match="another model"):
+        SelectiveClassifier(other, scorer, "msp", head=head).calibrate(store, recall=0.9)
+
+
+def test_what_was_loaded_still_knows_the_rows_it_was_fitted_on(selective, model, train, tmp_path):
+    selective.save(tmp_path / "s.safetensors")
+    again = SelectiveClassifier.load(tmp_path / "s.safetensors", model)
+    with pytest.raises(ValueError, match="about 100%"):
+        again.calibrate(train, recall=0.9, delta=0.1)
+
+
+def test_a_score_that_learnt_nothing_may_be_calibrated_on_any_rows(model, scorer, head, train):
+    made = SelectiveClassifier(model, scorer, "msp", head=head).calibrate(train, recall=0.9, delta=0.1)
+    assert made.threshold.bounds["recall"] == 0.9
+
+
+def test_training_mode_is_noticed(model, scorer, head, val):
+    made = SelectiveClassifier(copy.deepcopy(model), scorer, "msp", head=head).calibrate(val, recall=0.9)
+    made.model.train()
+    with pytest.raises(ValueError, match="training mode"):
+        made(images(2, 22))
+    made.eval()
+    made(images(2, 22))
+
+
+def test_the_model_is_left_as_it_was(scorer, val):
+    net = Net().eval()
+    for _ in range(3):
+        made = SelectiveClassifier(net, scorer, "vim", head="fc").calibrate(val, recall=0.9)
+        made(images(2, 23))
+        with pytest.raises(RuntimeError):
+            made(torch.zeros(2, 5, SIDE, SIDE))
+        made(images(2, 23))
+        del made
+        gc.collect()
+    assert len(net.fc._forward_pre_hooks) == 0
+
+
+def test_coverage_needs_no_labels_and_cost_needs_ood_data(model, scorer, head, val):
+    made = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head)
+    bare = sirc.Outputs(val.logits, val.features)
+    assert made.calibrate(bare, coverage=0.8).threshold.value == made.calibrate(val, coverage=0.8).threshold.value
+    with pytest.raises(ValueError, match="needs `ood`"):
+        made.calibrate(val, recall=0.9, alpha=0.5, beta=0.5)
+
+
+def test_the_number_of_classes_must_fit(scorer):
+    net = Net(classes=9)
+    head = sirc.find_head(net, images(2, 24))
+    with pytest.raises(ValueError, match="fitted on 5 logits; layer 'fc' gives 9"):
+        SelectiveClassifier(net, scorer, "vim", head=head)
+
+
+def test_a_file_that_lacks_something_is_refused(selective, model, tmp_path, monkeypatch):
+    facts = _artifact.about(selective)
+    for key in facts:
+        less = {name: value for name, value in facts.items() if name != key}
+        monkeypatch.setattr(_artifact, "about", lambda _, less=less: less)
+        selective.save(tmp_path / "s.safetensors", overwrite=True)
+        if key == "quantiles":
+            continue
+        with pytest.raises(sirc.StoreError):
+            SelectiveClassifier.load(tmp_path / "s.safetensors", model)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sirc import Ranking, _binomial, _threshold_risk
+from sirc import _threshold_words as words
 from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 
 small = settings(max_examples=80, deadline=None)
@@ -244,13 +245,65 @@ def test_an_infeasible_risk_is_said_with_the_lowest_that_is_feasible():
     got = at_risk(confidence, correct, 0.03)
     assert not got.feasible
     assert got.value == math.inf
-    assert got.estimates == {"recall": 0.0, "coverage": 0.0, "risk": 0.0}
-    lowest = got.bounds["lowest_risk"]
+    assert got.bounds == {}  # nothing holds with probability 1 − δ
+    assert (got.estimates["recall"], got.estimates["coverage"], got.estimates["risk"]) == (0.0, 0.0, 0.0)
+    lowest = got.estimates["lowest_risk"]
     assert 0.05 < lowest < 0.15
     assert at_risk(confidence, correct, lowest).feasible
     assert not at_risk(confidence, correct, lowest * 0.999).feasible
     assert "no number of rows would do" in got.advice
     assert "Infeasible" in str(got)
+
+
+def test_where_a_smaller_risk_is_feasible_the_report_speaks_of_larger_ones():
+    correct, confidence = np.arange(60) < 58, np.arange(60.0)  # two errors on top
+    small, got = at_risk(confidence, correct, 0.07, delta=0.2), at_risk(confidence, correct, 0.08, delta=0.2)
+    assert small.feasible
+    assert not got.feasible
+    lowest = got.estimates["lowest_risk"]
+    assert lowest > 0.08
+    assert at_risk(confidence, correct, lowest, delta=0.2).feasible
+    assert not any(
+        at_risk(confidence, correct, risk, delta=0.2).feasible for risk in np.linspace(0.08, lowest, 50)[:-1]
+    )
+    assert f"The lowest risk above it that these rows can show is {math.ceil(10_000 * lowest) / 100:g}%" in got.advice
+
+
+@pytest.mark.parametrize("decimals", [None, 1, 0])
+def test_no_risk_between_an_infeasible_one_and_the_lowest_is_feasible(decimals):
+    rng = np.random.default_rng(13)
+    for n in (30, 60, 200):
+        for _ in range(2):
+            confidence = rng.random(n) if decimals is None else rng.random(n).round(decimals)
+            correct = rng.random(n) >= 0.2 * (1 - confidence) + 0.1 * (confidence > 0.9)
+            risks = np.linspace(0.08, 0.8, 40)
+            found = [at_risk(confidence, correct, risk, delta=0.2) for risk in risks]
+            for at, got in enumerate(found):
+                if got.feasible:
+                    told = float(got.advice.rsplit(" ", 1)[1].rstrip("%.")) / 100
+                    assert told <= risks[at] + 0.0011  # rounded up in the third digit
+                else:
+                    lowest = got.estimates["lowest_risk"]
+                    assert lowest == 1 or at_risk(confidence, correct, lowest, delta=0.2).feasible
+                    assert not any(
+                        f.feasible for f, risk in zip(found, risks, strict=True) if risks[at] <= risk < lowest
+                    )
+
+
+def test_a_promised_risk_holds_with_tied_scores_from_the_rows_to_the_threshold():
+    rng = np.random.default_rng(14)
+    risk, delta, n, levels = 0.1, 0.1, 400, 12
+    rates = np.where(np.arange(levels) < 5, 0.4, 0.02)  # the errors at each of twelve equally frequent confidences
+    to_come = np.cumsum(rates[::-1])[::-1] / np.arange(levels, 0, -1)
+    broken, found = [], []
+    for _ in range(REPEATS // 4):
+        confidence = rng.integers(0, levels, n)
+        got = at_risk(confidence, rng.random(n) >= rates[confidence], risk, delta=delta)
+        found.append(got.feasible)
+        broken.append(got.feasible and to_come[int(got.value)] > risk)
+    assert broken_at_most(np.array(broken), delta)
+    assert np.mean(broken) >= delta / 10
+    assert np.mean(found) > 0.9
 
 
 def test_an_infeasible_risk_says_how_many_rows_would_do():
@@ -274,13 +327,15 @@ def test_too_few_rows_for_a_risk_say_how_many_are_needed():
     correct = np.arange(59) > 0
     assert not at_risk(np.arange(59.0), correct, 0.05).feasible
     assert at_risk([0.3], [True], 0.97).value == 0.3
-    assert at_risk([0.3], [False], 0.97).bounds == {"lowest_risk": 1.0}
+    hopeless = at_risk([0.3], [False], 0.97)
+    assert hopeless.estimates["lowest_risk"] == 1.0
+    assert hopeless.advice.startswith("These rows can show no larger risk either")
 
 
 def test_equal_confidences_are_accepted_or_rejected_together():
     confidence, correct = np.repeat([2.0, 1.0], 200), np.repeat([True, False], 200)
     assert at_risk(confidence, correct, 0.05).value == 2.0
-    lowest = at_risk(confidence, correct, 0.01).bounds["lowest_risk"]
+    lowest = at_risk(confidence, correct, 0.01).estimates["lowest_risk"]
     assert at_risk(confidence, correct, lowest).value == 2.0
     assert not at_risk(confidence, correct, lowest * 0.99).feasible
     spread = np.append(np.arange(3.0, 203.0), np.full(200, 1.0))
@@ -334,12 +389,22 @@ def test_no_threshold_costs_less(rows, ood, alpha, beta, price):
     here = cost(got.value, alpha) if math.isfinite(got.value) or got.value in confidence + ood else every(alpha)[0]
     assert got.estimates["cost"] == pytest.approx(here, abs=1e-12)
     assert got.estimates["cost"] == pytest.approx(min(every(alpha)), abs=1e-12)
-    for other in (alpha - 0.2, alpha - 0.1, alpha + 0.1, alpha + 0.2):
-        key = f"alpha={round(other, 12):g}"
-        assert (f"cost@{key}" in got.estimates) == (0 <= round(other, 12) <= 1)
-        if 0 <= round(other, 12) <= 1:
-            regret = got.estimates[f"cost@{key}"] - min(every(other))
-            assert got.estimates[f"regret@{key}"] == pytest.approx(regret, abs=1e-12)
+    shifted = {float(np.clip(round(alpha + shift, 12), 0, 1)) for shift in (-0.2, -0.1, 0.1, 0.2)} - {alpha}
+    assert {key for key in got.estimates if "@" in key} == {
+        f"{of}@alpha={a:g}" for of in ("cost", "regret") for a in shifted
+    }
+    for other in shifted:
+        regret = got.estimates[f"cost@alpha={other:g}"] - min(every(other))
+        assert got.estimates[f"regret@alpha={other:g}"] == pytest.approx(regret, abs=1e-12)
+
+
+def test_near_its_end_alpha_is_misjudged_in_both_directions():
+    rng = np.random.default_rng(15)
+    rows = rng.normal(size=200), rng.random(200) < 0.8, rng.normal(-1, 1, 100)
+    for alpha, others in ((0.95, ["0.75", "0.85", "1"]), (0.05, ["0", "0.15", "0.25"]), (1, ["0.8", "0.9"])):
+        got = at_cost(*rows, alpha=alpha, beta=0.5, reject_cost=0.1)
+        assert [key.split("=")[1] for key in got.estimates if key.startswith("cost@")] == others
+        assert [part.split(" (")[0] for part in got.advice.split("at α = ")[1:]] == others
 
 
 def test_under_a_recall_floor_the_least_cost_is_at_the_floor():
@@ -384,6 +449,43 @@ def test_a_report_can_be_read():
     cost = " ".join(str(at_cost(confidence, correct, confidence / 2, alpha=0.5, beta=0.5, reject_cost=0.2)).split())
     assert "at α = 0.3 (" in cost
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_what_is_promised_in_words_is_not_more_than_what_holds():
+    confidence, correct = np.arange(3000.0), np.ones(3000, dtype=bool)
+    assert "at most 10.1% of the accepted" in at_risk(confidence, correct, 0.1004).guarantee
+    assert "at most 7% of the accepted" in at_risk(confidence, correct, 0.07).guarantee
+    assert "a risk of at most 10.04% could not" in at_risk(confidence, ~correct, 0.1004).guarantee
+    got = at_recall(confidence, correct, 0.9506, delta=0.0496).guarantee
+    assert got.startswith("With probability at least 95% ")
+    assert "at least 95% of future ID✓" in got
+    assert "With probability at least 10% " in at_coverage(confidence, 0.5, delta=0.9).guarantee
+    assert "at least 90.2% of the ID rows" in at_coverage(confidence, 0.9029).guarantee
+    for share in np.random.default_rng(16).random(300):
+        for told, sign in ((words.percent_below(share), -1), (words.percent_above(share), 1)):
+            assert 0 <= sign * (float(told.rstrip("%")) / 100 - share) <= 0.001
+    assert [words.percent_below(share) for share in (0.0, 0.29, 0.99996, 1.0)] == ["0%", "29%", "99.996%", "100%"]
+    assert [words.percent_above(share) for share in (0.0, 0.29, 0.999961, 1.0)] == ["0%", "29%", "99.9961%", "100%"]
+
+
+def test_a_promise_that_takes_less_than_the_plain_threshold_speaks_of_no_margin():
+    rows = np.arange(1000.0)
+    weak = at_coverage(rows, 0.9, delta=0.8)
+    assert weak.value > weak.estimates["plain_threshold"]
+    assert "margin" not in weak.advice
+    assert "fewer than the plain threshold" in weak.advice
+    assert "without a promise" not in weak.guarantee
+    same = at_coverage(np.ones(1000), 0.9, delta=0.05)
+    assert same.value == same.estimates["plain_threshold"]
+    assert "as the plain threshold does" in same.advice
+    assert "halve that margin" in at_coverage(rows, 0.9, delta=0.05).advice
+
+
+def test_a_given_threshold_above_all_is_not_infeasible():
+    for feasible in (True, False):  # it promises nothing, so there is nothing that it fails to keep
+        text = str(Threshold(math.inf, "given", None, None, feasible, {}, {}, {}, "none", ""))
+        assert text.startswith("Accept nothing")
+        assert "Infeasible" not in text
 
 
 def test_arrays_of_any_kind_and_copies_give_the_same():

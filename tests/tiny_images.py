@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 
-def write_images(root, count=21, side=16):
+def write_images(root, count=21, side=16, seed=0):
     """Three classes of colour, with noise; returns the folder."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for number in range(count):
         folder = root / "rgb"[number % 3]
         folder.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,8 @@ def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None
     tensors = {f"{key}/{name}": value for key, part in scorer.parameters.items() for name, value in part.items()}
     tensors = {name: value for name, value in tensors.items() if _used(name, selective.spec, scorer)}
     tensors["calibration"] = _sample(selective.calibration)
+    if scorer.fitted_on is not None:
+        tensors["fitted_on"] = scorer.fitted_on
     write_safetensors(path, tensors, {"sirc": json.dumps(about(selective))}, overwrite=overwrite)
 
 
@@ -39,6 +41,12 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
     """What there is to say of a calibrated classifier, as JSON values."""
     if selective.threshold is None:
         raise NotFittedError("there is no threshold to save: call `calibrate(val, recall=0.95)` first")
+    model = fingerprint(selective.model)
+    if selective._calibrated_for not in (None, model):
+        raise ValueError(
+            "a guarantee holds for the model it was made with; this one was changed since `calibrate` (trained, or "
+            "cast to another type). Calibrate again"
+        )
     scorer, preprocess = selective.scorer, selective.preprocess
     return {
         "format": _FORMAT,
@@ -46,12 +54,13 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
         "spec": selective.spec,
         "num_classes": scorer.num_classes,
         "num_features": scorer.num_features,
+        "fitted_rows": scorer.fitted_rows,
         "head": selective.head_name,
         "head_is_last": selective._tap.is_last,
         "threshold": selective.threshold.to_dict(),
         "classes": selective.classes,
         "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
-        "model": fingerprint(selective.model),
+        "model": model,
         "quantiles": _quantiles(selective.calibration),
     }
 
@@ -61,28 +70,38 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
     from sirc.selective import SelectiveClassifier
 
     facts, tensors = read(path)
-    if (mine := fingerprint(model)) != facts["model"]:
+    if (mine := fingerprint(model)) != facts.get("model"):
         raise StoreError(
-            f"'{path}' was calibrated for another model: its fingerprint is {facts['model']}, this one's is {mine}. A "
-            "threshold holds for the weights it was set with: load those, or calibrate anew"
+            f"'{path}' was calibrated for another model: its fingerprint is {facts.get('model')}, this one's is "
+            f"{mine}. A threshold holds for the weights it was set with: load those, or calibrate anew"
         )
     parameters: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         spec, slash, key = name.rpartition("/")
         if slash:
             parameters.setdefault(spec, {})[key] = value.clone()
-    scorer = Scorer(facts["spec"], parameters, num_classes=facts["num_classes"], num_features=facts["num_features"])
-    made = SelectiveClassifier(
-        model,
-        scorer,
-        facts["spec"],
-        head=facts["head"],
-        classes=facts["classes"],
-        preprocess=preprocess_from(facts["preprocess"]),
-    )
-    made._tap.is_last = bool(facts["head_is_last"])
-    made._with(Threshold.from_dict(facts["threshold"]))
-    made.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
+    try:
+        scorer = Scorer(
+            facts["spec"],
+            parameters,
+            num_classes=facts["num_classes"],
+            num_features=facts["num_features"],
+            fitted_on=tensors.get("fitted_on"),
+            fitted_rows=facts["fitted_rows"],
+        )
+        made = SelectiveClassifier(
+            model,
+            scorer,
+            facts["spec"],
+            head=facts["head"],
+            classes=facts["classes"],
+            preprocess=preprocess_from(facts["preprocess"]),
+        )
+        made._tap.is_last = bool(facts["head_is_last"])
+        made._with(Threshold.from_dict(facts["threshold"]))
+        made.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
     return made
 
 
@@ -95,10 +114,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = {}
     if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
         raise StoreError(f"'{path}' is not a saved selective classifier: write one with `selective.save(path)`")
-    if facts["version"] != _VERSION:
+    if facts.get("version") != _VERSION:
         raise StoreError(
-            f"'{path}' has format {facts['version']} and this version of sirc reads {_VERSION}: use the version that "
-            "wrote it, or calibrate anew"
+            f"'{path}' has format {facts.get('version')} and this version of sirc reads {_VERSION}: use the version "
+            "that wrote it, or calibrate anew"
         )
     return facts, tensors
 

@@ -70,6 +70,15 @@ def rate_interval(accepted: int, total: int, delta: float) -> tuple[float, float
     return low, 1 - high
 
 
+def interval_anywhere(accepted: int, n: int, delta: float) -> tuple[float, float]:
+    """Limits of the acceptance rate of a population, of which n rows were seen, at whatever threshold.
+
+    They hold at all thresholds at once (Dvoretzky, Kiefer and Wolfowitz 1956, with the constant of Massart 1990).
+    """
+    reach = math.sqrt(math.log(2 / delta) / (2 * n))
+    return max(0.0, accepted / n - reach), min(1.0, accepted / n + reach)
+
+
 def rates_below(counts: NDArray[np.int64], total: int, delta: float) -> Floats:
     """The lower ends of the confidence sequences for the rates of several events, 0 where none was seen."""
     seen = counts[counts > 0].astype(np.float64)

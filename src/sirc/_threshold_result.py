@@ -17,9 +17,9 @@ _RULES = ("recall", "coverage", "risk", "cost", "given")
 class Threshold:
     """A threshold with what is known of it; `print` it for a report in words.
 
-    `estimates` are shares on the calibration data, `bounds` what holds with probability 1 − δ. Where the rule asked for
-    cannot be kept, `feasible` is False and `value` is +inf, which accepts nothing (NaN if a calibration confidence is
-    itself +inf).
+    `estimates` are what the calibration data shows, shares of it above all; `bounds` what holds with probability 1 − δ.
+    Where the rule asked for cannot be kept, `feasible` is False and `value` is +inf, which accepts nothing (NaN if a
+    calibration confidence is itself +inf). A "given" threshold promises nothing, so that there is nothing to keep.
     """
 
     value: float
@@ -43,7 +43,7 @@ class Threshold:
             "rows": words.counted(self.sizes),
             "advice": self.advice,
         }
-        return words.report(self.value, self.feasible, parts)
+        return words.report(self.value, self.feasible or self.rule == "given", parts)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinities are "inf" and "-inf"."""

@@ -74,29 +74,35 @@ class Outlook:
     """What these rows could prove at best, and how many would be needed for the risk asked."""
 
     lowest_risk: float
+    """Above the risk asked where that is infeasible: more risk may mean more starts, each with a smaller share of δ, so
+    that a lower risk can be feasible where a higher one is not. 1 where none is."""
     rows: int | None
     """About how many ID rows prove the risk asked if the error rates stay as seen; None where none would."""
 
 
-def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float) -> Outlook:
-    """The lowest risk for which `certified` finds a threshold, and the rows needed for the one asked."""
+def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> Outlook:
+    """The lowest risk for which `certified` finds a threshold, and the rows needed for the one asked.
+
+    A risk has a threshold where one start has: where the rows above its rank and those down to it pass. Starts that
+    fall on the same value have their shares together once the rows above have passed.
+    """
     n = int(accepted[-1])
     counts = range(1, MOST_STARTS + 1)
     tests = [(count, rank) for count in counts for rank in _ranks(n, count)]
     at = np.searchsorted(accepted, [rank for _, rank in tests])
     of = np.array([count for count, _ in tests])
-    tied = (at == 0) & (of[:, None] == of[None, :]) & (at == 0)[:, None]
-    level = delta / of * np.maximum(1, tied.sum(1))  # starts among rows that tie at the top have their shares together
-    limits = upper_limit(wrong[at], accepted[at], level)
+    tied = ((at[:, None] == at) & (of[:, None] == of)).sum(1)
+    limits = upper_limit(wrong[at], accepted[at], delta / of * tied)
     above = np.maximum(at - 1, 0)
-    before = upper_limit(wrong[above], accepted[above], level)
-    free = (at == 0) | np.array([rank == n for _, rank in tests])
-    limits = np.where(free, limits, np.maximum(limits, before))
+    before = upper_limit(wrong[above], accepted[above], delta / of)
+    limits = np.where(at == 0, limits, np.maximum(limits, before))
+    whole = np.array([rank == n for _, rank in tests])
+    limits = np.where(whole, np.minimum(limits, upper_limit(wrong[at], accepted[at], delta / of)), limits)
     edges = [*(_least_risk(n, count, delta) for count in counts), math.inf]
     lowest = 1.0
     for count in counts:
         proved = float(limits[of == count].min())
-        within = max(proved * (1 + 1e-9), edges[count - 1])
+        within = max(proved * (1 + 1e-9), edges[count - 1], 0.0 if feasible else risk)
         if within < edges[count]:
             lowest = min(lowest, within)
     full = slice(len(tests) - MOST_STARTS, None)

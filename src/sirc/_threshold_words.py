@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 GROUPS = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD", "id": "ID"}
 NAMES = {
@@ -17,19 +18,38 @@ NAMES = {
 
 def percent(share: float) -> str:
     """0.95 as "95%"; three digits, more where it is near 1."""
-    digits = 3 if share <= 0.99 or share >= 1 else 3 + math.ceil(-math.log10(1 - share)) - 2
-    return f"{100 * share:.{min(digits, 12)}g}%"
+    return f"{100 * share:.{_digits(share)}g}%"
 
 
-def percent_below(share: float) -> str:
-    """A share as percent, rounded down: a limit that is named must be within reach."""
-    scale = 10 ** max(4, 2 + math.ceil(-math.log10(max(1 - share, 1e-12))))
-    return percent(math.floor(share * scale) / scale)
+def percent_below(share: float | Decimal) -> str:
+    """A share as percent, rounded down: what is promised as "at least" must not be more than what holds."""
+    return _percent(share, ROUND_FLOOR)
+
+
+def percent_above(share: float | Decimal) -> str:
+    """A share as percent, rounded up: what is promised as "at most" must not be less than what holds."""
+    return _percent(share, ROUND_CEILING)
+
+
+def _percent(share: float | Decimal, rounding: str) -> str:
+    # A float stands for the decimal number that it is written as: 0.07 is 7%, although 100 * 0.07 is a little more.
+    exact = share if isinstance(share, Decimal) else Decimal(repr(float(share)))
+    digits = _digits(float(share))
+    return f"{float(100 * Context(prec=digits, rounding=rounding).plus(exact)):.{digits}g}%"
+
+
+def _digits(share: float) -> int:
+    return 3 if share <= 0.99 or share >= 1 else min(12, 1 + math.ceil(-math.log10(1 - share)))
+
+
+def certainty(delta: float) -> str:
+    """1 − δ, in decimals: as floats 1 − 0.9 is below 0.1."""
+    return percent_below(1 - Decimal(repr(delta)))
 
 
 def chance(delta: float) -> str:
     """The opening of every guarantee."""
-    return f"With probability at least {percent(1 - delta)} over the draw of the calibration rows"
+    return f"With probability at least {certainty(delta)} over the draw of the calibration rows"
 
 
 def counted(sizes: Mapping[str, int]) -> str:

@@ -27,7 +27,9 @@ from sirc._checks import check_fraction
 from sirc._confidences import Data
 from sirc._mixtures import check_groups
 from sirc.evaluate import Evaluation
+from sirc.outputs import Outputs
 from sirc.scores import Scorer
+from sirc.store import OutputStore
 
 COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]
 
@@ -111,6 +113,11 @@ def check_assumptions(
         raise ValueError(f"`scorer` must be a `Scorer`; got {type(scorer).__name__}. Make one with `sirc.fit`")
     if ood is not None and not isinstance(ood, Mapping):
         raise ValueError(f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `{{'x': outputs}}`")
+    if isinstance(val, Outputs | OutputStore) and (share := scorer.seen(val)) > 0.01:
+        raise ValueError(
+            f"`val` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows a "
+            "fitted score looks better than it is: pass validation data"
+        )
     specs = sirc_specs(scorer.specs)
     require(specs, f"the scorer has {', '.join(scorer.specs)}")
     chosen = [combination(text, spec, scorer) for text, spec in picked(specs, s1, s2).items()]

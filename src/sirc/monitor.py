@@ -11,11 +11,11 @@ from typing import final
 from sirc._arrays import ArrayLike
 from sirc._binomial import interval
 from sirc._checks import check_fraction, check_number
-from sirc._monitor_bets import Bets, rate_interval
+from sirc._monitor_bets import Bets, interval_anywhere, rate_interval
 from sirc._monitor_share import OodShare
 from sirc._threshold_result import Threshold
 from sirc._threshold_rows import as_confidences
-from sirc._threshold_words import percent
+from sirc._threshold_words import certainty, percent, percent_above, percent_below
 from sirc.metrics._groups import as_scores
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
@@ -37,7 +37,8 @@ class Monitoring:
     promised: float
     """The share of calibration rows accepted."""
     promised_interval: tuple[float, float]
-    """Holds the acceptance rate of the calibration's population with probability 1 − δ/2 (Clopper–Pearson)."""
+    """Holds the acceptance rate of the calibration's population with probability 1 − δ/2: Clopper–Pearson's, or for a
+    `Threshold` of least cost that of Dvoretzky, Kiefer and Wolfowitz, which holds at all thresholds at once."""
     e_value: float
     """The capital of bets against every rate in `promised_interval`, now."""
     p_value: float
@@ -60,14 +61,14 @@ class Monitoring:
         else:
             first = "No alarm: the acceptance rate is compatible with the promised one"
         share = (
-            f"with probability {percent(1 - self.delta)} at least {percent(self.ood_share)} of the input is not like "
-            "the calibration's ID data"
+            f"with probability {certainty(self.delta)} at least {percent_below(self.ood_share)} of the input is not "
+            "like the calibration's ID data"
             if self.ood_share > 0
             else "none could be shown"
         )
         parts = {
-            "accepted": f"{percent(self.rate)} ({' to '.join(map(percent, self.interval))} at any time)",
-            "promised": f"{percent(self.promised)} ({' to '.join(map(percent, self.promised_interval))})",
+            "accepted": f"{percent(self.rate)} ({_limits(self.interval)} at any time)",
+            "promised": f"{percent(self.promised)} ({_limits(self.promised_interval)})",
             "evidence": f"e = {self.e_value:.3g}, p = {self.p_value:.3g}; the alarm is at p ≤ {self.delta / 2:g}",
             "OOD share": share,
             "rows": rows,
@@ -78,14 +79,18 @@ class Monitoring:
         return "\n".join(lines)
 
 
+def _limits(interval: tuple[float, float]) -> str:
+    return f"{percent_below(interval[0])} to {percent_above(interval[1])}"
+
+
 @final
 class Monitor:
     """Watches production confidences as they come, in memory that does not grow.
 
-    `calibration` are confidences of ID rows drawn as the promise was, `threshold` a number or a `Threshold`, which may
-    come from the same rows. The alarm: bets against every acceptance rate that the calibration leaves possible (its
-    Clopper–Pearson interval at δ/2) reach a capital of 2/δ. If production is as the calibration, that happens ever,
-    however long and often one looks, with probability at most δ.
+    `calibration` are confidences of ID rows drawn as the promise was, `threshold` a `Threshold`, which may come from
+    the same rows, or a number, which may not. The alarm: bets against every acceptance rate that the calibration leaves
+    possible (`promised_interval`, at δ/2) reach a capital of 2/δ. If production is as the calibration, that happens
+    ever, however long and often one looks, with probability at most δ.
     """
 
     def __init__(self, calibration: ArrayLike, threshold: float | Threshold, delta: float = 0.05) -> None:
@@ -98,7 +103,10 @@ class Monitor:
             raise ValueError(f"`delta` must lie strictly between 0 and 1; got {self.delta:g}")
         accepted, n = int((rows >= self.threshold).sum()), len(rows)
         self._calibration, self._promised = n, accepted / n
-        self._interval = interval(accepted, n, self.delta / 2)
+        # The least cost is found by a search, which prefers a threshold at which these rows happen to be accepted more,
+        # or less, than their population. Only limits that hold wherever it ends allow for that.
+        searched = isinstance(threshold, Threshold) and threshold.rule == "cost"
+        self._interval = (interval_anywhere if searched else interval)(accepted, n, self.delta / 2)
         self._bets = Bets(*self._interval)
         self._share = OodShare(rows, self.delta)
         self._first: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -89,12 +90,12 @@ def decisions(
             "here, or to `SelectiveClassifier`"
         )
     found = image_folder(folder, labelled=False)
-    names = sorted(found._names[i] for i in range(len(found)))
+    names = sorted(found._names)
     images = FileSet(found.root, Names(names), name=found.name, transform=_Prepared(how))
     # Images of different sizes make no batch.
     one_size = how.crop is not None or isinstance(how.resize, tuple)
     plan = Plan(images, check_positive("batch_size", batch_size) if one_size else 1, workers)
-    return _rows(decider, plan, names, progress)
+    return _rows(decider, plan, names, Path(found.root), one_size, progress)
 
 
 def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = False) -> None:
@@ -104,22 +105,29 @@ def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = Fal
     atomic_write(path, lambda file: file.write(text.encode()))
 
 
-def _rows(decider: _Module | _Graph, plan: Plan, names: list[str], progress: Progress) -> Iterator[Row]:
+def _rows(
+    decider: _Module | _Graph, plan: Plan, names: list[str], root: Path, one_size: bool, progress: Progress
+) -> Iterator[Row]:
     with progress.task("predict", len(names)) as task:
         for reading in plan.read([range(len(names))]):
-            yield from _rows_of(decider, reading, names)
+            yield from _rows_of(decider, reading, names, root, alone=plan.batch_size == 1 and not one_size)
             task.advance(len(reading.index) + len(reading.lost))
 
 
-def _rows_of(decider: _Module | _Graph, reading: Reading, names: list[str]) -> list[Row]:
+def _rows_of(decider: _Module | _Graph, reading: Reading, names: list[str], root: Path, *, alone: bool) -> list[Row]:
+    """Ask about a batch; `alone`: one image of any size, which the model may be unable to take."""
+    for lost in reading.lost:
+        if lost.fatal and os.access(root / names[lost.index], os.R_OK):  # else it went away, or is not for us to read
+            which = printable(names[lost.index])
+            raise OSError(f"'{which}' could not be read, for a reason that is not its own: {lost.why}")
     rows = {lost.index: _broken(names[lost.index], lost.why) for lost in reading.lost}
     if reading.index:
         assert isinstance(reading.batch, Tensor)
         try:
             answers = decider.decide(reading.batch)
         except (ImageError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and len(reading.index) > 1:
-                raise  # not one image's fault
+            if isinstance(error, RuntimeError) and not alone:
+                raise  # not an image's fault
             rows |= {index: _broken(names[index], str(error)) for index in reading.index}
         else:
             for index, answer in zip(reading.index, answers, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Self, final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from sirc._calls import as_rows, call_model, layer_input, layer_size, model_logits, unwrap
 from sirc._checks import check_number
@@ -18,12 +20,14 @@ from sirc._files import PathLike
 from sirc._graph import ConfidenceGraph, Kept, feature_terms
 from sirc.errors import NotFittedError
 from sirc.head import Head, _linear_layer, find_head
+from sirc.models import fingerprint
 from sirc.outputs import Outputs
 from sirc.preprocess import Preprocess
 from sirc.scores import Scorer
 from sirc.store import OutputStore
 from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 
+_FINDING = threading.Lock()  # one thread looks for a head at a time
 _SEEN = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
 
 
@@ -66,6 +70,11 @@ class SelectiveClassifier(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}")
+        if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+            raise ValueError(
+                "`model` must not be compiled yet: features are caught inside it. Wrap the plain model, and compile "
+                "the selective classifier: `torch.compile(selective)`"
+            )
         if not isinstance(scorer, Scorer):
             raise ValueError(f"`scorer` must be a `sirc.Scorer`, made by `sirc.fit`; got {type(scorer).__name__}")
         self.scorer = scorer.only(spec)
@@ -79,12 +88,18 @@ class SelectiveClassifier(nn.Module):
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
         self.graph = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
         self.limit = _Limit()
-        self._tap = _Tap(scorer.num_features)
+        self._calibrated_for: str | None = None
+        self._headless = False
+        self._tap = _Tap(scorer.num_features, scorer.num_classes)
         if isinstance(head, Head):
-            self._tap.attach(model, head.name)
+            self._attach(head.name)
         elif head is not None:
-            self._tap.attach(model, head, last=False)  # more may follow a layer that was named
+            self._attach(head, last=False)  # more may follow a layer that was named
         self.eval()
+
+    def _attach(self, name: str, *, last: bool = True) -> None:
+        handle = self._tap.attach(self.model, name, last=last)
+        weakref.finalize(self, handle.remove)  # the model outlives what wraps it
 
     @property
     def head_name(self) -> str | None:
@@ -100,7 +115,7 @@ class SelectiveClassifier(nn.Module):
         return Decision(logits.argmax(-1), confidence, confidence >= self.limit.value, logits)
 
     def _check_threshold(self) -> None:
-        if self.threshold is None and not torch.compiler.is_compiling():
+        if self.threshold is None:
             raise NotFittedError(
                 "there is no threshold yet: call `calibrate(val, recall=0.95)` on labelled ID validation data, or "
                 "`set_threshold(value)`"
@@ -111,23 +126,40 @@ class SelectiveClassifier(nn.Module):
 
         A model in half precision computes its last layer again in float32: confident inputs would tie otherwise.
         """
-        if self._tap.name is None:
+        if self.model.training:
+            raise ValueError("the model was put into training mode after it was wrapped: call `selective.eval()`")
+        if self._tap.name is None and not self._headless:
             self._find_head(images)
-        self._tap.open()
-        with torch.no_grad():
-            logits = model_logits(call_model(self.model, images))
-        features = self._tap.take() if self._tap.name is not None else None
+        if torch.compiler.is_compiling():
+            logits, features = self._run(images)
+        else:
+            try:
+                logits, features = self._run(images)
+            finally:
+                self._tap.close()
         if logits.element_size() == 2 and features is not None and self._tap.is_last:
             with torch.no_grad(), _precisely(logits.device):
                 logits = self._tap.exact_logits(features)
         return logits, features
 
+    def _run(self, images: Any) -> tuple[Tensor, Tensor | None]:
+        self._tap.open()
+        with torch.no_grad():
+            logits = model_logits(call_model(self.model, images))
+        return logits, None if self._headless else self._tap.take()
+
     def _find_head(self, images: Any) -> None:
-        try:
-            self._tap.attach(self.model, find_head(self.model, _few(images)).name)
-        except ValueError:
-            if self.graph.needs_features:
-                raise
+        if torch.compiler.is_compiling():
+            raise ValueError("the head must be known before compiling: name it, `head=…`, or run one batch first")
+        with _FINDING:
+            if self._tap.name is not None:
+                return  # another thread was faster
+            try:
+                self._attach(find_head(self.model, _few(images)).name)
+            except ValueError:
+                if self.graph.needs_features:
+                    raise
+                self._headless = True  # a score on the logits needs no head
 
     def calibrate(
         self,
@@ -149,8 +181,10 @@ class SelectiveClassifier(nn.Module):
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
         at most that, with probability 1 − δ (0.05 by default). With `ood`, `alpha` and `beta`: the least expected cost,
         a rejected input costing `reject_cost`, or under the floor `recall`.
+
+        With a guarantee, more than 1% of rows that `spec` was fitted on are refused (see `Scorer.seen`).
         """
-        outputs = self._as_outputs(val)
+        outputs = self._as_outputs(val, labelled=coverage is None)
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _SEEN:
             raise ValueError(
@@ -169,6 +203,8 @@ class SelectiveClassifier(nn.Module):
                 confidence, outputs.correct, other, alpha=alpha, beta=beta, reject_cost=reject_cost, recall=recall
             )
         else:
+            if (alpha, beta, reject_cost) != (None, None, None):
+                raise ValueError("alpha=, beta= and reject_cost= are for a threshold of least cost, which needs `ood`")
             if sum(goal is not None for goal in (recall, coverage, risk)) != 1:
                 raise ValueError("give exactly one of recall=, coverage= and risk=, or `ood` with alpha= and beta=")
             if recall is not None:
@@ -185,13 +221,14 @@ class SelectiveClassifier(nn.Module):
         """Take a threshold from elsewhere, which promises nothing."""
         number = check_number("threshold", value)
         words = "none: the threshold was given"
-        plain = Threshold(number, "given", None, None, number < float("inf"), {}, {}, {}, words, "")
+        plain = Threshold(number, "given", None, None, True, {}, {}, {}, words, "")
         self.calibration = None
         return self._with(plain)
 
     def _with(self, threshold: Threshold) -> Self:
         self.threshold = threshold
         self.limit.value.fill_(threshold.value)
+        self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
         return self
 
     def _confidence(self, outputs: Outputs) -> Tensor:
@@ -201,6 +238,7 @@ class SelectiveClassifier(nn.Module):
         if isinstance(data, Outputs):
             found = data
         elif isinstance(data, OutputStore):
+            data.check_model(fingerprint(self.model))
             found = data.load()
         else:
             from sirc.extract import extract
@@ -284,23 +322,29 @@ class _Limit(Kept):
 class _Tap:
     """Catches what the head receives, in each thread for itself, while a selective classifier runs the model."""
 
-    def __init__(self, width: int | None) -> None:
+    def __init__(self, width: int | None, classes: int | None) -> None:
         self.name: str | None = None
         self.is_last = False
         self._width = width
+        self._classes = classes
         self._layer: Any = None
         self._here = threading.local()
         self._traced: list[Tensor] = []
 
-    def attach(self, model: nn.Module, name: str, *, last: bool = True) -> None:
+    def attach(self, model: nn.Module, name: str, *, last: bool = True) -> RemovableHandle:
         layer = _linear_layer(unwrap(model), name)
+        if last and self._classes is not None and layer_size(layer)[0] != self._classes:
+            raise ValueError(
+                f"this scorer was fitted on {self._classes} logits; layer {name!r} gives {layer_size(layer)[0]}. Are "
+                "they of the same model?"
+            )
         if self._width is not None and layer_size(layer)[1] != self._width:
             raise ValueError(
                 f"this scorer was fitted on {self._width} features; layer {name!r} receives {layer_size(layer)[1]}. "
                 "Are they of the same model?"
             )
         self.name, self._layer, self.is_last = name, layer, last
-        layer.register_forward_pre_hook(self._catch, with_kwargs=True)
+        return layer.register_forward_pre_hook(self._catch, with_kwargs=True)
 
     def open(self) -> None:
         """Begin to catch, in this thread."""
@@ -320,14 +364,16 @@ class _Tap:
             caught.clear()
             caught.append(layer_input(args, kwargs))
 
+    def close(self) -> None:
+        """Stop catching, in this thread."""
+        self._here.caught = None
+
     def take(self) -> Tensor:
-        """Hand over the features of this forward, and stop catching."""
+        """Hand over the features of this forward."""
         caught = self._caught()
         if not caught:
             raise ValueError(f"layer {self.name!r} did not run: is it still the model's head?")
         given = caught.pop()
-        if not torch.compiler.is_compiling():
-            self._here.caught = None
         features = as_rows(given, layer_size(self._layer)[1])
         if features is None:
             shape = tuple(given.shape)

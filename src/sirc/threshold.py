@@ -60,6 +60,8 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
     seen: from few accepted rows to all, beginning at n/32, n/16, … n (as far as r* and δ let them succeed), until a
     test fails. Each beginning has its share of δ, and a run that reaches the next one adds that share to its own.
     Against a grid of coverages with δ divided among them this tests every threshold, most of them at a larger level.
+    A larger `risk` may allow more beginnings, with smaller shares, and can so be infeasible where a smaller is not; the
+    estimate "lowest_risk" of an infeasible result is the lowest feasible one above it, 1 if there is none.
 
     What exactly is shown: above a rank the accepted rows are a random sample of all that is accepted there, so their
     errors are binomial and each single test is exact. Over the whole sequence, the promise holds exactly where the risk
@@ -78,23 +80,30 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
             f"{accepted[-1]:,}. Label more rows, or allow a larger risk or δ."
         )
     at = _threshold_risk.certified(accepted, rows.wrong, risk, delta)
-    outlook = _threshold_risk.outlook(accepted, rows.wrong, risk, delta)
-    lowest = words.percent(outlook.lowest_risk)
+    outlook = _threshold_risk.outlook(accepted, rows.wrong, risk, delta, feasible=at >= 0)
+    lowest = words.percent_above(outlook.lowest_risk)
     if at < 0:
+        asked = f"{100 * risk:g}%"
+        larger = (
+            f"The lowest risk above it that these rows can show is {lowest}"
+            if outlook.lowest_risk < 1
+            else "These rows can show no larger risk either"
+        )
         many = (
             f"about {outlook.rows:,} ID rows would be needed at the error rates seen"
             if outlook.rows
             else "with the error rates seen no number of rows would do: a better score or model is needed"
         )
         return Threshold(
-            rows.nothing(), "risk", risk, delta, False, rows.estimates(-1), {"lowest_risk": outlook.lowest_risk}, sizes,
-            f"None: a risk of at most {words.percent(risk)} could not be shown at any threshold with δ = {delta:g}.",
-            f"The lowest risk that these rows can show is {lowest}; for {words.percent(risk)}, {many}.",
+            rows.nothing(), "risk", risk, delta, False,
+            {**rows.estimates(-1), "lowest_risk": outlook.lowest_risk}, {}, sizes,
+            f"None: a risk of at most {asked} could not be shown at any threshold with δ = {delta:g}.",
+            f"{larger}; for {asked}, {many}.",
         )  # fmt: skip
     return Threshold(
         float(rows.values[at]), "risk", risk, delta, True, rows.estimates(at), {"risk": risk}, sizes,
-        f"{words.chance(delta)}, at most {words.percent(risk)} of the accepted ID inputs are errors.",
-        f"The lowest risk that these rows can show, at a smaller coverage, is {lowest}.",
+        f"{words.chance(delta)}, at most {words.percent_above(risk)} of the accepted ID inputs are errors.",
+        f"The lowest risk that these rows can show, if need be at a smaller coverage, is {lowest}.",
     )  # fmt: skip
 
 
@@ -112,8 +121,8 @@ def at_cost(
 
     An accepted ID✗ costs β, an accepted OOD input 1 − β, and a rejected input of any kind `reject_cost`; or rejecting
     is free, down to a recall of ID✓ that must be kept. Both may be given. The estimates tell the cost at this threshold
-    if α is in truth 0.1 or 0.2 more or less ("cost@alpha=0.4"), and how much of it the best threshold for that α would
-    save ("regret@alpha=0.4").
+    if α is in truth 0.1 or 0.2 more or less, at most 1 and at least 0 ("cost@alpha=0.4"), and how much of it the best
+    threshold for that α would save ("regret@alpha=0.4").
     """
     alpha, beta = check_fraction("alpha", alpha), check_fraction("beta", beta)
     if reject_cost is None and recall is None:
@@ -137,15 +146,14 @@ def at_cost(
     estimates["ood"] = int(rows.ood[best - 1]) / rows.sizes[2] if best else 0.0
     estimates["cost"] = float(mixed[best])
     told = []
-    for shift in (-0.2, -0.1, 0.1, 0.2):
-        other = round(alpha + shift, 12)
-        if 0 <= other <= 1:
-            costs = other * inside + (1 - other) * outside
-            regret = max(0.0, float(costs[best] - costs[first:].min()))
-            estimates[f"cost@alpha={other:g}"], estimates[f"regret@alpha={other:g}"] = float(costs[best]), regret
-            told.append(f"{words.number(costs[best])} at α = {other:g} ({words.number(regret)} above the best)")
+    shifted = (min(1.0, max(0.0, round(alpha + shift, 12))) for shift in (-0.2, -0.1, 0.1, 0.2))
+    for name, other in {f"{other:g}": other for other in shifted if other != alpha}.items():
+        costs = other * inside + (1 - other) * outside
+        regret = max(0.0, float(costs[best] - costs[first:].min()))
+        estimates[f"cost@alpha={name}"], estimates[f"regret@alpha={name}"] = float(costs[best]), regret
+        told.append(f"{words.number(costs[best])} at α = {name} ({words.number(regret)} above the best)")
     rule = [] if reject_cost is None else [f"a rejected input costs {price:g}"]
-    rule += [] if recall is None else [f"at least {words.percent(recall)} of ID✓ is accepted"]
+    rule += [] if recall is None else [f"at least {words.percent_below(recall)} of ID✓ is accepted"]
     return Threshold(
         float(rows.values[best - 1]) if best else rows.nothing(), "cost", None, None, True, estimates, {},
         dict(zip(("correct", "wrong", "ood"), rows.sizes, strict=True)),
@@ -176,7 +184,9 @@ def _at_share(
 
     plain, estimates = reached(first_reaching(n, share))
     if delta is None:
-        guarantee = f"None, an estimate: {words.percent(share)} of the {group} rows at hand are accepted."
+        guarantee = (
+            f"None, an estimate: at least {words.percent_below(share)} of the {group} rows at hand are accepted."
+        )
         advice = f"`delta=0.05` makes it a promise for future data; {_rows_for(share, 0.05, group)}."
         return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice)
     delta = _inner("delta", delta)
@@ -188,15 +198,19 @@ def _at_share(
         )
     value, guaranteed = reached(rank)
     both = {**guaranteed, "plain_threshold": plain, f"plain_{rule}": estimates[rule]}
-    guarantee = (
-        f"{words.chance(delta)}, at least {words.percent(share)} of future {group} inputs are accepted. (The plain "
-        f"threshold, {words.number(plain)}, would accept {words.percent(estimates[rule])} of the rows at hand, without "
-        "a promise.)"
-    )
-    advice = (
-        f"The guarantee takes {words.percent(guaranteed[rule])} of the rows at hand; four times the rows would halve "
-        f"that margin. The highest {rule} that {n:,} rows can promise is {words.percent_below(delta ** (1 / n))}."
-    )
+    told = f"{words.number(plain)}, would accept {words.percent(estimates[rule])} of the rows at hand"
+    takes = f"The guarantee takes {words.percent(guaranteed[rule])} of the rows at hand"
+    if value < plain:
+        beside = f"The plain threshold, {told}, without a promise."
+        margin = f"{takes}; four times the rows would halve that margin."
+    elif value == plain:
+        beside, margin = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
+    else:  # with a large δ less than the share at hand is enough
+        beside = f"The plain threshold, {told}: it is lower, and keeps this too."
+        margin = f"{takes}, fewer than the plain threshold: δ = {delta:g} is large. A smaller δ takes more."
+    promise = f"at least {words.percent_below(share)} of future {group} inputs are accepted."
+    guarantee = f"{words.chance(delta)}, {promise} ({beside})"
+    advice = f"{margin} The highest {rule} that {n:,} rows can promise is {words.percent_below(delta ** (1 / n))}."
     return Threshold(value, rule, share, delta, True, both, {rule: share}, sizes, guarantee, advice)
 
 

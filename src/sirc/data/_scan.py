@@ -21,7 +21,9 @@ def class_folders(folder: Path) -> list[str]:
 def images_below(folder: Path) -> Iterator[str]:
     """Paths relative to `folder`, with forward slashes: its own images, then each folder's in torchvision's order."""
     with os.scandir(folder) as entries:
-        own = sorted(entry.name for entry in entries if is_image(entry.name) and entry.is_file())
+        own = sorted(
+            e.name for e in entries if is_image(e.name) and (e.is_file() or (e.is_symlink() and not e.is_dir()))
+        )
     yield from own
     for name in class_folders(folder):
         yield from images_of_class(folder, name)
@@ -51,11 +53,19 @@ def _walk(top: Path, place: str, above: frozenset[tuple[int, int]]) -> Iterator[
     folders: list[str] = []
     with os.scandir(here) as entries:
         for entry in entries:
-            (folders if entry.is_dir() else files).append(entry.name)
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif _is_file(entry):
+                files.append(entry.name)
     yield place, files
     for name in folders:
         if not name.startswith("."):
             yield from _walk(top, f"{place}/{name}" if place else name, above | {mark})
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it can be read as a file: a pipe would be waited for. A link that leads nowhere counts, and is told."""
+    return entry.is_file() or (entry.is_symlink() and not entry.is_dir())
 
 
 def _mark(folder: Path) -> tuple[int, int]:

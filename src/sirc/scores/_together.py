@@ -118,7 +118,7 @@ def _merged(fitter: Fitter, device: torch.device) -> Fitter:
         index, columns = fitter._reservoir.rows()
         tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
     if fitter._seen is not None:
-        tensors["seen index"], tensors["seen digest"] = fitter._seen.rows()
+        tensors["seen index"], tensors["seen mark"] = fitter._seen.rows()
     everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
 
     def empty() -> Fitter:
@@ -138,7 +138,7 @@ def _merged(fitter: Fitter, device: torch.device) -> Fitter:
         if part._reservoir is not None and len(index := rows.pop("index")):
             part._reservoir.update(index, rows)
         if part._seen is not None:
-            part._seen.restore(parts["seen index"].cpu(), parts["seen digest"].cpu())
+            part._seen.restore(parts["seen index"].cpu(), parts["seen mark"].cpu())
         whole.merge(part)
     return whole
 

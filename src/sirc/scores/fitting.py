@@ -21,7 +21,7 @@ from sirc.scores.columns import needed_leaves
 from sirc.scores.feature import BANK_SIZE
 from sirc.scores.folds import Crossfit, check_crossfit, folds_of
 from sirc.scores.rows import Gatherer, kind, numbered, probe, shown
-from sirc.scores.scorer import Scorer, check_features, check_specs, needs_fit
+from sirc.scores.scorer import Scorer, check_features, check_specs, learns
 from sirc.scores.second import SecondPass
 from sirc.scores.seen import SeenRows
 from sirc.scores.solving import Seen, union
@@ -118,8 +118,7 @@ class Fitter:
         self._kind: dict[str, str] = {}
         self._own_index = False
         self._probe = 0.0
-        learns = any(needs_fit(part) for spec in self._parsed for part in (*needed_leaves([spec]), *spec.walk()))
-        self._seen = SeenRows() if learns else None
+        self._seen = SeenRows() if learns(self._parsed) else None
 
     @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:

@@ -17,7 +17,7 @@ from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.columns import Columns, needed_leaves, working_dtype
-from sirc.scores.seen import row_digests
+from sirc.scores.seen import met, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
 
 _FORMAT = "sirc-scorer"
@@ -66,7 +66,7 @@ class Scorer:
         self.num_classes = num_classes
         self.num_features = num_features
         self.fitted_on = fitted_on
-        """Digests of a sample of the rows that it was fitted on, if it learnt from any."""
+        """Marks of a sample of the rows that it was fitted on, if it learnt from any."""
         self.fitted_rows = fitted_rows
         self._parsed = {text: parse(text) for text in self.specs}
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
@@ -141,28 +141,29 @@ class Scorer:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
+        learnt = learns(parse(text) for text in wanted)
         return Scorer(
             wanted,
             self.parameters,
             num_classes=self.num_classes,
             num_features=self.num_features,
-            fitted_on=self.fitted_on,
-            fitted_rows=self.fitted_rows,
+            fitted_on=self.fitted_on if learnt else None,
+            fitted_rows=self.fitted_rows if learnt else 0,
         )
 
     def seen(self, outputs: Outputs | Iterable[object]) -> float:
         """About which share of these rows were among those it was fitted on; 0 for a scorer that learnt from none.
 
-        It compares logits bit by bit with a sample of up to 4096 fitting rows. Rows that were computed anew on another
-        device are not recognised.
+        It compares the logits, up to rounding, with a sample of up to 4096 fitting rows. Rows in half precision are
+        recognised if they were fitted on as they are.
         """
         if self.fitted_on is None or not len(self.fitted_on):
             return 0.0
         batches = [outputs] if isinstance(outputs, Outputs) else outputs
-        found = torch.cat([row_digests(Outputs.of(batch).logits).cpu() for batch in batches])
+        found = torch.cat([row_marks(Outputs.of(batch).logits).cpu() for batch in batches])
         # Each row of the sample that is met stands for as many fitting rows as it was drawn from.
-        met = float(torch.isin(self.fitted_on.cpu(), found).double().mean())
-        return min(1.0, met * self.fitted_rows / max(1, len(found)))
+        share = float(met(self.fitted_on.cpu(), found).double().mean())
+        return min(1.0, share * self.fitted_rows / max(1, len(found)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
@@ -234,6 +235,11 @@ def needs_fit(spec: Spec) -> bool:
     if spec.is_leaf:
         return registry.get(spec.name).solve is not None
     return is_vim(spec) or spec.is_unfitted_sirc
+
+
+def learns(specs: Iterable[Spec]) -> bool:
+    """Whether any of these specs has something from training data in it."""
+    return any(needs_fit(part) for spec in specs for part in (*needed_leaves([spec]), *spec.walk()))
 
 
 def needs_head(specs: Iterable[Spec]) -> bool:

@@ -1,4 +1,4 @@
-"""Which rows a fit has seen: digests of a sample of them, to tell data that may not judge the fit."""
+"""Which rows a fit has seen: marks of a sample of them, to tell data that may not judge the fit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from sirc.moments import Reservoir, row_hash
 
 SAMPLE = 4096
 _SEED = 11  # other rows than those of the bank
-_VIEWS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MARKS = 4
+_CLOSE = 1e-5  # of the marks' size: a row that is computed anew differs by rounding, another row by much more
+_BLOCK = 1 << 12
 
 
 class SeenRows:
-    """Digests of up to 4096 random rows out of all that were shown, whatever their order or the number of workers."""
+    """Marks of up to 4096 random rows out of all that were shown, whatever their order or the number of workers."""
 
     def __init__(self) -> None:
         self._sample = Reservoir(SAMPLE, seed=_SEED)
@@ -22,26 +24,36 @@ class SeenRows:
         """Take in rows: their dataset indices, and the logits by which they are known."""
         # Rows that the sample has no room for are not read.
         likely = (row_hash(index, _SEED) < self._sample._keys.max()).nonzero()[:, 0]
-        self._sample.update(index[likely], {"digest": row_digests(logits[likely.to(logits.device)]).cpu()})
+        self._sample.update(index[likely], {"mark": row_marks(logits[likely.to(logits.device)]).cpu()})
 
     def merge(self, other: SeenRows) -> None:
         """Take in what another has seen."""
         self._sample.merge(other._sample)
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The dataset indices of the rows kept, and their digests."""
+        """The dataset indices of the rows kept, and their marks."""
         index, columns = self._sample.rows()
-        return index, columns.get("digest", torch.empty(0, dtype=torch.int64, device="cpu"))
+        return index, columns.get("mark", torch.empty(0, _MARKS, dtype=torch.float64, device="cpu"))
 
-    def restore(self, index: Tensor, digests: Tensor) -> None:
+    def restore(self, index: Tensor, marks: Tensor) -> None:
         """Take in rows that another process kept."""
         if len(index):
-            self._sample.update(index, {"digest": digests.cpu()})
+            self._sample.update(index, {"mark": marks.cpu()})
 
 
-def row_digests(logits: Tensor) -> Tensor:
-    """One number for each row of (n, K) logits, that two rows share only if they have the same bits."""
-    bits = logits.detach().contiguous().view(_VIEWS[logits.element_size()]).to(torch.int64)
-    column = torch.arange(1, bits.shape[1] + 1, device="cpu")
-    weights = row_hash(column, _SEED) * 2 + 1  # odd: a change of one column always shows
-    return (bits * weights.to(bits.device)).sum(-1)
+def row_marks(logits: Tensor) -> Tensor:
+    """Four random sums of each row of (n, K) logits, float64."""
+    places = torch.arange(_MARKS * logits.shape[1], device="cpu")
+    signs = (row_hash(places, _SEED) & 1).double() * 2 - 1
+    # Weights that differ, so that rows with the same logits in another order differ too.
+    weights = signs * (1 + places.double() / len(places))
+    return logits.detach().double() @ weights.reshape(-1, _MARKS).to(logits.device)
+
+
+def met(sample: Tensor, marks: Tensor) -> Tensor:
+    """Which rows of the sample are among rows with these marks, up to rounding."""
+    near = torch.full((len(sample),), torch.inf, dtype=torch.float64, device="cpu")
+    marks = marks.cpu()
+    for start in range(0, len(marks), _BLOCK):
+        near = torch.minimum(near, torch.cdist(sample, marks[start : start + _BLOCK], p=torch.inf).amin(1))
+    return near <= _CLOSE * (1 + sample.abs().amax(1))
