@@ -229,6 +229,19 @@ def test_the_compiler_sees_one_graph(selective):
     torch.testing.assert_close(compiled(x[:3]).confidence, expected.confidence[:3], rtol=1e-5, atol=1e-6)
 
 
+def test_two_compiled_classifiers_share_a_model(model, scorer, head, val):
+    x = images(5, 25)
+    both = [
+        SelectiveClassifier(model, scorer, spec, head=head).calibrate(val, recall=0.9)
+        for spec in ("vim", "sirc(msp, l1)")
+    ]
+    expected = [one(x).confidence for one in both]
+    compiled = [torch.compile(one, fullgraph=True, backend="eager") for one in both]
+    for _ in range(2):
+        for one, wanted in zip(compiled, expected, strict=True):
+            torch.testing.assert_close(one(x).confidence, wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_threads_do_not_take_each_other_s_features(selective):
     inputs = [images(20, 100 + i) for i in range(8)]
     expected = [selective(x).confidence for x in inputs]

@@ -1,5 +1,6 @@
 """The service decides as the graph alone does, and answers everything else in words, however it is pressed."""
 
+import asyncio
 import contextlib
 import http.client
 import importlib
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,8 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from sirc._serve_budget import Budget
+from sirc._serve_images import open_image
 from sirc._serve_metrics import KINDS
 from sirc._serve_model import Decided
 from sirc.preprocess import Preprocess
@@ -126,6 +130,15 @@ def float_tiff():
     return file.getvalue()
 
 
+def many_scans(count):
+    """A progressive JPEG whose last scan, of a few bytes, comes again and again."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64), 128).save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    scan = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + scan * (count - whole.count(b"\xff\xda")) + whole[-2:]
+
+
 BOMB = png_of(9000, 9000)
 BAD = {
     "empty": (b"", "image/png", 400, "no_image"),
@@ -140,6 +153,12 @@ BAD = {
     "truncated jpeg": (encoded(1, "JPEG")[:-200], "image/jpeg", 422, "damaged"),
     "only a head": (encoded(1)[:30], "image/png", 422, ("damaged", "not_an_image")),
     "numbers": (float_tiff(), "image/tiff", 422, "not_an_image"),
+    "many scans": (many_scans(201), "image/jpeg", 422, "damaged"),
+    "jpeg in tiff": (encoded(1, "TIFF", compression="jpeg"), "image/tiff", 422, "not_an_image"),
+    "plain bits": (b"P1\n2 2\n" + b"#\n" * 99 + b"1 0 0 1", "image/x-portable-bitmap", 422, "not_an_image"),
+    "plain grey": (b"P2\n2 2\n255\n1 2 3 4", "image/x-portable-graymap", 422, "not_an_image"),
+    "plain colours": (b"P3\n1 1\n255\n1 2 3", "image/x-portable-pixmap", 422, "not_an_image"),
+    "a long type": (b"x", "a" * 50_000, 415, "content_type"),
     "huge": (bytes(100_001), "image/png", 413, "too_large"),
     "bomb": (BOMB, "image/png", 413, "too_many_pixels"),
     "narrow": (png_of(90_000, 1), "image/png", 413, "too_many_pixels"),
@@ -204,6 +223,55 @@ def test_a_bomb_is_small_on_the_way_and_refused_before_it_is_decoded(client, mon
     assert post(client, BOMB).status_code == 413
 
 
+@pytest.mark.parametrize("case", ["many scans", "jpeg in tiff", "plain bits", "plain grey", "plain colours"])
+def test_what_takes_long_to_decode_is_refused_before(client, case, monkeypatch):
+    def decoded(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Image.Image, "convert", decoded)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded)
+    answer = post(client, BAD[case][0])
+    assert answer.json()["kind"] == BAD[case][3]
+    if case == "many scans":
+        assert "at most 200 scans; it has 201" in answer.json()["error"]
+
+
+def test_a_progressive_jpeg_of_a_camera_is_read(client, reference):
+    image = encoded(5, "JPEG", progressive=True)
+    assert image.count(b"\xff\xda") > 3
+    assert post(client, image).json()["decisions"] == reference(image)
+    assert post(client, many_scans(200)).status_code == 200
+
+
+def test_the_pixels_of_a_request_are_limited_together(client):
+    image = png_of(960, 1000)
+    assert client.post("/predict", files=[("image", image)] * 4).status_code == 200
+    answer = client.post("/predict", files=[("image", image)] * 5)
+    assert (answer.status_code, answer.json()["kind"]) == (413, "too_many_pixels")
+    assert "image 4 ('upload') is one too many" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_16_bit_images_keep_their_high_byte_and_take_little_memory(mode):
+    values = np.random.default_rng(0).integers(0, 1 << 16, (2001, 1999)).astype(np.uint16)
+    file = io.BytesIO()
+    if mode == "I":
+        file.write(b"P5\n1999 2001\n65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values.astype(">u2") if mode == "I;16B" else values).save(file, "TIFF")
+    file.seek(0)
+    assert Image.open(file).mode == mode
+    file.seek(0)
+    tracemalloc.start()
+    try:
+        image = open_image(file, "it", PREPROCESS, 1 << 30)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(np.asarray(image), np.repeat((values >> 8)[..., None], 3, axis=2))
+    assert peak < 4 * values.size  # as 64-bit numbers it would be at least eight
+
+
 @pytest.mark.parametrize(
     ("files", "status", "words"),
     [
@@ -213,12 +281,14 @@ def test_a_bomb_is_small_on_the_way_and_refused_before_it_is_decoded(client, mon
         ([(str(i), bytes(90_000)) for i in range(6)], 413, "the request must have at most 500,000 bytes"),
         ([(str(i), encoded(i)) for i in range(21)], 413, "at most 20 images"),
         ([("a", encoded(1), "text/html")], 415, "image 0 ('a') must be an image; its type is text/html"),
+        ([("a", encoded(1), "text/" + "x" * 900)], 415, f"its type is text/{'x' * 75}"),
     ],
 )
 def test_one_bad_file_refuses_the_form_and_is_named(client, files, status, words):
     answer = client.post("/predict", files=[("image", file) for file in files])
     assert answer.status_code == status
     assert words in answer.json()["error"]
+    assert len(answer.json()["error"]) < 200
     assert counted(client.get("/metrics").text)["sirc_accepted_total"] == 0
 
 
@@ -234,6 +304,9 @@ def test_paths_and_methods_that_are_not_there_answer_in_json(client):
     assert client.get("/nothing").status_code == 404
     assert client.get("/predict").status_code == 405
     assert "POST /predict" in client.get("/nothing").json()["error"]
+    for path in ("/docs", "/redoc"):  # they would load scripts from elsewhere
+        assert client.get(path).status_code == 404
+    assert {"/predict", "/health", "/ready", "/metrics", "/"} == set(client.get("/openapi.json").json()["paths"])
 
 
 def test_the_counters_add_up_and_belong_to_one_service(graph, client, reference):
@@ -258,6 +331,7 @@ def test_the_counters_add_up_and_belong_to_one_service(graph, client, reference)
     assert found["sirc_request_seconds_count"] == 13
     assert found["sirc_requests_in_progress"] == 0
     assert {f'sirc_errors_total{{kind="{kind}"}}' for kind in KINDS} <= set(found)
+    assert not [name for name in found if "_created" in name]
     other = counted(TestClient(make_app(graph)).get("/metrics").text)
     assert other["sirc_confidence_count"] == other["sirc_accepted_total"] == 0
 
@@ -281,12 +355,14 @@ def test_it_tells_what_it_serves(client):
     assert "probability at least 95%" in about["guarantee"]
     assert about["classes"] == CLASSES
     assert (about["input"]["height"], about["input"]["width"]) == (SIDE, SIDE)
-    assert about["limits"] == LIMITS
+    assert about["limits"] == {**LIMITS, "max_request_pixels": 4_000_000}
 
 
 def test_it_lives_and_is_ready_while_the_graph_answers(app, client, monkeypatch, caplog):
     assert client.get("/health").json() == {"alive": True}
     assert client.get("/ready").json() == {"ready": True}
+    for path in ("/health", "/ready"):
+        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
     monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: 1 / 0)
     assert client.get("/ready").status_code == 503
     assert client.get("/health").status_code == 200
@@ -323,6 +399,52 @@ def test_too_many_requests_at_once_are_sent_away(app, client):
     answer = post(client, encoded(1))
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
+
+
+def test_bytes_beyond_the_budget_wait_and_somebody_always_goes_on():
+    async def story():
+        budget = Budget(10)
+        with budget.share() as first, budget.share() as second, budget.share() as third:
+            await first.take(4)
+            await second.take(6)
+            waits = asyncio.create_task(second.take(1))
+            last = asyncio.create_task(third.take(1))
+            await asyncio.sleep(0)
+            assert second.waits
+            assert third.waits
+            await first.take(5)  # the oldest goes on, as nobody else would
+            assert budget.used == 15
+            first.whole()
+            await asyncio.sleep(0)
+            assert not waits.done()  # the first will be answered: that is worth waiting for
+            first.give_back()
+            await asyncio.gather(waits, last)
+            assert budget.used == 8
+            alone = asyncio.create_task(third.take(3))
+            await asyncio.sleep(0)
+            second.give_back()
+            await alone
+            await third.take(100)
+        assert budget.used == 0
+        with budget.share() as vanishes, budget.share() as other:
+            await vanishes.take(10)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(other.take(1), 0.01)
+            assert other.waits
+            assert other.held == 0
+        assert budget.used == 0
+
+    asyncio.run(story())
+
+
+def test_who_waits_for_room_too_long_is_sent_away(graph):
+    app = make_app(graph, max_held=1, read_seconds=0.2)
+    with app.state.service._budget.share() as other:
+        answer = post(TestClient(app), encoded(1))
+        assert (answer.status_code, answer.json()["kind"]) == (503, "busy")
+        assert other.held == 0
+    assert post(TestClient(app), encoded(1)).status_code == 200
+    assert app.state.service._budget.used == 0
 
 
 def test_an_image_that_the_graph_cannot_take_is_refused(tmp_path):
@@ -381,7 +503,7 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
 SERVER = """
 import sys
 from sirc.serve import make_app, run
-app = make_app(sys.argv[1], read_seconds=1.5, threads=1, in_hand=12, max_bytes=1 << 20)
+app = make_app(sys.argv[1], read_seconds=3, threads=1, max_held=32 << 20, max_bytes=1 << 20, max_body=4 << 20)
 run(app, port=0, quiet=True, started=lambda address: print(address, flush=True))
 """
 
@@ -418,11 +540,16 @@ def counters(port, before=None):
     return {name: value - (before or {}).get(name, 0) for name, value in found.items()}
 
 
-def resident(process):
-    status = Path(f"/proc/{process.pid}/status")
-    if not status.exists():
-        return 0
-    return int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1]) / 1024  # MiB
+def peak(process):
+    """The most memory it ever had at once since `forget`, in MiB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]) / 1024
+
+
+def forget(process):
+    try:
+        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+    except OSError as error:
+        pytest.skip(f"the peak of memory cannot be seen here: {error}")
 
 
 def form(*images):
@@ -450,7 +577,7 @@ def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, referen
         elif number % 25 == 3:
             jobs.append((huge, "image/png", 413, None))
         elif number % 25 == 4:
-            jobs.append((form(huge[: 5 << 20]), many, 413, None))
+            jobs.append((form(huge[: 3 << 20]), many, 413, None))
         elif number % 25 == 8:
             jobs.append((BOMB, "image/png", 413, None))
         elif number % 25 == 9:
@@ -462,7 +589,7 @@ def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, referen
     assert asked(port, "GET", "/ready")[0] == 200
     for _ in range(3):
         asked(port, body=batch, headers={"Content-Type": many})
-    before, counts = resident(process), counters(port)
+    counts = counters(port)
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda job: asked(port, body=job[0], headers={"Content-Type": job[1]}), jobs))
     for (status, text), (_, _, wanted, decisions) in zip(found, jobs, strict=True):
@@ -471,7 +598,6 @@ def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, referen
         assert answer.get("decisions") == decisions
         assert ("error" in answer) == (wanted != 200)
     assert process.poll() is None
-    assert resident(process) - before < 150  # eight uploads of 30 MiB and as many bombs came by
 
     new = counters(port, counts)
     for status in {job[2] for job in jobs}:
@@ -485,30 +611,65 @@ def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, referen
     assert counters(port)["sirc_requests_in_progress"] == 0
 
 
+def test_bodies_that_are_too_large_are_never_held(server):
+    process, port = server
+    forget(process)
+    before = peak(process)
+    piece = bytes(1 << 20)
+
+    def upload(number):
+        kind = "image/png" if number % 2 else "multipart/form-data; boundary=b"
+        head = form(b"").removesuffix(b"\r\n--b--\r\n")
+        return asked(port, body=iter([head, *[piece] * 70]), headers={"Content-Type": kind})[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(upload, range(8))) == [413] * 8
+        bombs = pool.map(lambda _: asked(port, body=BOMB, headers={"Content-Type": "image/png"}), range(8))
+        assert [status for status, _ in bombs] == [413] * 8
+    assert peak(process) - before < 150  # 560 MiB came by
+
+
 def test_slow_and_vanishing_clients_hold_nobody_up(server, reference):
     _, port = server
     before = counters(port)
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc"
-    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    slow, refused = ([socket.create_connection(("127.0.0.1", port)) for _ in range(60)] for _ in range(2))
     for connection in slow:
         connection.sendall(head)
+    for connection in refused:
+        connection.sendall(head.replace(b"image/png", b"text/html"))  # what they send further is thrown away
     for connection in slow[:4]:
         connection.close()  # these vanish, the others say nothing more
     image = encoded(3)
+    began = time.monotonic()
     status, text = asked(port, body=image, headers={"Content-Type": "image/png"})
+    assert time.monotonic() - began < 2
     assert (status, json.loads(text)["decisions"]) == (200, reference(image))
+    for connection in refused:
+        connection.close()
     for connection in slow[4:]:
         connection.settimeout(30)
         assert connection.recv(1000).startswith(b"HTTP/1.1 408")
         connection.close()
     for _ in range(50):
         new = counters(port, before)
-        if new['sirc_errors_total{kind="disconnected"}'] == 4:
+        if new['sirc_errors_total{kind="disconnected"}'] == 4 and new["sirc_requests_in_progress"] == 0:
             break
         time.sleep(0.1)
     assert new['sirc_errors_total{kind="disconnected"}'] == 4
-    assert new['sirc_errors_total{kind="timeout"}'] == 4
+    assert new['sirc_errors_total{kind="timeout"}'] == 56
+    assert new['sirc_errors_total{kind="content_type"}'] == 60
     assert counters(port)["sirc_requests_in_progress"] == 0
+
+
+def test_the_command_passes_its_limits_on(graph, monkeypatch):
+    from sirc.cli import deploy
+
+    served = []
+    monkeypatch.setattr("sirc.serve.run", lambda app, **_: served.append(app.state.service.limits))
+    deploy.serve(graph, max_bytes=1, max_images=2, max_pixels=3, max_body=4)
+    limits = served[0]
+    assert (limits.max_bytes, limits.max_images, limits.max_pixels, limits.max_body) == (1, 2, 3, 4)
 
 
 def test_a_port_that_is_taken_is_told(graph):

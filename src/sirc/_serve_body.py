@@ -14,11 +14,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from sirc._checks import check_positive
+from sirc._serve_budget import Share
 from sirc._serve_images import RefusedError
 from sirc.data._decode import printable
 
 _DRAINED = 256 << 20  # bytes at most that are read and thrown away
 _DRAIN_SECONDS = 10.0
+_SHOWN = 80  # characters of a client's words that an answer repeats
 _ANYTHING = "application/octet-stream"
 
 
@@ -32,6 +34,11 @@ class Limits:
     max_pixels: int
     max_body: int
     read_seconds: float
+
+    @property
+    def max_request_pixels(self) -> int:
+        """Pixels of all images of a request together: the time that one may take."""
+        return 4 * self.max_pixels
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_images", "max_pixels", "max_body"):
@@ -50,21 +57,25 @@ class Upload:
 
 
 @contextlib.asynccontextmanager
-async def uploads(request: Request, limits: Limits) -> AsyncGenerator[list[Upload], None]:
+async def uploads(request: Request, limits: Limits, share: Share) -> AsyncGenerator[list[Upload], None]:
     """Give the images of a request; its temporary files are gone afterwards."""
     found: list[Upload] = []
-    body = _Body(request)
+    body = _Body(request, share)
     try:
         try:
             async with asyncio.timeout(limits.read_seconds):
                 found = await _read(request, body, limits)
+            share.whole()
         except TimeoutError as error:
+            if share.waits:
+                raise busy() from error
             text = f"the body must arrive within {limits.read_seconds:g} s; it did not"
             raise RefusedError(408, "timeout", text) from error
         except ClientDisconnect as error:
             raise RefusedError(400, "disconnected", "the client went away before it had sent all") from error
         except RefusedError:
             # It would otherwise see a closed connection and not the reason, unless it waits for a word before it sends.
+            share.give_back()
             if request.headers.get("expect", "").lower() != "100-continue":
                 await body.drain()
             raise
@@ -78,8 +89,9 @@ async def uploads(request: Request, limits: Limits) -> AsyncGenerator[list[Uploa
 class _Body:
     """What a client sends, piece by piece."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, share: Share) -> None:
         self._pieces = request.stream()
+        self._share = share
 
     async def limited(self, limit: int, what: str) -> AsyncGenerator[bytes, None]:
         """Give the pieces; more than the limit is refused."""
@@ -88,6 +100,7 @@ class _Body:
             size += len(piece)
             if size > limit:
                 raise _too_large(f"the {what}", limit)
+            await self._share.take(len(piece))
             yield piece
 
     async def drain(self) -> None:
@@ -107,16 +120,17 @@ async def _read(request: Request, body: _Body, limits: Limits) -> list[Upload]:
         _check_length(request, limits.max_body, "request")
         return await _read_form(request, body, limits)
     if not (kind.startswith("image/") or kind == _ANYTHING):
-        got = printable(kind) or "none"
+        got = printable(kind[:_SHOWN]) or "none"
         text = "Content-Type must be image/… with the image as the body, or multipart/form-data with files"
         raise RefusedError(415, "content_type", f"{text}; got {got!r}")
     _check_length(request, limits.max_bytes, "image")
-    data = bytearray()
+    file = BytesIO()
     async for piece in body.limited(limits.max_bytes, "image"):
-        data += piece
-    if not data:
+        file.write(piece)
+    if not file.tell():
         raise RefusedError(400, "no_image", "the body must be an image; it is empty")
-    return [Upload("the image", BytesIO(data))]
+    file.seek(0)
+    return [Upload("the image", file)]
 
 
 async def _read_form(request: Request, body: _Body, limits: Limits) -> list[Upload]:
@@ -159,14 +173,14 @@ def _check_files(files: list[UploadFile], limits: Limits) -> None:
         kind = (file.content_type or _ANYTHING).partition(";")[0].strip().lower()
         if not (kind.startswith("image/") or kind == _ANYTHING):
             raise RefusedError(
-                415, "content_type", f"{_named(index, file)} must be an image; its type is {printable(kind)}"
+                415, "content_type", f"{_named(index, file)} must be an image; its type is {printable(kind[:_SHOWN])}"
             )
         if (file.size or 0) > limits.max_bytes:
             raise _too_large(_named(index, file), limits.max_bytes)
 
 
 def _named(index: int, file: UploadFile) -> str:
-    return f"image {index} ('{printable(file.filename or '')[:80]}')"
+    return f"image {index} ('{printable(file.filename or '')[:_SHOWN]}')"
 
 
 def _check_length(request: Request, limit: int, what: str) -> None:
@@ -193,6 +207,11 @@ class _Cut(MultiPartException):
     def __init__(self, refused: RefusedError) -> None:
         super().__init__(refused.message)
         self.refused = refused
+
+
+def busy() -> RefusedError:
+    """A request for which there is no room now."""
+    return RefusedError(503, "busy", "too many requests wait already; try again in a moment")
 
 
 def _too_large(what: str, limit: int) -> RefusedError:

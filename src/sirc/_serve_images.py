@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_SCANS = 200  # of a JPEG: cameras and editors write about ten
+_BAND = 1 << 18  # pixels of a 16-bit image that are converted together
 
 
 @final
@@ -25,16 +27,25 @@ class RefusedError(Exception):
         self.status, self.kind, self.message = status, kind, message
 
 
-def open_image(file: IO[bytes], name: str, preprocess: Preprocess, max_pixels: int) -> Image:
-    """Decode one image as RGB, after its header has said that it is not too large."""
+def open_image(file: IO[bytes], name: str, preprocess: Preprocess, max_pixels: int, left: int | None = None) -> Image:
+    """Decode one image as RGB, after its header has said that it is not too large.
+
+    `left` is how many pixels the request may still have.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise missing_package("reading images", "Pillow", "serve") from error
     try:
+        _check_plain(file, name)
         with Image.open(file, formats=FORMATS) as image:
             check_pixels(image.size, preprocess, max_pixels)
-            return to_rgb(image)
+            if left is not None and image.width * image.height > left:
+                raise PixelsError("is one too many: the request's images have too many pixels. Send several requests")
+            _check_scans(image, file, name)
+            return _in_bands(image)
+    except RefusedError:
+        raise
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
         raise RefusedError(422, "not_an_image", f"{name} is empty or no image; send one of {known}") from error
@@ -47,6 +58,49 @@ def open_image(file: IO[bytes], name: str, preprocess: Preprocess, max_pixels: i
     except Exception as error:  # a damaged file reaches every corner of PIL: OSError, SyntaxError, struct.error, …
         words = printable(str(error)) or type(error).__name__
         raise RefusedError(422, "damaged", f"{name} is damaged: {words}") from error
+
+
+def _check_plain(file: IO[bytes], name: str) -> None:
+    """Refuse pixels written as text, whose comments PIL reads in quadratic time."""
+    head = file.read(2)
+    file.seek(0)
+    if head in (b"P1", b"P2", b"P3"):
+        text = f"{name} is a PPM in plain text; only binary ones are taken. Convert it, to PNG for example"
+        raise RefusedError(422, "not_an_image", text)
+
+
+def _check_scans(image: Image, file: IO[bytes], name: str) -> None:
+    """Refuse a JPEG whose few bytes are work for minutes: each scan, however short, visits every pixel."""
+    if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
+        text = f"{name} is a TIFF with a JPEG in it, which is not taken. Send the JPEG, or convert it"
+        raise RefusedError(422, "not_an_image", text)
+    if image.format not in ("JPEG", "MPO"):
+        return
+    place = file.tell()
+    file.seek(0)
+    scans, last = 0, b""
+    while piece := file.read(1 << 20):
+        scans += (last + piece).count(b"\xff\xda")  # one that lies across two pieces is seen too
+        last = piece[-1:]
+    file.seek(place)
+    if scans > _SCANS:
+        text = f"{name} is damaged: a JPEG must have at most {_SCANS} scans; it has {scans:,}"
+        raise RefusedError(422, "damaged", text)
+
+
+def _in_bands(image: Image) -> Image:
+    """Make it RGB; of 16-bit pixels a band at a time, as each takes eight bytes on the way."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return to_rgb(image)
+    made = Image.new("RGB", image.size)
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        band.format = image.format  # it says which numbers these are
+        made.paste(to_rgb(band), (0, top))
+    return made
 
 
 @final

@@ -1,4 +1,4 @@
-"""What happens to a request for decisions: it waits, is read, computed, counted and answered."""
+"""What happens to a request for decisions: it is read, waits, is computed, counted and answered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -14,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 import sirc
 from sirc._checks import check_positive
-from sirc._serve_body import Limits, Upload, uploads
+from sirc._serve_body import Limits, Upload, busy, uploads
+from sirc._serve_budget import Budget
 from sirc._serve_images import FORMATS, RefusedError, open_image
 from sirc._serve_metrics import Metrics
 from sirc._serve_model import Decided, Deployed
@@ -27,16 +29,16 @@ _READY_SECONDS = 5.0
 
 @final
 class Service:
-    """The graph, its threads, its counters, and the gate that requests pass."""
+    """The graph, its threads, its counters, and the room that requests share."""
 
-    def __init__(self, model: Deployed, limits: Limits, concurrency: int, in_hand: int, max_waiting: int) -> None:
+    def __init__(self, model: Deployed, limits: Limits, concurrency: int, max_held: int, max_waiting: int) -> None:
         self.model = model
         self.limits = limits
         self.metrics = Metrics(model)
         self._prepare = model.preprocess.test()
         self._pool = ThreadPoolExecutor(check_positive("concurrency", concurrency), "sirc-serve")
-        self._gate = asyncio.Semaphore(check_positive("in_hand", in_hand))
-        self._room = in_hand + max_waiting
+        self._budget = Budget(check_positive("max_held", max_held))
+        self._room = concurrency + check_positive("max_waiting", max_waiting)
         self._begun = 0
         self._probe: Future[Decided] | None = None
 
@@ -67,21 +69,25 @@ class Service:
 
     async def _decide(self, request: Request) -> Decided:
         if self._begun > self._room:
-            raise RefusedError(503, "busy", "too many requests wait already; try again in a moment")
-        async with self._gate, uploads(request, self.limits) as images:
-            found = await asyncio.get_running_loop().run_in_executor(self._pool, self._compute, images)
+            raise busy()
+        # A body is read before it waits for a thread: a client that is slow to send keeps nobody else waiting.
+        with self._budget.share() as share:
+            async with uploads(request, self.limits, share) as images:
+                found = await asyncio.get_running_loop().run_in_executor(self._pool, self._compute, images)
         self.metrics.decided(found)
         return found
 
     def _compute(self, images: list[Upload]) -> Decided:
         parts = []
+        left = _Left(self.limits.max_request_pixels)
         for start in range(0, len(images), _ROWS):
             some = images[start : start + _ROWS]
-            parts.append(self.model(np.stack([self._prepared(upload) for upload in some])))
+            parts.append(self.model(np.stack([self._prepared(upload, left) for upload in some])))
         return Decided(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _prepared(self, upload: Upload) -> Any:
-        image = open_image(upload.file, upload.name, self.model.preprocess, self.limits.max_pixels)
+    def _prepared(self, upload: Upload, left: _Left) -> Any:
+        image = open_image(upload.file, upload.name, self.model.preprocess, self.limits.max_pixels, left.pixels)
+        left.pixels -= image.width * image.height
         made = self._prepare(image).numpy()
         if not self.model.fits(made):
             wanted = " × ".join(map(str, reversed(self.model.size)))
@@ -126,6 +132,15 @@ class Service:
             "model": facts.get("model"),
             "input": {"height": height, "width": width, "formats": FORMATS, "preprocess": facts["preprocess"]},
             "limits": {
-                name: getattr(self.limits, name) for name in ("max_bytes", "max_images", "max_pixels", "max_body")
+                name: getattr(self.limits, name)
+                for name in ("max_bytes", "max_images", "max_pixels", "max_request_pixels", "max_body")
             },
         }
+
+
+@final
+@dataclass
+class _Left:
+    """What a request may still ask for."""
+
+    pixels: int

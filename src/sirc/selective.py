@@ -330,6 +330,7 @@ class _Tap:
         self._layer: Any = None
         self._here = threading.local()
         self._traced: list[Tensor] = []
+        self._tracing = False
 
     def attach(self, model: nn.Module, name: str, *, last: bool = True) -> RemovableHandle:
         layer = _linear_layer(unwrap(model), name)
@@ -349,12 +350,14 @@ class _Tap:
     def open(self) -> None:
         """Begin to catch, in this thread."""
         # A traced graph has no threads, and no storage of theirs.
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            self._tracing = True
+        else:
             self._here.caught = []
 
     def _caught(self) -> list[Tensor] | None:
         if torch.compiler.is_compiling():
-            return self._traced
+            return self._traced if self._tracing else None
         caught: list[Tensor] | None = getattr(self._here, "caught", None)
         return caught
 
@@ -374,6 +377,8 @@ class _Tap:
         if not caught:
             raise ValueError(f"layer {self.name!r} did not run: is it still the model's head?")
         given = caught.pop()
+        if torch.compiler.is_compiling():
+            self._tracing = False
         features = as_rows(given, layer_size(self._layer)[1])
         if features is None:
             shape = tuple(given.shape)

@@ -9,7 +9,8 @@ app = sirc.serve.make_app("model.onnx")   # run it with uvicorn, or `sirc serve 
 request gets all of its decisions, or an error `{"error": words, "kind": word}` with a status: 400 malformed or empty,
 408 too slow, 413 too large, 415 no image by its type, 422 no image by its bytes, 503 too many requests at once. JSON
 has no infinities: a confidence that is no finite number is the string "inf", "-inf" or "nan".
-`GET /health`, `/ready`, `/metrics` and `/` tell whether it lives, whether it answers, what it counted and what it is.
+`GET /health`, `/ready`, `/metrics` and `/` tell whether it lives, whether it answers, what it counted and what it is;
+`/openapi.json` describes them to programs.
 """
 
 from __future__ import annotations
@@ -64,30 +65,39 @@ def make_app(
     max_body: int = 64 << 20,
     read_seconds: float = 30.0,
     concurrency: int = 2,
-    in_hand: int = 16,
+    max_held: int = 256 << 20,
     max_waiting: int = 256,
     threads: int = 0,
 ) -> FastAPI:
     """Make the service for a file that `export_onnx` wrote; it holds the graph, and no state between requests.
 
-    An image has at most `max_bytes` and `max_pixels`; a request at most `max_images` and `max_body` bytes, which must
-    arrive within `read_seconds`. `concurrency` requests are computed at once, `in_hand` have their bodies read, and up
-    to `max_waiting` more wait unread, so that memory stays bounded. `threads` are onnxruntime's own for each
-    computation; 0 is one for each core.
+    An image has at most `max_bytes` and `max_pixels`; a request at most `max_images`, four times `max_pixels` and, as a
+    form, `max_body` bytes; it must arrive within `read_seconds`. `concurrency` requests are computed at once, up to
+    `max_waiting` more are read or wait. What they have sent is kept up to `max_held` bytes in all; beyond that, the
+    rest waits unread, so that memory stays bounded. `threads` are onnxruntime's own for each computation; 0 is one for
+    each core.
     """
     limits = Limits(max_bytes, max_images, max_pixels, max_body, read_seconds)
-    service = Service(Deployed(onnx_path, threads=threads), limits, concurrency, in_hand, max_waiting)
-    app = FastAPI(title="sirc", summary="A classifier that knows when to keep quiet.", version=sirc.__version__)
+    service = Service(Deployed(onnx_path, threads=threads), limits, concurrency, max_held, max_waiting)
+    app = FastAPI(
+        title="sirc",
+        summary="A classifier that knows when to keep quiet.",
+        version=sirc.__version__,
+        docs_url=None,  # these pages would load scripts from elsewhere
+        redoc_url=None,
+    )
     app.state.service = service
 
     @app.post("/predict", openapi_extra=_BODY, summary="Decide about one image or several")
     async def predict(request: Request) -> Response:
         return await service.predict(request)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the process is alive")
     async def health() -> Response:
         return JSONResponse({"alive": True})
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Whether the graph answers")
     async def ready() -> Response:
         answers = await service.answers()
@@ -103,7 +113,7 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
-        words = f"{error.detail}; there are POST /predict, GET /health, /ready, /metrics and /"
+        words = f"{error.detail}; there are POST /predict, GET /health, /ready, /metrics, /openapi.json and /"
         return JSONResponse({"error": words, "kind": "http"}, error.status_code, headers=error.headers)
 
     return app

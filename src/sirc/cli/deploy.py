@@ -182,6 +182,7 @@ def serve(
     max_bytes: Annotated[int, typer.Option(help="Bytes of an image at most.", min=1)] = 10 << 20,
     max_images: Annotated[int, typer.Option(help="Images of a request at most.", min=1)] = 64,
     max_pixels: Annotated[int, typer.Option(help="Pixels of an image at most.", min=1)] = 50_000_000,
+    max_body: Annotated[int, typer.Option(help="Bytes of a form with images at most.", min=1)] = 64 << 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics and /.
@@ -199,6 +200,7 @@ def serve(
         max_bytes=max_bytes,
         max_images=max_images,
         max_pixels=max_pixels,
+        max_body=max_body,
         concurrency=concurrency,
         threads=threads,
     )
