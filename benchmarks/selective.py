@@ -33,28 +33,33 @@ def scorer_of(model: nn.Module) -> sirc.Scorer:
 def measure(options: argparse.Namespace, device: torch.device, batch: int, *, compiled: bool = False) -> list[Row]:
     torch.manual_seed(0)
     model = torchvision.models.resnet50().eval().to(device)
-    images = torch.randn(batch, 3, 224, 224, device=device)
     scorer = scorer_of(model)
     rows = []
-    bare = copy.deepcopy(model)  # without the hook that catches features
-    forward = torch.compile(bare, mode="reduce-overhead") if compiled else bare
     for spec in SPECS[:2] if compiled else SPECS:
-        selective: nn.Module = sirc.SelectiveClassifier(model, scorer, spec, head="fc").to(device).set_threshold(0.0)
-        if compiled:
-            selective = torch.compile(selective, mode="reduce-overhead")
-        pair = versus(
-            [lambda: selective(images)] * 2,  # noqa: B023 - used before the next turn of the loop
-            [lambda: forward(images)] * 2,
-            device=device,
-            repeats=options.repeats,
-            budget=60.0,
-        )
-        how = ", both compiled" if compiled else ""
-        what = f"decide on {batch} image{'s' if batch > 1 else ''} by `{spec}`, ResNet-50 at 224 px{how}"
-        del selective
-        gc.collect()  # its hook leaves the model now, and not while the next one is compiled
-        rows.append(Row(what, pair.ours, "its forward", pair.reference, pair.ratio, limit=1.03))
+        rows.append(against_its_forward(model, scorer, spec, batch, options, compiled=compiled))
+        gc.collect()  # the hook of what was measured leaves the model now, and not while the next one is compiled
     return rows
+
+
+def against_its_forward(
+    model: nn.Module, scorer: sirc.Scorer, spec: str, batch: int, options: argparse.Namespace, *, compiled: bool
+) -> Row:
+    device = next(model.parameters()).device
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    bare = copy.deepcopy(model)  # without the hook that catches features
+    selective: nn.Module = sirc.SelectiveClassifier(model, scorer, spec, head="fc").to(device).set_threshold(0.0)
+    if compiled:
+        bare, selective = (torch.compile(part, mode="reduce-overhead") for part in (bare, selective))
+    pair = versus(
+        [lambda: selective(images)] * 2,
+        [lambda: bare(images)] * 2,
+        device=device,
+        repeats=options.repeats,
+        budget=60.0,
+    )
+    how = ", both compiled" if compiled else ""
+    what = f"decide on {batch} image{'s' if batch > 1 else ''} by `{spec}`, ResNet-50 at 224 px{how}"
+    return Row(what, pair.ours, "its forward", pair.reference, pair.ratio, limit=1.03)
 
 
 def main() -> None:
