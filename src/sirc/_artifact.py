@@ -16,6 +16,7 @@ from sirc.errors import NotFittedError, StoreError
 from sirc.models import fingerprint
 from sirc.preprocess import Preprocess
 from sirc.scores import Scorer
+from sirc.scores.scorer import parameters_in
 from sirc.threshold import Threshold
 
 if TYPE_CHECKING:
@@ -75,15 +76,10 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
             f"'{path}' was calibrated for another model: its fingerprint is {facts.get('model')}, this one's is "
             f"{mine}. A threshold holds for the weights it was set with: load those, or calibrate anew"
         )
-    parameters: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        spec, slash, key = name.rpartition("/")
-        if slash:
-            parameters.setdefault(spec, {})[key] = value.clone()
     try:
         scorer = Scorer(
             facts["spec"],
-            parameters,
+            parameters_in(tensors),
             num_classes=facts["num_classes"],
             num_features=facts["num_features"],
             fitted_on=tensors.get("fitted_on"),

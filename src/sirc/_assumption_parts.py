@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from sirc._assumption_measures import PLAIN, Combination
-from sirc._confidences import Data
 from sirc._mixtures import as_names
 from sirc.errors import NotFittedError
-from sirc.outputs import Outputs
 from sirc.scores import Scorer, combine, registry
-from sirc.scores.scorer import Confidences
 from sirc.scores.spec import Spec, parse
 
 
@@ -107,19 +104,3 @@ def formula(key: str) -> str:
     """The spec whose confidence is that."""
     name = key.removeprefix(PLAIN)
     return f"linear({name}, {name}, c=0)" if key != name else name
-
-
-def score_labelled(scorer: Scorer, val: Data) -> tuple[Confidences, Tensor]:
-    """Confidences on labelled ID data, and which predictions are right."""
-    if not isinstance(val, Outputs | Iterable):
-        raise ValueError(f"`val` must be labelled outputs, a store or batches of them; got {type(val).__name__}")
-    parts, right = [], []
-    for batch in [val] if isinstance(val, Outputs) else val:
-        outputs = Outputs.of(batch)
-        if outputs.labels is None:
-            raise ValueError("`val` must have labels, to know which predictions are right; these outputs have none")
-        parts.append(scorer(outputs))
-        right.append(outputs.correct)
-    if not parts:
-        raise ValueError("`val` must hold at least one batch; got an empty iterable")
-    return Confidences({text: torch.cat([part[text] for part in parts]) for text in scorer.specs}), torch.cat(right)

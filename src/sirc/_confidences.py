@@ -64,17 +64,21 @@ def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[d
     wanted = list(scorer.specs) if scores is None else as_names(scores)
     if not wanted:
         raise ValueError(f"`scores` must name at least one of the scorer's specs, {', '.join(scorer.specs)}; got none")
-    scorer = scorer.only(wanted)
+    return score_labelled(scorer.only(wanted), "test", test)
+
+
+def score_labelled(scorer: Scorer, name: str, data: Data) -> tuple[dict[str, Tensor], Tensor]:
+    """Confidences on labelled ID data by each spec of a scorer, and which predictions are right."""
     parts, right = [], []
-    for batch in [test] if isinstance(test, Outputs) else test:
+    for batch in [data] if isinstance(data, Outputs) else data:
         outputs = Outputs.of(batch)
         if outputs.labels is None:
-            raise ValueError("`test` must have labels, to know which predictions are right; these outputs have none")
+            raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
         parts.append(scorer(outputs))
         right.append(outputs.correct)
     if not parts:
-        raise ValueError("`test` must hold at least one batch; got an empty iterable")
-    return {score: torch.cat([part[score] for part in parts]) for score in wanted}, torch.cat(right)
+        raise ValueError(f"`{name}` must hold at least one batch; got an empty iterable")
+    return {spec: torch.cat([part[spec] for part in parts]) for spec in scorer.specs}, torch.cat(right)
 
 
 def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:

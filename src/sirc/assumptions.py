@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -17,14 +17,13 @@ from sirc._assumption_parts import (
     parsed,
     picked,
     require,
-    score_labelled,
     sirc_specs,
     with_settings,
 )
 from sirc._assumption_rules import judge, recommend, together
 from sirc._assumption_words import written
 from sirc._checks import check_fraction
-from sirc._confidences import Data
+from sirc._confidences import Data, score_labelled
 from sirc._mixtures import check_groups
 from sirc.evaluate import Evaluation
 from sirc.outputs import Outputs
@@ -126,7 +125,9 @@ def check_assumptions(
     parts = Scorer(
         list(inner.values()), scorer.parameters, num_classes=scorer.num_classes, num_features=scorer.num_features
     )
-    found, correct = score_labelled(parts, val)
+    if not isinstance(val, Outputs | Iterable):
+        raise ValueError(f"`val` must be labelled outputs, a store or batches of them; got {type(val).__name__}")
+    found, correct = score_labelled(parts, "val", val)
     confidences = {key: found[text] for key, text in inner.items()}
     sets = {}
     for name, data in (ood or {}).items():

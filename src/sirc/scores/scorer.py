@@ -197,15 +197,10 @@ class Scorer:
                 f"{path} has scorer format {about['version']} and this version of sirc reads {_VERSION}: "
                 "use the version that wrote it, or fit again"
             )
-        parameters: dict[str, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            spec, slash, key = name.rpartition("/")
-            if slash:
-                parameters.setdefault(spec, {})[key] = value.clone()
         try:
             return cls(
                 about["specs"],
-                parameters,
+                parameters_in(tensors),
                 num_classes=about["num_classes"],
                 num_features=about["num_features"],
                 fitted_on=tensors.get("fitted_on"),
@@ -216,6 +211,16 @@ class Scorer:
                 f"{path} was saved with scores that are not known here: {error}. Import the module that registers them "
                 "first"
             ) from None
+
+
+def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The parameters among the tensors of a file, which are named `spec/parameter`."""
+    parameters: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        spec, slash, key = name.rpartition("/")
+        if slash:
+            parameters.setdefault(spec, {})[key] = value.clone()
+    return parameters
 
 
 def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
