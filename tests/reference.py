@@ -2,6 +2,7 @@
 
 import numpy as np
 
+COMBINATIONS = ("sirc", "additive", "bayes", "linear", "product")
 LOGIT_SCORES = ("msp", "doctor", "entropy", "max_logit", "energy")
 
 
@@ -125,6 +126,15 @@ def sirc(log_gap, others, a, b):
     for s2, center, slope in zip(others, a, b, strict=True):
         total = total - np.logaddexp(0.0, slope * (center - np.asarray(s2, dtype=np.float64)))
     return total
+
+
+def bayes(u, g, alpha, beta):
+    """Minus the log of the expected cost of accepting, from the probability of an error and the density ratio."""
+    out = []
+    for error, ratio in zip(u, g, strict=True):
+        w = (1 - alpha) * ratio / (alpha + (1 - alpha) * ratio)
+        out.append(-np.log(beta * (1 - w) * error + (1 - beta) * w))
+    return np.array(out)
 
 
 def spread(values):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import reference
 import sirc
+from sirc import moments
 from sirc.moments import Moments, Reservoir, fold_of
 from sirc.scores import fitting
 from sirc.scores import rows as batches_module
@@ -188,7 +189,7 @@ def forbid(monkeypatch, target, name):
 
 
 def test_no_moments_are_kept_for_scores_without(monkeypatch):
-    forbid(monkeypatch, fitting.Moments, "update")
+    forbid(monkeypatch, moments.Moments, "add")
     fitter = sirc.Fitter(["msp", "knn", "l1"]).update(TRAIN)
     assert len(fitter.finish()(TRAIN)["knn"]) == N
 

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import reference
+import reference_logits
+import test_features_more
 from sirc import functional
 
 RNG = np.random.default_rng(0)
@@ -33,6 +35,13 @@ CALLS = {
     "sirc_literal": lambda v, z: functional.sirc_literal(functional.msp(v), functional.l1(z), 4.0, 0.5, 1.0),
     "linear": lambda v, z: functional.linear(functional.msp(v), functional.l1(z), -2.0),
     "product": lambda v, z: functional.product(functional.msp(v), functional.l1(z), functional.energy(v)),
+    "margin": lambda v, z: functional.margin(v),
+    "tempered_msp": lambda v, z: functional.tempered_msp(v, 2.0),
+    "tempered_entropy": lambda v, z: functional.tempered_entropy(v, 0.5),
+    "max_logit_pnorm": lambda v, z: functional.max_logit_pnorm(v, 3),
+    "gen": lambda v, z: functional.gen(v, 0.2, 4),
+    "additive": lambda v, z: functional.additive(functional.log_gap(v, "msp"), functional.l1(z), 4.0, 0.5, 0.3),
+    "bayes": lambda v, z: functional.bayes(functional.log_gap(v, "msp"), -functional.l1(z), 0.7, 0.4),
 }
 REFERENCES = {
     **{name: lambda v, z, name=name: getattr(reference, name)(v) for name in reference.LOGIT_SCORES},
@@ -49,11 +58,18 @@ REFERENCES = {
     "sirc_literal": lambda v, z: -(1 - reference.msp(v)) * (1 + np.exp(-0.5 * (reference.l1(z) - 4.0))),
     "linear": lambda v, z: reference.msp(v) - 2 * reference.l1(z),
     "product": lambda v, z: reference.msp(v) * reference.l1(z) * reference.energy(v),
+    "margin": lambda v, z: np.array([row[-1] - row[-2] for row in np.sort(v.astype(np.float64))]),
+    "tempered_msp": lambda v, z: reference.msp(v.astype(np.float64) / 2),
+    "tempered_entropy": lambda v, z: reference.entropy(v.astype(np.float64) * 2),
+    "max_logit_pnorm": lambda v, z: reference_logits.max_logit_pnorm(v, 3),
+    "gen": lambda v, z: reference_logits.gen(v, 0.2, 4),
+    "additive": lambda v, z: -np.log(1 - reference.msp(v) + 0.3 * np.exp(-0.5 * (reference.l1(z) - 4.0))),
+    "bayes": lambda v, z: reference.bayes(1 - reference.msp(v), np.exp(-reference.l1(z)), 0.7, 0.4),
 }
 
 
 def test_every_function_is_tried_here():
-    assert set(CALLS) | {"softmax"} == set(functional.__all__)
+    assert set(CALLS) | {"softmax"} | set(test_features_more.CALLS) == set(functional.__all__)
     assert set(CALLS) == set(REFERENCES)
 
 
@@ -106,7 +122,7 @@ def test_several_s2_take_a_number_each():
     [
         (
             lambda: functional.log_gap(V, "energy"),
-            "`name` must be a bounded score, one of msp, doctor, entropy; got `energy`",
+            "`name` must be a bounded score, one of msp, doctor, entropy, margin.*; got `energy`",
         ),
         (lambda: functional.log_gap(V, "vim"), "`name` must be a bounded score"),
         (lambda: functional.log_gap(V, "mps"), "unknown score `mps`"),

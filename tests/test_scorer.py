@@ -17,7 +17,7 @@ from sirc.scores import scorer as scorer_module
 
 K, L = 5, 8
 SPECS = [
-    *(name for name in sirc.known_names() if name not in ("sirc", "linear", "product")),
+    *(name for name in sirc.known_names() if name not in reference.COMBINATIONS),
     "knn(k=3)",
     "sirc(msp, l1, residual, knn)",
     "sirc(entropy,vim, b=2)",

@@ -5,12 +5,14 @@ import pytest
 import torch
 
 import reference
+import reference_features
+import reference_logits
 import sirc
 from sirc import functional
 from sirc.scores import _fused, columns, feature, registry
 from sirc.scores import softmax as softmax_module
 
-LEAVES = [name for name in sirc.known_names() if name not in ("sirc", "linear", "product", "vim")]
+LEAVES = [name for name in sirc.known_names() if name not in (*reference.COMBINATIONS, "vim")]
 COMBINATIONS = [
     "vim",
     "knn(k=3)",
@@ -23,6 +25,15 @@ COMBINATIONS = [
     "linear(energy, residual, c=0.7)",
     "linear(max_logit, linear(msp, l1, c=0.1), c=2)",
     "product(msp, l1, gradnorm)",
+    "sirc(margin, l1)",
+    "sirc(tempered_msp, cop)",
+    "sirc(tempered_entropy(temperature=2), nci)",
+    "sirc(max_logit_pnorm, residual)",
+    "sirc(gen, knn, relative_mahalanobis)",
+    "additive(msp, l1)",
+    "additive(entropy, residual, react, kappa=0.3)",
+    "bayes(msp, residual)",
+    "bayes(entropy, l1, knn, alpha=0.8, beta=0.3)",
 ]
 EVERY = [*LEAVES, *COMBINATIONS]
 K, L, N = 6, 10, 400
@@ -65,7 +76,11 @@ def in_sample_values(data, rows):
     values["residual"] = reference.residual(features, u, projector)
     values["mahalanobis"] = reference.mahalanobis(features, means, precision)
     values["knn"] = reference.knn(features, z)
-    return values
+    return values | reference_logits.values(data, rows) | reference_features.values(data, rows)
+
+
+def log_gaps(row):
+    return reference.log_gaps(row) | reference_logits.log_gaps(row)
 
 
 @pytest.mark.parametrize("name", LEAVES)
@@ -73,10 +88,10 @@ def in_sample_values(data, rows):
 def test_each_score_is_its_formula(name, dtype, rtol, data, fresh, scorer):
     logits, features = (x.astype(dtype) for x in fresh)
     expected = in_sample_values(data, (logits, features))[name]
-    if registry.get(name).log_gap is not None:
-        expected = -np.array([reference.log_gaps(row)[name] for row in logits])
+    if registry.get(name).log_gap is not None and registry.get(name).ranks == "log_gap":
+        expected = -np.array([log_gaps(row)[name] for row in logits])
     got = scorer(sirc.Outputs(logits, features))[name].numpy()
-    scale = np.abs(expected).max() if name in ("residual", "mahalanobis") else 1.0
+    scale = np.abs(expected).max() if name in ("residual", "mahalanobis", "relative_mahalanobis") else 1.0
     np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol * 1e-1 * scale)
 
 
@@ -182,20 +197,22 @@ def test_one_row_and_two_classes(spec):
 def test_higher_means_accept(spec):
     """Features along their own class's direction against weak features of mixed directions and off-subspace noise."""
     rng = np.random.default_rng(5)
-    classes, size, n = 8, 24, 600
+    classes, size, n = 8, 32, 600
     means = np.zeros((classes, size))
-    means[np.arange(classes), np.arange(classes)] = 12.0
+    for k in range(classes):  # each class switches on four of sixteen features, as many as a percentile of 90 clips
+        means[k, (2 * k + np.arange(4)) % 16] = 7.0
     weight = means / 8
     labels = rng.integers(0, classes, n)
-    scale = np.where(np.arange(size) < 12, 1.0, 0.3)
+    scale = np.where(np.arange(size) < 16, 1.0, 0.3)
     features = means[labels] + rng.normal(size=(n, size)) * scale
     fitted = sirc.fit(
         spec, sirc.Outputs(features @ weight.T, features, labels), head=sirc.Head(weight, np.zeros(classes)), crossfit=0
     )
     typical = means[labels[:50]] + rng.normal(size=(50, size)) * scale
     # Ambiguous between two classes, weaker, and with a part where ID data have none.
-    strange = 0.2 * (means[rng.integers(0, classes, 50)] + means[rng.integers(0, classes, 50)])
-    strange[:, 12:] += rng.normal(size=(50, 12))
+    first = rng.integers(0, classes, 50)
+    strange = 0.2 * (means[first] + means[(first + rng.integers(2, classes - 1, 50)) % classes])
+    strange[:, 16:] += rng.normal(size=(50, 16))
     good, bad = (fitted(sirc.Outputs(z @ weight.T, z))[spec] for z in (typical, strange))
     assert reference.auroc(good, bad) > 0.99
 
@@ -430,7 +447,10 @@ def test_a_registered_score_may_be_fitted_and_bounded(scratch_registry, data):
     ("keywords", "words"),
     [
         ({"needs": "pixels"}, "`needs` of score `toy` must name logits, features, softmax or an earlier score"),
-        ({"needs": "logits", "evidence": ("third",)}, "`evidence` of score `toy` must be among second, by_class, bank"),
+        (
+            {"needs": "logits", "evidence": ("third",)},
+            "`evidence` of score `toy` must be among mean, second, by_class, unit",
+        ),
         ({"needs": "logits", "solve": lambda evidence: {}}, r"score `toy` has parameters \[\] and a `solve`"),
     ],
 )

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 import sirc
 from sirc.scores import Spec, known_names, parse
 
-LEAVES = ("msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "gradnorm", "mahalanobis", "knn")
+PAPERS = ("msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "gradnorm", "mahalanobis", "knn")
+LATER = (
+    "margin",
+    "tempered_msp",
+    "tempered_entropy",
+    "max_logit_pnorm",
+    "gen",
+    "mahalanobis_pp",
+    "relative_mahalanobis",
+)
+LEAVES = (*PAPERS, *LATER, "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +55,7 @@ def test_every_spelling_has_one_canonical_text(text, canonical):
 
 
 def test_known_names_are_the_design_s():
-    combinations = ("sirc", "linear", "product")
+    combinations = ("sirc", "additive", "bayes", "linear", "product")
     assert set(known_names()) == {*LEAVES, "vim", *combinations}
     assert sirc.known_names() == known_names()
 
@@ -101,7 +111,7 @@ def test_explicit_parameters_are_numbers_for_each_s2():
         ("sirc(msp, l1, a=(), b=1)", "1 here; got 0"),
         ("sirc(msp, l1, a=1, b=0)", "`b` of `sirc` must be positive"),
         ("sirc(msp, l1, knn, a=(1, 1), b=(1, -1))", "`b` of `sirc` must be positive"),
-        ("sirc(energy, l1)", "first score of `sirc` must be bounded, one of msp, doctor, entropy; got `energy`"),
+        ("sirc(energy, l1)", "first score of `sirc` must be bounded, one of msp, doctor, entropy, margin"),
         ("sirc(sirc(msp, l1), knn)", "must be bounded"),
         ("sirc(vim, l1)", "must be bounded"),
         ("sirc(msp, product(vim, l1))", "`vim` inside `product(vim, l1)` would have to be fitted"),

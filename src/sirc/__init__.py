@@ -16,6 +16,7 @@ from sirc.moments import Moments
 from sirc.outputs import Outputs
 from sirc.runs import combine
 from sirc.scores import Fitter, Scorer, fit, known_names, score
+from sirc.select import Choice, select
 from sirc.store import OutputStore
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Choice",
     "Decision",
     "Evaluation",
     "Fitter",
@@ -53,6 +55,7 @@ __all__ = [
     "moments",
     "monitor",
     "score",
+    "select",
     "threshold",
 ]
 

@@ -12,6 +12,7 @@ from sirc._assumption_measures import PLAIN, Combination
 from sirc._mixtures import as_names
 from sirc.errors import NotFittedError
 from sirc.scores import Scorer, combine, registry
+from sirc.scores.columns import ranks_by_gap
 from sirc.scores.spec import Spec, parse
 
 
@@ -78,8 +79,8 @@ def _settings(spec: Spec, scorer: Scorer) -> tuple[tuple[float, ...], tuple[floa
 
 def with_settings(found: Combination, spec: Spec, scorer: Scorer, known: Mapping[str, Tensor]) -> Combination:
     """The same with a and b, once it is sure that the confidences are those of this scorer."""
-    if any(_is_bounded(part) for part in spec.args[1:]):
-        return found  # a is for plain values, and these are −log(S1max − S1)
+    if any(_is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]):
+        return found  # a is for plain values and S1 counts with −log(S1max − S1); these are the other way round
     a, b = _settings(spec, scorer)
     values = {name: known[name].double() for name in (found.score, found.s1, *found.s2)}
     again = combine.sirc(-values[found.s1], [values[name] for name in found.s2], a, b)
@@ -98,6 +99,11 @@ def _is_bounded(spec: Spec) -> bool:
 def _key(second: Spec) -> str:
     """What the values of an S2 are called: a bounded score counts with its plain ones, as S1 with −log(S1max − S1)."""
     return f"{PLAIN}{second}" if _is_bounded(second) else str(second)
+
+
+def first_formula(name: str) -> str:
+    """The spec whose confidence is −log(S1max − S1) of this S1."""
+    return name if ranks_by_gap(parse(name)) else f"sirc({name}, max_logit, a=-1e300, b=1)"
 
 
 def formula(key: str) -> str:

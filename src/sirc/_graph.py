@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
 from sirc.scores import combine, registry
 from sirc.scores._fused import _sums
-from sirc.scores.columns import needed_leaves, working_dtype
+from sirc.scores.columns import keywords, needed_leaves, option_of, ranks_by_gap, working_dtype
 from sirc.scores.scorer import Scorer
 from sirc.scores.softmax import Softmax, softplus
 from sirc.scores.spec import Spec, parse
@@ -37,8 +37,12 @@ class ConfidenceGraph(Kept):
         self._leaves = needed_leaves([self.spec])
         self._names: dict[tuple[str, str], str] = {}
         self._combined: dict[str, dict[str, Tensor | list[float]]] = {}
+        self._tuned: dict[str, dict[str, float]] = {}
         for leaf in self._leaves:
             for name, value in scorer.parameters.get(str(leaf), {}).items():
+                if option_of(leaf, name):
+                    self._tuned.setdefault(str(leaf), {})[name] = float(value)
+                    continue
                 key = f"parameter_{len(self._names)}"
                 # In the type that the model's features are projected in: to cast them in each forward would show.
                 kept = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
@@ -61,16 +65,17 @@ class ConfidenceGraph(Kept):
     def parts(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The confidence, the softmax's part of it, and what the features took away: confidence = part − taken.
 
-        For `sirc`, they are −log(S1max − S1) and Σ softplus(b(a − S2)); other scores have one part only.
+        For `sirc` and `additive` they are −log(S1max − S1) and what the S2 scores took off it; for `bayes`, what the
+        confidence would be were all input ID, and what the risk of OOD input took off. Others have one part only.
         """
         columns = _Values(self, logits, features)
         spec = self.spec
         confidence = columns.confidence(spec)
-        if spec.name != "sirc":
+        if not spec.has_bounded_first:
             nothing = torch.zeros_like(confidence)
             own = self.needs_features
             return confidence, nothing if own else confidence, -confidence if own else nothing
-        first = -columns.log_gap(spec.args[0])
+        first = columns.without_others(spec)
         return confidence, first, first - confidence
 
     def parameters_of(self, leaf: Spec, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -119,16 +124,21 @@ class _Values:
     def log_gap(self, leaf: Spec) -> Tensor:
         score = registry.get(leaf.name)
         assert score.log_gap is not None
-        return score.log_gap(*self._inputs(leaf), **self._keywords(leaf)).double()
+        return score.log_gap(*self._inputs(leaf), **self._keywords(leaf, first=True)).double()
 
     def confidence(self, spec: Spec) -> Tensor:
-        if spec.is_leaf and registry.get(spec.name).log_gap is not None:
+        if ranks_by_gap(spec):
             return -self.log_gap(spec)
         return combine.plain_value(spec, self.plain, self.log_gap, self.graph._combined)
 
-    def _keywords(self, leaf: Spec) -> dict[str, object]:
-        score = registry.get(leaf.name)
-        return {**score.options, **leaf.options, **self.graph.parameters_of(leaf, self.dtype)}
+    def without_others(self, spec: Spec) -> Tensor:
+        """The confidence that a combination would have were nothing known but its S1."""
+        log_gap = self.log_gap(spec.args[0])
+        return -log_gap if spec.name != "bayes" else combine.bayes_of_id(spec, log_gap, self.graph._combined)
+
+    def _keywords(self, leaf: Spec, *, first: bool = False) -> dict[str, Any]:
+        tuned = keywords(leaf, self.graph._tuned.get(str(leaf), {}), first=first)
+        return {**tuned, **self.graph.parameters_of(leaf, self.dtype)}
 
     def _inputs(self, leaf: Spec) -> list[Tensor | Softmax]:
         given: list[Tensor | Softmax] = []
@@ -146,12 +156,12 @@ class _Values:
 
 
 def feature_terms(graph: ConfidenceGraph, logits: Tensor, features: Tensor | None) -> dict[str, Tensor]:
-    """For `sirc(S1, S2, …)`: how much each S2 took away, softplus(b(a − S2))."""
+    """For a combination with S1 and S2 scores: how far each S2 is on the side of OOD, softplus(b(a − S2))."""
     spec = graph.spec
-    if spec.name != "sirc":
+    if not spec.has_bounded_first:
         return {}
     columns = _Values(graph, logits, features)
-    a, b = (combine._given(spec, key, graph._combined) for key in "ab")
+    a, b = (combine.given(spec, key, graph._combined) for key in "ab")
     values = (combine.plain_value(other, columns.plain, columns.log_gap, graph._combined) for other in spec.args[1:])
     return {
         str(other): softplus(slope * (centre - value))

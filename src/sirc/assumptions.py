@@ -13,6 +13,7 @@ from torch import Tensor
 from sirc._assumption_measures import Combination, Pair, Samples, rows_of
 from sirc._assumption_parts import (
     combination,
+    first_formula,
     formula,
     parsed,
     picked,
@@ -120,7 +121,7 @@ def check_assumptions(
     specs = sirc_specs(scorer.specs)
     require(specs, f"the scorer has {', '.join(scorer.specs)}")
     chosen = [combination(text, spec, scorer) for text, spec in picked(specs, s1, s2).items()]
-    inner = {name: name for one in chosen for name in (one.s1, one.score)}
+    inner = {one.score: one.score for one in chosen} | {one.s1: first_formula(one.s1) for one in chosen}
     inner |= {key: formula(key) for one in chosen for key in one.s2}
     parts = Scorer(
         list(inner.values()), scorer.parameters, num_classes=scorer.num_classes, num_features=scorer.num_features

@@ -280,3 +280,5 @@ class Evidence:
     head: Head | None = None
     resolution: float = 1e-6
     """Differences, relative to the size of the features, that are more than rounding."""
+    unit: Moments | None = None
+    """The moments of the same rows scaled to unit length."""

@@ -210,6 +210,8 @@ def _grouped(spec: grammar.Spec, written: str) -> str:
 
 
 def _number(value: grammar.Value, at: int) -> str:
+    if isinstance(value, str):
+        return escape(value, _STYLES[at])
     if isinstance(value, tuple):
         return f"({', '.join(_number(v, at) for v in value)})"
     return escape(f"{value:g}".replace("-", "−"), _STYLES[at])

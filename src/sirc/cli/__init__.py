@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import check, data, deploy, results, show, study
+from sirc.cli import check, data, deploy, results, select, show, study
 from sirc.cli._screen import say
 from sirc.errors import ConfigError
 
@@ -24,6 +24,7 @@ study.add_to(app)
 results.add_to(app)
 show.add_to(app)
 check.add_to(app)
+select.add_to(app)
 deploy.add_to(app)
 
 

@@ -1,6 +1,10 @@
 """Confidence scores: the formulas, the grammar over them, their fit and their use."""
 
-from sirc.scores import feature, logit, softmax  # noqa: F401  (registers the scores)
+# Registers the scores, in the order in which they are listed: those that others need come first.
+# isort: off
+from sirc.scores import softmax, tempered, pnorm, generalized, logit, feature, distance, boundary, shaping  # noqa: F401
+
+# isort: on
 from sirc.scores.fitting import Fitter, fit
 from sirc.scores.registry import score
 from sirc.scores.scorer import Confidences, Scorer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,12 +13,11 @@ from sirc import distributed
 from sirc._checks import differences
 from sirc._modes import exact
 from sirc.distributed import failing_together, gather_texts, gathered
-from sirc.head import Head
 from sirc.moments import Moments
 from sirc.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores.fitting import Fitter
-from sirc.scores.folds import Crossfit
+from sirc.scores.kept import FeatureMoments
 from sirc.scores.rows import numbered_share, share_length, shown
 from sirc.scores.scorer import Scorer
 from sirc.scores.second import SecondPass
@@ -28,15 +27,13 @@ from sirc.store import OutputStore
 
 @exact
 def fit_together(
-    specs: str | Sequence[str],
+    make: Callable[[], Fitter],
     train: object,
     *,
-    head: Head | None,
-    crossfit: Crossfit,
     device: torch.device | str | None,
     progress: Progress,
 ) -> Scorer:
-    """What `fit` does, by all processes of the default group of torch.distributed.
+    """What `fit` does with a fitter, by all processes of the default group of torch.distributed.
 
     Whatever one process finds is merged in the order of their numbers, everywhere alike; work that can fail is done
     between exchanges, so that no process waits for one that has stopped.
@@ -51,7 +48,7 @@ def fit_together(
             )
         if isinstance(train, OutputStore):
             train.require_complete()
-        fitter = Fitter(specs, head=head, crossfit=crossfit)
+        fitter = make()
         asked = _describe(fitter, train)
     _check_same(asked)
     with failing_together():
@@ -62,6 +59,8 @@ def fit_together(
         fitter._gatherer.flush()
     where = torch.device(device or (train.device if isinstance(train, Outputs) else "cpu"))
     fitter = _merged(fitter, where)
+    if device is not None:
+        fitter._tuning = fitter._tuning.to(device)
     with failing_together():
         parameters, second = fitter._solve(sampled=False)
         if second is not None:
@@ -71,7 +70,11 @@ def fit_together(
         _merge_second(second, where)
         with failing_together():
             parameters |= second.settle(fitter.count, fitter._probe)
-    return fitter._scorer(_of_the_first(parameters))
+    parameters = _of_the_first(parameters)
+    with failing_together():
+        scorer = fitter._scorer(parameters)
+    scorer.parameters = _of_the_first(scorer.parameters)
+    return scorer
 
 
 def _describe(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]:
@@ -87,6 +90,7 @@ def _describe(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]
         "head": digest.hexdigest()[:12] if weights else "none",
         "train": type(train).__name__,
         "rows": len(train),
+        "tuning_rows": [len(rows) for rows in fitter._tuning.rows()],
         "shard_size": train.shard_size if isinstance(train, OutputStore) else None,
         "layout": str(layout),
     }
@@ -122,18 +126,26 @@ def _merged(fitter: Fitter, device: torch.device) -> Fitter:
     everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
 
     def empty() -> Fitter:
-        return Fitter(fitter.specs, head=fitter.head, crossfit=fitter.crossfit)
+        rows = fitter._tuning
+        return Fitter(
+            fitter.specs,
+            head=fitter.head,
+            crossfit=fitter.crossfit,
+            val=rows.val,
+            ood=rows.ood,
+            unlabelled=rows.unlabelled,
+        )
 
     whole = empty()
     classes = next((facts["num_classes"] for facts in everyone if facts["num_classes"]), None)
-    classes = classes if "by_class" in fitter._evidence else None
     for facts, parts in zip(everyone, gathered(tensors), strict=True):
         part = empty()
         part.count, part.num_classes, part.num_features = (facts[k] for k in ("count", "num_classes", "num_features"))
         part._own_index, part._probe = True, facts["probe"]
         part._kind = {**facts["kind"], "device": str(device)} if facts["kind"] else {}
         for i in range(facts["folds"]):
-            part._folds.append(Moments.restored(_under(f"{i} ", parts, device), second=True, classes=classes))
+            part._folds.append(FeatureMoments(fitter._evidence, classes))
+            part._folds[-1].restore(_under(f"{i} ", parts, device))
         rows = _under("row ", parts, device)
         if part._reservoir is not None and len(index := rows.pop("index")):
             part._reservoir.update(index, rows)

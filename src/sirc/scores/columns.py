@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from sirc.scores.spec import Spec
 # Bytes of one block of features, so that what a score makes of it stays small whatever the number of rows.
 _BLOCK = {"cpu": 1 << 25}
 _BLOCK_ELSEWHERE = 1 << 29
+BOUNDED = "_bounded"
+"""Ends the name under which an option is kept that was tuned for a score as the S1 of a combination."""
 
 
 class Columns:
@@ -39,8 +42,8 @@ class Columns:
         self._values: dict[str, Tensor] = {}
         self._log_gaps: dict[str, Tensor] = {}
         # What reads the big arrays is computed now, block by block; all else when it is asked for.
-        leaves = needed_leaves(specs)
-        self._fill_by_rows([s for s in leaves if {"features", "logits"} & set(registry.get(s.name).needs)])
+        plain, gaps = asked_of(specs)
+        self._fill_by_rows([s for s in plain if _reads_arrays(s)], [s for s in gaps if _reads_arrays(s)])
 
     @cached_property
     def softmax(self) -> Softmax:
@@ -50,17 +53,19 @@ class Columns:
     def plain(self, leaf: Spec) -> Tensor:
         """The plain value of a leaf."""
         key = str(leaf)
-        if key not in self._values:
+        if key not in self._values and _reads_arrays(leaf):
+            self._fill_by_rows([leaf], [])
+        elif key not in self._values:
             self._values[key] = self._compute(leaf, slice(None))
         return self._values[key]
 
     def log_gap(self, leaf: Spec) -> Tensor:
         """log(S1max − S1) of a bounded leaf."""
-        key, score = str(leaf), registry.get(leaf.name)
-        assert score.log_gap is not None
-        if key not in self._log_gaps:
-            inputs = self._inputs(score, slice(None), None)
-            self._log_gaps[key] = _column(leaf, score.log_gap(*inputs, **self._keywords(leaf)), len(self._outputs))
+        key = str(leaf)
+        if key not in self._log_gaps and _reads_arrays(leaf):
+            self._fill_by_rows([], [leaf])
+        elif key not in self._log_gaps:
+            self._log_gaps[key] = self._compute(leaf, slice(None), gap=True)
         return self._log_gaps[key]
 
     def value(self, spec: Spec) -> Tensor:
@@ -68,33 +73,35 @@ class Columns:
         return combine.plain_value(spec, self.plain, self.log_gap, self._parameters)
 
     def confidence(self, spec: Spec) -> Tensor:
-        """What a scorer returns: −log(S1max − S1) for a bounded score, the plain value for all others."""
-        bounded = spec.is_leaf and registry.get(spec.name).log_gap is not None
-        return -self.log_gap(spec) if bounded else self.value(spec)
+        """What a scorer returns: −log(S1max − S1) for a score that would tie near S1max, the plain value for others."""
+        return -self.log_gap(spec) if ranks_by_gap(spec) else self.value(spec)
 
-    def _fill_by_rows(self, leaves: list[Spec]) -> None:
-        if not leaves:
+    def _fill_by_rows(self, plain: list[Spec], gaps: list[Spec]) -> None:
+        """Compute what reads the big arrays, each block of rows once for all."""
+        if not plain and not gaps:
             return
         outputs = self._outputs
         n = len(outputs)
-        for leaf in leaves:
-            self._values[str(leaf)] = torch.empty(n, dtype=torch.float64, device=outputs.device)
+        for leaves, columns in ((plain, self._values), (gaps, self._log_gaps)):
+            columns |= {str(leaf): torch.empty(n, dtype=torch.float64, device=outputs.device) for leaf in leaves}
         features = outputs.features
-        width = outputs.logits.shape[1] if features is None else features.shape[1]
+        width = max(outputs.logits.shape[1], 0 if features is None else features.shape[1])
         rows = max(1, _BLOCK.get(outputs.device.type, _BLOCK_ELSEWHERE) // (8 * width))
         for start in range(0, n, rows):
             here = slice(start, min(n, start + rows))
             block = None if features is None else features[here].to(working_dtype(features.dtype))
-            for leaf in leaves:
+            for leaf in plain:
                 self._values[str(leaf)][here] = self._compute(leaf, here, block)
+            for leaf in gaps:
+                self._log_gaps[str(leaf)][here] = self._compute(leaf, here, block, gap=True)
 
-    def _compute(self, leaf: Spec, rows: slice, features: Tensor | None = None) -> Tensor:
+    def _compute(self, leaf: Spec, rows: slice, features: Tensor | None = None, *, gap: bool = False) -> Tensor:
         score = registry.get(leaf.name)
-        values = score.compute(*self._inputs(score, rows, features), **self._keywords(leaf))
+        formula = score.log_gap if gap else score.compute
+        assert formula is not None
+        given = keywords(leaf, self._parameters.get(str(leaf), {}), first=gap)
+        values = formula(*self._inputs(score, rows, features), **given)
         return _column(leaf, values, len(range(len(self._outputs))[rows]))
-
-    def _keywords(self, leaf: Spec) -> dict[str, object]:
-        return {**registry.get(leaf.name).options, **leaf.options, **self._parameters.get(str(leaf), {})}
 
     def _inputs(self, score: Score, rows: slice, features: Tensor | None) -> list[Tensor | Softmax]:
         given: list[Tensor | Softmax] = []
@@ -123,6 +130,58 @@ def _column(leaf: Spec, values: Tensor, rows: int) -> Tensor:
 def working_dtype(features: torch.dtype) -> torch.dtype:
     """The type features are projected in: float64 stays, all others become float32."""
     return torch.float64 if features == torch.float64 else torch.float32
+
+
+def ranks_by_gap(spec: Spec) -> bool:
+    """Whether a scorer returns −log(S1max − S1) for this spec: a score whose plain values tie near their bound."""
+    score = registry.get(spec.name) if spec.is_leaf else None
+    return score is not None and score.log_gap is not None and score.ranks == "log_gap"
+
+
+def keywords(
+    leaf: Spec, parameters: Mapping[str, Tensor] | Mapping[str, float], *, first: bool = False
+) -> dict[str, Any]:
+    """What a leaf's formula is called with: its options, as given, tuned or by default, and its fitted parameters.
+
+    `first`: as the S1 of a combination, for which an option may have been tuned apart.
+    """
+    defaults = registry.get(leaf.name).options
+    found: dict[str, Any] = {**defaults, **leaf.options}
+    tuned = {name: value for name, value in parameters.items() if option_of(leaf, name)}
+    found |= {name: value for name, value in parameters.items() if name not in tuned}
+    for name, default in defaults.items():
+        apart = f"{name}{BOUNDED}"
+        if name in tuned:
+            found[name] = type(default)(tuned[apart if first and apart in tuned else name])
+    return found
+
+
+def option_of(leaf: Spec, parameter: str) -> str | None:
+    """The option that was tuned under this name, if it is not a parameter of the fit."""
+    option = parameter.removesuffix(BOUNDED)
+    return option if option in registry.get(leaf.name).options else None
+
+
+def asked_of(specs: Iterable[Spec]) -> tuple[list[Spec], list[Spec]]:
+    """The leaves whose plain value some specs ask for, each after what it needs, and those whose log(S1max − S1)."""
+    plain: dict[str, Spec] = {}
+    gaps: dict[str, Spec] = {}
+
+    def visit(spec: Spec, first: bool) -> None:
+        if spec.is_leaf:
+            for needed in registry.closure([spec.name])[:-1]:
+                plain.setdefault(needed, Spec(needed))
+            (gaps if first else plain).setdefault(str(spec), spec)
+        for position, arg in enumerate(spec.args):
+            visit(arg, spec.has_bounded_first and position == 0)
+
+    for spec in specs:
+        visit(spec, ranks_by_gap(spec))
+    return list(plain.values()), list(gaps.values())
+
+
+def _reads_arrays(leaf: Spec) -> bool:
+    return not {"features", "logits"}.isdisjoint(registry.get(leaf.name).needs)
 
 
 def needed_leaves(specs: Iterable[Spec]) -> list[Spec]:

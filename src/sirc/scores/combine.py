@@ -1,12 +1,14 @@
-"""Combinations of scores: SIRC, linear and product, evaluated on columns of values."""
+"""Combinations of scores: SIRC, additive, Bayes, linear and product, evaluated on columns of values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from sirc.scores import ratio
 from sirc.scores.softmax import softplus
 from sirc.scores.spec import Spec
 
@@ -19,6 +21,38 @@ def sirc(log_gap: Tensor, others: Sequence[Tensor], a: Sequence[float], b: Seque
     for value, center, slope in zip(others, a, b, strict=True):
         total = total - softplus(slope * (center - value))
     return total
+
+
+def additive(log_gap: Tensor, others: Sequence[Tensor], kappa: float, a: Sequence[float], b: Sequence[float]) -> Tensor:
+    """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
+    total = log_gap
+    for value, center, slope in zip(others, a, b, strict=True):
+        total = ratio.log_add(total, math.log(kappa) + slope * (center - value))
+    return -total
+
+
+def bayes(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
+    """−log[β(1−w)u + (1−β)w], w = (1−α)g/(α + (1−α)g): minus the log of the expected cost of accepting the row.
+
+    u is the probability that the prediction is wrong, were the row ID; g = p_OOD/p_ID; so w is the probability that it
+    is OOD. No other order has a smaller AURC. α = 1 or no sign of OOD (g → 0) leaves the order of u.
+    """
+    if alpha == 1:
+        return -log_u - (math.log(beta) if beta else 0.0)
+    log_odds = log_g + (math.log1p(-alpha) - math.log(alpha))
+    return softplus(log_odds) - ratio.log_add(log_u + _log(beta), log_odds + _log(1 - beta))
+
+
+def bayes_aurr(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
+    """−log([βu + ρg]/(1 − u)), ρ = (1−α)(1−β)/α: cost by the ID✓ it buys, to first order the order of least AURR."""
+    return _cost(log_u, log_g, alpha, beta) + ratio.log_one_minus_exp(log_u)
+
+
+def _cost(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
+    """−log[βu + ρg]."""
+    if alpha == 1 or beta == 1:
+        return -log_u - (math.log(beta) if beta else 0.0)
+    return -ratio.log_add(log_u + _log(beta), log_g + (math.log1p(-alpha) + math.log1p(-beta) - math.log(alpha)))
 
 
 def linear(first: Tensor, second: Tensor, c: float) -> Tensor:
@@ -37,20 +71,55 @@ def plain_value(
     """The value of a spec from the values of its leaves."""
     if spec.is_leaf:
         return plain(spec)
-    if spec.name == "sirc":
+    if spec.has_bounded_first:
         others = [plain_value(s, plain, log_gap, parameters) for s in spec.args[1:]]
-        a, b = (_given(spec, key, parameters) for key in "ab")
-        return sirc(log_gap(spec.args[0]), others, a, b)
+        return _with_bounded_first(spec, log_gap(spec.args[0]), others, parameters)
     values = [plain_value(s, plain, log_gap, parameters) for s in spec.args]
     if spec.name == "product":
         return product(*values)
-    return linear(values[0], values[1], _given(spec, "c", parameters)[0])
+    return linear(values[0], values[1], given(spec, "c", parameters)[0])
 
 
-def _given(spec: Spec, key: str, parameters: Parameters) -> Sequence[float]:
+def _with_bounded_first(spec: Spec, first: Tensor, others: list[Tensor], parameters: Parameters) -> Tensor:
+    a, b = (given(spec, key, parameters) for key in "ab")
+    if spec.name == "sirc":
+        return sirc(first, others, a, b)
+    if spec.name == "additive":
+        return additive(first, others, given(spec, "kappa", parameters)[0], a, b)
+    alpha, beta = (given(spec, key, parameters)[0] for key in ("alpha", "beta"))
+    log_u = _log_u(spec, first, parameters)
+    away = [slope * (center - value) for value, center, slope in zip(others, a, b, strict=True)]
+    aurr = spec.options.get("metric") == "aurr"
+    if "density" in parameters[str(spec)]:
+        log_g = ratio.log_g(log_u, away, given(spec, "density", parameters))
+        return (bayes_aurr if aurr else bayes)(log_u, log_g, alpha, beta)
+    # Without OOD rows u is SIRC's, so that the order is SIRC's own where OOD input is rare. It may exceed 1: 1 − u is
+    # of no use then.
+    log_g = ratio.surrogate_log_g(log_u, away)
+    raised = -sirc(log_u, others, a, b)
+    return (_cost if aurr else bayes)(raised, log_g, alpha, beta)
+
+
+def bayes_of_id(spec: Spec, first: Tensor, parameters: Parameters) -> Tensor:
+    """The confidence of a `bayes` were all input ID."""
+    return bayes(_log_u(spec, first, parameters), first, 1.0, given(spec, "beta", parameters)[0])
+
+
+def _log_u(spec: Spec, first: Tensor, parameters: Parameters) -> Tensor:
+    return ratio.log_u(first, given(spec, "claim", parameters), given(spec, "calibration", parameters))
+
+
+def given(spec: Spec, key: str, parameters: Parameters) -> Sequence[float]:
+    """A parameter of a combination: as its spec has it, as it was fitted, or by default."""
     explicit = spec.numbers(key)
     if explicit is not None:
         return explicit
-    fitted = parameters[str(spec)][key]
-    numbers: list[float] = fitted.tolist() if isinstance(fitted, Tensor) else fitted
+    found = parameters.get(str(spec), {}).get(key)
+    if found is None:
+        return (spec.default(key),)
+    numbers: list[float] = found.tolist() if isinstance(found, Tensor) else found
     return numbers
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf

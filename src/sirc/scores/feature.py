@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ BANK_SIZE = 12_500
 """Rows of ID training features that `knn` searches."""
 
 _PSEUDO_INVERSE_CUTOFF = 1e-10
-_SIMILARITIES = 1 << 25  # of a block of rows to the bank
+_SIMILARITIES = 1 << 25  # of a block of rows to the bank, or to whatever else makes a table
 
 
 @score(needs="features")
@@ -70,19 +71,28 @@ def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
 
 def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
     """The map that makes the within-class covariance the identity on its range, and the class means under it."""
-    moments = _moments(evidence)
-    values, vectors = torch.linalg.eigh(moments.within_class_covariance)
-    kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
-    noise = len(values) * torch.finfo(values.dtype).eps * moments.mean_square(moments.mean)
-    if float(values[-1]) <= noise:
+    return whitened_classes(_moments(evidence), "mahalanobis")
+
+
+def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
+    """What `mahalanobis` measures with, from the moments of any rows; `name` is the score that asks."""
+    whitener, largest = whitening(moments.within_class_covariance)
+    noise = len(whitener) * torch.finfo(whitener.dtype).eps * moments.mean_square(moments.mean)
+    if largest <= noise:
         raise ValueError(
-            "`mahalanobis` needs features that vary within classes; every row equals its class mean. "
+            f"`{name}` needs features that vary within classes; every row equals its class mean. "
             "Fit on more rows per class"
         )
-    whitener = vectors[:, kept] / values[kept].sqrt()
     center = moments.mean
     means = moments.class_mean[moments.class_count > 0]
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
+
+
+def whitening(covariance: Tensor) -> tuple[Tensor, float]:
+    """The map M that makes a covariance the identity on its range, so that its pseudo-inverse is MMᵀ, and its λmax."""
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
+    return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
 
 
 @score(needs="features", solve=solve_mahalanobis, evidence=("second", "by_class"))
@@ -100,23 +110,73 @@ def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
     assert bank is not None
     if len(bank) < k:
         raise ValueError(f"`knn` needs at least k = {k} training rows to search; got {len(bank)}")
-    return {"bank": normalize(bank.double(), dim=-1).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)}
+    return {"bank": unit_bank(bank)}
 
 
-@score(needs="features", solve=solve_knn, evidence=("bank",))
+def unit_bank(bank: Tensor) -> Tensor:
+    """Rows scaled to unit length in float64, in the type that features are compared in."""
+    return normalize(bank.double(), dim=-1).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
+
+
+@score(needs="features", solve=solve_knn, evidence=("bank",), alone=lambda options: {**options, "k": options["k"] + 1})
 def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
     unit = normalize(features, dim=-1)
-    if torch.compiler.is_compiling():  # batches of deployment, in a graph that is not for one batch size
-        found = (unit @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
-        return -(unit - bank[found]).square().sum(-1, dtype=torch.float64)
-    # Rows in blocks, as the table of similarities would outgrow short features by far.
-    neighbour = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
-    rows = max(1, _SIMILARITIES // len(bank))
-    for start in range(0, len(unit), rows):
-        near = (unit[start : start + rows] @ bank.T).topk(k, dim=-1, sorted=True)
-        neighbour[start : start + rows] = near.indices[:, -1]
-    return -(unit - bank[neighbour]).square().sum(-1, dtype=torch.float64)
+
+    def neighbour(rows: Tensor) -> Tensor:
+        return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+
+    return -(unit - bank[by_rows(neighbour, unit, width=len(bank))]).square().sum(-1, dtype=torch.float64)
+
+
+def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
+    """The mean of the unit features and the directions that the leading ones leave.
+
+    These are rows: their number follows from the variance, and need not be the same in all folds.
+    """
+    moments = evidence.unit
+    assert moments is not None
+    values, vectors = torch.linalg.eigh(moments.covariance)
+    size, total = len(values), float(values.clamp_min(0).sum())
+    if size < 2 or math.sqrt(total) <= evidence.resolution:
+        what = f"L = {size}" if size < 2 else "rows that all point in one direction"
+        raise ValueError(
+            f"`cop` needs at least two features, and rows of different directions, so that a direction is left beside "
+            f"the leading ones; got {what}. Use `knn` or `l1`"
+        )
+    explained = values.clamp_min(0).flip(0).cumsum(0) / total
+    leading = min(int((explained < variance).sum()) + 1, size - 1)
+    return {"center": moments.mean, "outside": vectors[:, : size - leading].T.contiguous()}
+
+
+@score(
+    needs="features",
+    solve=solve_cop,
+    evidence=("unit",),
+    limits={"variance": (0, 1)},
+    resolution=lambda evidence: evidence.resolution,  # of features of length 1
+)
+def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 0.99) -> Tensor:
+    """Minus the unit feature's part outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
+
+    The main directions are those that explain 0.99 of the variance of unit training features; where that takes all
+    of them, the last is left out.
+    """
+    return -_norm((normalize(features, dim=-1) - center) @ outside.T, 2)
+
+
+def by_rows(function: Callable[..., Tensor], *columns: Tensor, width: int) -> Tensor:
+    """`function(*columns)`, in blocks of rows where it makes a table of `width` columns, which may outgrow the data.
+
+    At once in a graph: that is for a batch of deployment, and for no one batch size.
+    """
+    if torch.compiler.is_compiling():
+        return function(*columns)
+    n, rows = len(columns[0]), max(1, _SIMILARITIES // width)
+    if n <= rows:
+        return function(*columns)
+    blocks = (slice(start, start + rows) for start in range(0, n, rows))
+    return torch.cat([function(*(column[here] for column in columns)) for here in blocks])
 
 
 def _moments(evidence: Evidence) -> Moments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -13,20 +13,22 @@ from sirc._checks import differences
 from sirc._modes import exact
 from sirc.distributed import world
 from sirc.head import Head
-from sirc.moments import Moments, Reservoir, fold_of
+from sirc.moments import Reservoir, fold_of
 from sirc.outputs import Outputs
 from sirc.progress import SILENT, Progress
 from sirc.scores import registry
 from sirc.scores.columns import needed_leaves
 from sirc.scores.feature import BANK_SIZE
 from sirc.scores.folds import Crossfit, check_crossfit, folds_of
+from sirc.scores.kept import FeatureMoments, counts_classes, keeps_moments, keeps_sample, union
 from sirc.scores.rows import Gatherer, kind, numbered, probe, shown
 from sirc.scores.scorer import Scorer, check_features, check_specs, learns
 from sirc.scores.second import SecondPass
 from sirc.scores.seen import SeenRows
-from sirc.scores.solving import Seen, union
+from sirc.scores.solving import Seen
 from sirc.scores.spec import parse
 from sirc.scores.statistics import Solved, Statistics, fitted_leaves, unsettled
+from sirc.scores.tuning import Data, Tuning
 from sirc.store import OutputStore
 
 
@@ -36,6 +38,9 @@ def fit(
     *,
     head: Head | None = None,
     crossfit: Crossfit = "auto",
+    val: Data | None = None,
+    ood: Data | Mapping[str, Data] | None = None,
+    unlabelled: Data | None = None,
     device: torch.device | str | None = None,
     distributed: bool = False,
     progress: Progress = SILENT,
@@ -50,6 +55,10 @@ def fit(
     `crossfit`: the number of folds for the statistics of fitted scores inside `sirc` and `vim`, so that each row is
     scored with parameters it had no part in; 0 is the paper's in-sample rule; `"auto"` is 5 below 100 rows for each
     feature, else 0.
+    `val`: labelled ID rows that the network was not trained on, for what is tuned on them: the options of
+    `max_logit_pnorm`, `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc`.
+    `ood` (rows, or a dict of sets that weigh the same) and `unlabelled` (a mixture of ID and OOD rows, as met in use)
+    are what `bayes` may learn from how OOD rows differ from those of `val`.
     `device`: where to compute, if not where the rows are; batches are moved there one by one.
     `distributed=True`: every process of the default torch.distributed group calls this with the same arguments, `train`
     being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
@@ -60,9 +69,14 @@ def fit(
     if distributed and world() > 1:
         from sirc.scores._together import fit_together  # which is made of the parts below
 
-        return fit_together(specs, train, head=head, crossfit=crossfit, device=device, progress=progress)
+        return fit_together(
+            lambda: Fitter(specs, head=head, crossfit=crossfit, val=val, ood=ood, unlabelled=unlabelled),
+            train,
+            device=device,
+            progress=progress,
+        )
     one_shot = isinstance(train, Iterator)
-    fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot)
+    fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot, val=val, ood=ood, unlabelled=unlabelled)
     for index, batch in shown(numbered(train), device, progress, "fit, first pass", _length(train)):
         fitter.update(batch, index=index)
     return fitter.finish(None if one_shot else train, device=device, progress=progress)
@@ -84,6 +98,9 @@ class Fitter:
         head: Head | None = None,
         crossfit: Crossfit = "auto",
         one_pass: bool = False,
+        val: Data | None = None,
+        ood: Data | Mapping[str, Data] | None = None,
+        unlabelled: Data | None = None,
     ) -> None:
         self.specs = check_specs(specs)
         self.head = head
@@ -97,7 +114,8 @@ class Fitter:
         self._evidence = frozenset().union(*(registry.get(leaf.name).evidence for leaf in self._leaves))
         self._statistics = unsettled(self._parsed)
         # Cross-fitting is for statistics of scores that are themselves fitted; all others have nothing to hug.
-        self._crossfitted = fitted_leaves(self._statistics)
+        fitted = fitted_leaves(self._statistics)
+        self._crossfitted = fitted if any(registry.get(leaf.name).evidence for leaf in fitted) else []
         if head is not None and not isinstance(head, Head):
             raise ValueError(
                 f"`head` must be a `sirc.Head`; got {type(head).__name__}. Pass `sirc.find_head(model, example)` or "
@@ -108,17 +126,18 @@ class Fitter:
                 f"`head` is needed for {', '.join(f'`{s}`' for s in wanting)}: the weight and bias of the final linear "
                 "layer. Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(weight, bias)`"
             )
-        keeps_rows = "bank" in self._evidence or (one_pass and bool(self._statistics))
+        keeps_rows = keeps_sample(self._evidence) or (one_pass and bool(self._statistics))
         self._reservoir = Reservoir(BANK_SIZE) if keeps_rows else None
         self._keeps_logits = one_pass and bool(self._statistics)
         inside = needed_leaves(self._statistics)
         self._keeps_features = bool(self._evidence) or any("features" in registry.get(s.name).needs for s in inside)
-        self._folds: list[Moments] = []
+        self._folds: list[FeatureMoments] = []
         self._gatherer = Gatherer(self._take, self._copy)
         self._kind: dict[str, str] = {}
         self._own_index = False
         self._probe = 0.0
         self._seen = SeenRows() if learns(self._parsed) else None
+        self._tuning = Tuning.of(self._parsed, val, ood, unlabelled)
 
     @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
@@ -175,7 +194,7 @@ class Fitter:
         if self._reservoir is not None and other._reservoir is not None:
             self._reservoir.merge(other._reservoir)
         if not self._folds:
-            self._folds = [Moments(second=m.second, classes=m.classes) for m in other._folds]
+            self._folds = [moments.empty() for moments in other._folds]
         if other._folds and len(self._folds) != len(other._folds):
             self._folds = [union(self._folds)]
         for position, moments in enumerate(other._folds):
@@ -192,6 +211,8 @@ class Fitter:
         progress: Progress = SILENT,
     ) -> Scorer:
         """Solve all parameters, with a second pass over `train` where the specs need one."""
+        if device is not None:
+            self._tuning = self._tuning.to(device)
         parameters, second = self._solve(sampled=train is None)
         if second is not None and train is not None:
             second.read(shown(numbered(train), device, progress, "fit, second pass", self.count))
@@ -208,10 +229,10 @@ class Fitter:
         if not self.count or self.num_classes is None:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
         index, rows = self._reservoir.rows() if self._reservoir is not None else (torch.empty(0, device="cpu"), {})
-        has_bank = "bank" in self._evidence
         sizes = (self.count, self.num_classes, self.num_features)
-        seen = Seen(*sizes, self._folds, index, rows, has_bank, self.head, self._resolution)
-        parameters = seen.solve(self._leaves)
+        seen = Seen(*sizes, self._folds, index, rows, keeps_sample(self._evidence), self.head, self._resolution)
+        tuned = self._tuning.options(self._parsed)
+        parameters = tuned | seen.solve(self._leaves)
         if not self._statistics:
             return parameters, None
         if sampled and not self.one_pass:
@@ -222,7 +243,9 @@ class Fitter:
         statistics = Statistics(self._statistics, parameters, seen.everything)
         folds = self._active_folds()
         if folds and self._crossfitted:
-            statistics.use_folds(folds, lambda fold: seen.solve_without(fold, folds, self._crossfitted, parameters))
+            statistics.use_folds(
+                folds, lambda fold: tuned | seen.solve_without(fold, folds, self._crossfitted, parameters)
+            )
         elif self._reservoir is not None and statistics.searches_bank:
             statistics.use_bank(self._reservoir, len(index) if sampled else self.count)
         second = SecondPass(statistics, self._check_batch)
@@ -231,19 +254,30 @@ class Fitter:
         return parameters, second
 
     def _scorer(self, parameters: Solved) -> Scorer:
+        """All parameters, those of tuned combinations too, in a scorer that knows which rows it learnt from."""
+        tuned = self._tuning.combinations(
+            Scorer(self.specs, parameters, num_classes=self.num_classes, num_features=self.num_features)
+        )
+        parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
+        seen, count = self._seen, self.count
+        if self._tuning.used(self._parsed):
+            seen = seen or SeenRows()
+            for outputs in self._tuning.rows():
+                seen.update(torch.arange(count, count + len(outputs), device="cpu"), outputs.logits)
+                count += len(outputs)
         return Scorer(
             self.specs,
             parameters,
             num_classes=self.num_classes,
             num_features=self.num_features,
-            fitted_on=None if self._seen is None else self._seen.rows()[1],
-            fitted_rows=0 if self._seen is None else self.count,
+            fitted_on=None if seen is None else seen.rows()[1],
+            fitted_rows=0 if seen is None else count,
         )
 
     def _check_batch(self, outputs: Outputs) -> None:
         check_features(self._parsed, outputs)
-        if "by_class" in self._evidence and outputs.labels is None:
-            wanting = [str(s) for s in self._leaves if "by_class" in registry.get(s.name).evidence]
+        if counts_classes(self._evidence) and outputs.labels is None:
+            wanting = [str(s) for s in self._leaves if counts_classes(registry.get(s.name).evidence)]
             raise ValueError(
                 f"labels are needed to fit {', '.join(f'`{s}`' for s in wanting)}: the class of each training row. "
                 "Pass `Outputs(logits, features, labels)`"
@@ -272,7 +306,7 @@ class Fitter:
         """The parts that will be used, in memory of their own."""
         logits = outputs.logits.clone() if self._keeps_logits else outputs.logits[:, :1].clone()
         features = outputs.features.clone() if self._keeps_features and outputs.features is not None else None
-        labels = outputs.labels.clone() if "by_class" in self._evidence and outputs.labels is not None else None
+        labels = outputs.labels.clone() if counts_classes(self._evidence) and outputs.labels is not None else None
         return Outputs._trusted(logits, features, labels)
 
     @property
@@ -288,12 +322,11 @@ class Fitter:
             if features is not None and self._keeps_features:
                 columns["features"] = features
             self._reservoir.update(index, columns)
-        if not self._evidence & {"second", "by_class"} or features is None:
+        if not keeps_moments(self._evidence) or features is None:
             return
         if not self._folds:
-            classes = self.num_classes if "by_class" in self._evidence else None
             folds = self._active_folds() if self._crossfitted else 0
-            self._folds = [Moments(second=True, classes=classes) for _ in range(max(1, folds))]
+            self._folds = [FeatureMoments(self._evidence, self.num_classes) for _ in range(max(1, folds))]
         if len(self._folds) == 1:
             self._folds[0].add(features, outputs.labels)
         else:

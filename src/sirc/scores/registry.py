@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch import Tensor
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 Option = int | float
 Solve = Callable[..., dict[str, Tensor]]
+Tune = Callable[[Tensor, Tensor], dict[str, Option]]
+Ranks = Literal["log_gap", "plain"]
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
-_EVIDENCE = ("second", "by_class", "bank")
-_RESERVED = ("sirc", "linear", "product", "vim")
+_EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sample")
+_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "vim")
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,23 @@ class Score:
     """What `solve` must provide."""
     solve: Solve | None = None
     evidence: frozenset[str] = frozenset()
-    """What of the training data `solve` looks at: second moments, per-class sums, a bank of rows."""
+    """What of the training data `solve` looks at: mean, second moments, per-class sums, the latter two also of the unit
+    features; a bank of rows that each row is compared with, or a sample of rows."""
     head: bool = False
     log_gap: Callable[..., Tensor] | None = None
     """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
     resolution: Callable[[Evidence], float] | None = None
     """The smallest spread on training data that is more than rounding noise."""
+    tune: Tune | None = None
+    """Options chosen on labelled ID validation rows, from (n, K) logits and (n,) labels."""
+    ranks: Ranks = "log_gap"
+    """What a scorer returns for a score with a `log_gap`: minus that, or the plain value."""
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The least and the largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
+    alone: Callable[[dict[str, Option]], dict[str, Option]] | None = None
+    """The options with which a row that is in the bank itself is left out of its own search."""
+    unfit: str = ""
+    """Which networks it is not for, and why."""
 
     @property
     def summary(self) -> str:
@@ -59,13 +72,19 @@ def score(
     head: bool = False,
     log_gap: Callable[..., Tensor] | None = None,
     resolution: Callable[[Evidence], float] | None = None,
+    tune: Tune | None = None,
+    ranks: Ranks = "log_gap",
+    limits: Mapping[str, tuple[float, float]] | None = None,
+    alone: Callable[[dict[str, Option]], dict[str, Option]] | None = None,
+    unfit: str = "",
 ) -> Callable[[_F], _F]:
     """Register a function as the score of its own name.
 
     `needs` names what the function receives by position: `"logits"` (n, K), `"features"` (n, L), `"softmax"`
     (the `Softmax` summary of the one pass over the logits), or another score's name (its values).
     Keyword-only arguments with a default are options of the spec; those without are parameters that `solve` finds
-    from the training data.
+    from the training data. `tune` chooses options on labelled validation rows, where `fit` has some; `limits` bounds
+    them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`.
     """
 
     def register(function: _F) -> _F:
@@ -87,6 +106,14 @@ def score(
                 f"score `{name}` has parameters {list(parameters)} and {'a' if solve else 'no'} `solve`: "
                 "keyword-only arguments without a default are found by `solve`, and it needs at least one"
             )
+        options = {p.name: p.default for p in keywords if p.default is not p.empty}
+        if unknown := sorted(key for key in limits or {} if key.removesuffix("_bounded") not in options):
+            raise ValueError(f"`limits` of score `{name}` must be for its options {sorted(options)}; got {unknown}")
+        if "bank" in evidence and alone is None:
+            raise ValueError(
+                f"score `{name}` searches the bank and needs `alone`: the options with which a row that is in the bank "
+                "does not find itself"
+            )
         if name in _RESERVED:
             raise ValueError(f"`{name}` is a combination of the grammar; name the score otherwise")
         if name in _SCORES and _SCORES[name].compute.__module__ != function.__module__:
@@ -95,13 +122,18 @@ def score(
             name=name,
             compute=function,
             needs=wanted,
-            options={p.name: p.default for p in keywords if p.default is not p.empty},
+            options=options,
             parameters=parameters,
             solve=solve,
             evidence=frozenset(evidence),
             head=head,
             log_gap=log_gap,
             resolution=resolution,
+            tune=tune,
+            ranks=ranks,
+            limits=limits or {},
+            alone=alone,
+            unfit=unfit,
         )
         return function
 

@@ -16,7 +16,7 @@ from sirc._modes import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
-from sirc.scores.columns import Columns, needed_leaves, working_dtype
+from sirc.scores.columns import Columns, needed_leaves, option_of, working_dtype
 from sirc.scores.seen import met, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
 
@@ -94,10 +94,20 @@ class Scorer:
 
     @exact
     def _score(self, outputs: Outputs, compile: bool | None) -> Confidences:
+        columns = self._columns(outputs, compile)
+        return Confidences({text: columns.confidence(spec) for text, spec in self._parsed.items()})
+
+    def _columns(self, outputs: Outputs, compile: bool | None = None) -> Columns:
+        """The values of all leaves on these rows."""
         self._check_outputs(outputs)
         dtype = torch.float64 if outputs.features is None else working_dtype(outputs.features.dtype)
-        columns = Columns(outputs, self._parsed.values(), self._parameters_as(outputs.device, dtype), compile=compile)
-        return Confidences({text: columns.confidence(spec) for text, spec in self._parsed.items()})
+        return Columns(outputs, self._parsed.values(), self._parameters_as(outputs.device, dtype), compile=compile)
+
+    def _uniform_log_gap(self, leaf: Spec) -> float:
+        """log(S1max − S1) of a leaf where all classes are equally likely."""
+        assert self.num_classes is not None
+        zeros = torch.zeros(1, self.num_classes, dtype=torch.float64, device="cpu")
+        return float(Columns(Outputs(zeros), [], self.parameters).log_gap(leaf))
 
     def _parameters_as(self, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
         """The parameters of leaves where and as the features are; a, b and c stay as they are."""
@@ -113,11 +123,14 @@ class Scorer:
                         f"`{text}` learns from ID training data and was not fitted: make the scorer with "
                         f"`sirc.fit([{text!r}], train{', head=head' if needs_head([spec]) else ''})`"
                     )
-                wanted = set(registry.get(part.name).parameters) if part.is_leaf else set()
-                if wanted and set(self.parameters[str(part)]) != wanted:
+                if not part.is_leaf:
+                    continue
+                wanted = set(registry.get(part.name).parameters)
+                found = {name for name in self.parameters.get(str(part), {}) if not option_of(part, name)}
+                if found != wanted:
                     raise ValueError(
-                        f"the parameters of `{part}` must be {', '.join(sorted(wanted))}; got "
-                        f"{', '.join(sorted(self.parameters[str(part)]))}. Make the scorer with `sirc.fit`"
+                        f"the parameters of `{part}` must be {', '.join(sorted(wanted)) or 'none'}; got "
+                        f"{', '.join(sorted(found)) or 'none'}. Make the scorer with `sirc.fit`"
                     )
 
     def _check_outputs(self, outputs: Outputs) -> None:
@@ -239,7 +252,7 @@ def needs_fit(spec: Spec) -> bool:
     """Whether a spec itself, apart from what is inside it, has parameters from training data."""
     if spec.is_leaf:
         return registry.get(spec.name).solve is not None
-    return is_vim(spec) or spec.is_unfitted_sirc
+    return is_vim(spec) or spec.finds_spread
 
 
 def learns(specs: Iterable[Spec]) -> bool:
@@ -266,8 +279,11 @@ def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
 def cast_parameters(
     parameters: Mapping[str, Mapping[str, Tensor]], device: torch.device, dtype: torch.dtype
 ) -> dict[str, dict[str, Tensor]]:
-    """Parameters of leaves on the features' device and in their working type; those of combinations as they are."""
+    """Parameters of leaves on the features' device and in their working type; numbers, such as a and b, as they are."""
+
+    def cast(spec: Spec, name: str, value: Tensor) -> Tensor:
+        return value.to(device, dtype) if spec.is_leaf and not option_of(spec, name) else value
+
     return {
-        key: {name: value.to(device, dtype) if parse(key).is_leaf else value for name, value in part.items()}
-        for key, part in parameters.items()
+        key: {name: cast(parse(key), name, value) for name, value in part.items()} for key, part in parameters.items()
     }

@@ -15,7 +15,6 @@ a confident row keeps its rank however large its gap.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,17 +51,17 @@ class Softmax:
     def __getitem__(self, rows: slice) -> Softmax:
         return Softmax(*(getattr(self, f.name)[rows] for f in fields(self)))
 
-    @cached_property
+    @property
     def gap(self) -> Tensor:
         """g = v₁ − v₂."""
         return self.top - self.second
 
-    @cached_property
+    @property
     def rest(self) -> Tensor:
         """s = Σ_{k≠ŷ} exp(v_k − v₁), the runner-up and below against the winner; may underflow to 0."""
         return self.t * torch.exp(-self.gap)
 
-    @cached_property
+    @property
     def norm(self) -> Tensor:
         """‖π‖₂."""
         return torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest)
@@ -113,3 +112,14 @@ def doctor(p: Softmax) -> Tensor:
 def entropy(p: Softmax) -> Tensor:
     """The negative entropy of the softmax: −H[π] = Σ π log π."""
     return -torch.exp(log_entropy(p))
+
+
+def _log_margin_gap(p: Softmax) -> Tensor:
+    """log(1 − 1/(1 + exp(−g))), as if the two largest logits were all: what a margin leaves of a bound of 1."""
+    return -softplus(p.gap)
+
+
+@score(needs="softmax", log_gap=_log_margin_gap, ranks="plain")
+def margin(p: Softmax) -> Tensor:
+    """The distance between the two largest logits: v₁ − v₂. Inside `sirc`, log(S1max − S1) = −softplus(v₁ − v₂)."""
+    return p.gap

@@ -9,8 +9,9 @@ from functools import cached_property
 from torch import Tensor
 
 from sirc.head import Head
-from sirc.moments import Evidence, Moments, fold_of
+from sirc.moments import Evidence, fold_of
 from sirc.scores import registry
+from sirc.scores.kept import FeatureMoments, union
 from sirc.scores.spec import Spec
 from sirc.scores.statistics import Solved
 
@@ -24,26 +25,30 @@ class Seen:
     count: int
     num_classes: int
     num_features: int | None
-    folds: list[Moments]
+    folds: list[FeatureMoments]
     """The moments of each fold, those of all rows where there are no folds, none where no score asks."""
     index: Tensor
     """The dataset indices of the rows kept."""
     rows: dict[str, Tensor]
     """The rows kept: a random sample."""
-    has_bank: bool
+    has_sample: bool
     head: Head | None
     resolution: float
     """Differences, relative to the size of the features, that are more than rounding."""
 
     @property
     def bank(self) -> Tensor | None:
-        """The features that `knn` searches."""
-        return self.rows.get("features") if self.has_bank else None
+        """The features that `knn` searches, and percentiles are taken of."""
+        return self.rows.get("features") if self.has_sample else None
 
     @cached_property
     def everything(self) -> Evidence:
         """All there is to solve parameters from."""
-        return Evidence(union(self.folds) if self.folds else None, self.bank, self.head, self.resolution)
+        return self._evidence(union(self.folds) if self.folds else None, self.bank)
+
+    def _evidence(self, moments: FeatureMoments | None, bank: Tensor | None) -> Evidence:
+        raw, unit = (None, None) if moments is None else (moments.raw, moments.unit)
+        return Evidence(raw, bank, self.head, self.resolution, unit)
 
     def solve(self, leaves: Sequence[Spec]) -> Solved:
         """The parameters of these scores, from all rows."""
@@ -61,7 +66,7 @@ class Seen:
                 )
         if bank is not None:
             bank = bank[(fold_of(self.index, folds) != fold).to(bank.device)]
-        evidence = Evidence(moments, bank, self.head, self.resolution)
+        evidence = self._evidence(moments, bank)
         solved = {}
         for leaf in leaves:
             try:
@@ -83,16 +88,6 @@ class Seen:
                     f"on at least {2 * (self.num_features or 0) + self.num_classes} rows, use `residual` or "
                     "`l1`, or give a= and b="
                 )
-
-
-def union(folds: Sequence[Moments]) -> Moments:
-    """One instance with all that these have seen; the only one itself, where there is one."""
-    if len(folds) == 1:
-        return folds[0]
-    total = Moments(second=folds[0].second, classes=folds[0].classes)
-    for moments in folds:
-        total.merge(moments)
-    return total
 
 
 def _solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:

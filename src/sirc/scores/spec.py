@@ -11,14 +11,23 @@ from functools import lru_cache
 
 from sirc.scores import registry
 
-Value = float | tuple[float, ...]
+Value = float | tuple[float, ...] | str
 
 # How many specs each combination takes (at least, at most) and its keyword parameters.
 _COMBINATIONS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
-    "sirc": (2, None, ("a", "b")),
+    "sirc": (2, None, ("a", "b", "budget")),
+    "additive": (2, None, ("kappa", "a", "b")),
+    "bayes": (2, None, ("alpha", "beta", "metric")),
     "linear": (2, 2, ("c",)),
     "product": (2, None, ()),
 }
+# Those whose first score is taken by its distance from S1max, and all others by how typical they are of ID data.
+_BOUNDED_FIRST = ("sirc", "additive", "bayes")
+_DEFAULTS: dict[str, dict[str, Value]] = {
+    "bayes": {"alpha": 0.5, "beta": 0.5, "metric": "aurc"},
+    "additive": {"kappa": 1.0},
+}
+_WORDS = {"metric": ("aurc", "aurr")}
 _DEEPEST = 20
 _GRAMMAR = "A spec is a name (`msp`) or a combination such as `sirc(msp, residual)` or `linear(energy, l1, c=0.1)`"
 
@@ -46,9 +55,19 @@ class Spec:
         return self.name not in _COMBINATIONS
 
     @property
-    def is_unfitted_sirc(self) -> bool:
-        """Whether it is a `sirc` with parameters left to find on training data."""
-        return self.name == "sirc" and not {"a", "b"} <= set(self.options)
+    def has_bounded_first(self) -> bool:
+        """Whether it takes its first score by the distance from S1max: `sirc`, `additive`, `bayes`."""
+        return self.name in _BOUNDED_FIRST
+
+    @property
+    def finds_spread(self) -> bool:
+        """Whether mean and spread of its S2 scores are left to find on training data."""
+        return self.has_bounded_first and not {"a", "b"} <= set(self.options)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether it cannot do without labelled ID validation data."""
+        return "budget" in self.options
 
     def walk(self) -> Iterator[Spec]:
         """This spec and all inside it, each after what is inside it."""
@@ -56,10 +75,19 @@ class Spec:
             yield from arg.walk()
         yield self
 
+    def default(self, key: str) -> float:
+        """What a keyword parameter of a combination is where it is neither given nor fitted."""
+        value = _DEFAULTS[self.name][key]
+        assert isinstance(value, float)
+        return value
+
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """A keyword parameter as a tuple, or None where it was not given."""
         value = self.options.get(key)
-        return value if value is None or isinstance(value, tuple) else (value,)
+        if value is None or isinstance(value, tuple):
+            return value
+        assert not isinstance(value, str)
+        return (value,)
 
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
@@ -108,6 +136,10 @@ def _spec(tree: ast.expr, text: str, depth: int = 0) -> Spec:
 
 
 def _value(tree: ast.expr, key: str, text: str) -> Value:
+    if key in _WORDS:
+        if isinstance(tree, ast.Name) and tree.id in _WORDS[key]:
+            return tree.id
+        raise ValueError(f"`{key}` must be {' or '.join(_WORDS[key])}; got `{ast.unparse(tree)}` in `{text}`")
     if isinstance(tree, ast.Tuple | ast.List):
         return tuple(_number(item, key, text) for item in tree.elts)
     return _number(tree, key, text)
@@ -147,14 +179,25 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
         if key not in defaults:
             takes = f"it takes {', '.join(defaults)}" if defaults else "it has no parameters"
             raise ValueError(f"`{name}` has no parameter `{key}` (in `{text}`): {takes}")
-        if isinstance(value, tuple):
+        if isinstance(value, tuple | str):
             raise ValueError(f"`{key}` of `{name}` must be one number; got {_text(value)} in `{text}`")
-        if isinstance(defaults[key], int) and (value != int(value) or value < 1):
-            raise ValueError(
-                f"`{key}` of `{name}` must be a whole number of at least 1; got {_text(value)} in `{text}`"
-            )
-    given = {key: type(defaults[key])(value) for key, value in options.items() if not isinstance(value, tuple)}
-    return Spec(name, (), {key: value for key, value in given.items() if value != defaults[key]})
+        _check_option(name, key, value, text)
+    given = {key: type(defaults[key])(value) for key, value in options.items() if not isinstance(value, tuple | str)}
+    # What could be tuned stays: asking for the default is asking not to tune.
+    tuned = registry.get(name).tune is not None
+    return Spec(name, (), {key: value for key, value in given.items() if tuned or value != defaults[key]})
+
+
+def _check_option(name: str, key: str, value: float, text: str) -> None:
+    score = registry.get(name)
+    whole = isinstance(score.options[key], int)
+    least, most = score.limits.get(key, (1, math.inf) if whole else (-math.inf, math.inf))
+    if least <= value <= most and (not whole or value == int(value)):
+        return
+    rule = ("a whole number" if whole else "a number") + (
+        f" of at least {least:g}" if most == math.inf else f" from {least:g} to {most:g}"
+    )
+    raise ValueError(f"`{key}` of `{name}` must be {rule}; got {_text(value)} in `{text}`")
 
 
 def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
@@ -168,47 +211,74 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
             raise ValueError(f"`{name}` has no parameter `{key}` (in `{text}`): {takes}")
     # A tuple of one is that number, so that both spellings are one spec.
     plain = {k: v[0] if isinstance(v, tuple) and len(v) == 1 else v for k, v in options.items()}
-    spec = Spec(name, args, {key: plain[key] for key in keys if key in plain})
-    if name == "sirc":
-        _check_sirc(spec, text)
-    elif name == "linear":
-        if "c" not in options and args != VIM.args:
-            raise ValueError(
-                f"`linear` needs `c=` in `{text}`; only linear(energy, residual), which is `vim`, finds its own"
-            )
-        if isinstance(plain.get("c"), tuple):
-            raise ValueError(f"`c` of `linear` must be one number in `{text}`")
+    defaults = _DEFAULTS.get(name, {})
+    spec = Spec(name, args, {k: plain[k] for k in keys if k in plain and plain[k] != defaults.get(k)})
+    for key in ("budget", "kappa", "alpha", "beta", "c"):
+        if isinstance(plain.get(key), tuple):
+            raise ValueError(f"`{key}` of `{name}` must be one number in `{text}`")
+    if spec.has_bounded_first:
+        _check_first(spec, text)
+        _check_numbers(spec, text)
+        _check_others(spec, text)
+    elif name == "linear" and "c" not in options and args != VIM.args:
+        raise ValueError(
+            f"`linear` needs `c=` in `{text}`; only linear(energy, residual), which is `vim`, finds its own"
+        )
     return spec
 
 
-def _check_sirc(spec: Spec, text: str) -> None:
-    first, others = spec.args[0], spec.args[1:]
+def _check_first(spec: Spec, text: str) -> None:
+    first = spec.args[0]
     bounded = [name for name in registry.names() if registry.get(name).log_gap]
     if first.name not in bounded:
         raise ValueError(
-            f"the first score of `sirc` must be bounded, one of {', '.join(bounded)}; got `{first}` in `{text}`"
+            f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got `{first}` in `{text}`"
         )
+    for key, (least, most) in registry.get(first.name).limits.items():
+        option = key.removesuffix("_bounded")
+        value = first.options.get(option)
+        if option != key and isinstance(value, int | float) and not least <= value <= most:
+            raise ValueError(
+                f"`{option}` of `{first.name}` must be from {least:g} to {most:g} as the first score of `{spec.name}`, "
+                f"where it is bounded; got {_text(value)} in `{text}`"
+            )
+
+
+def _check_numbers(spec: Spec, text: str) -> None:
+    others = spec.args[1:]
     for key in ("a", "b"):
         given = spec.numbers(key)
         if given is not None and len(given) != len(others):
             raise ValueError(
-                f"`{key}` of `sirc` must give one number for each S2, {len(others)} here; got {len(given)} in "
+                f"`{key}` of `{spec.name}` must give one number for each S2, {len(others)} here; got {len(given)} in "
                 f"`{text}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
             )
     if any(b <= 0 for b in spec.numbers("b") or ()):
-        raise ValueError(f"`b` of `sirc` must be positive: it is the slope against S2, 1/σ; got `{text}`")
-    for other in others:
+        raise ValueError(f"`b` of `{spec.name}` must be positive: it is the slope against S2, 1/σ; got `{text}`")
+    for key, least, most, rule in (
+        ("budget", 0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
+        ("kappa", math.ulp(0.0), math.inf, "positive: the weight of S2's part"),
+        ("alpha", math.ulp(0.0), 1.0, "the share of ID input, above 0 and at most 1"),
+        ("beta", 0.0, 1.0, "the cost of accepting ID✗, from 0 to 1"),
+    ):
+        for value in spec.numbers(key) or ():
+            if not least <= value <= most:
+                raise ValueError(f"`{key}` of `{spec.name}` must be {rule}; got {_text(value)} in `{text}`")
+    if spec.tunes and {"a", "b"} & set(spec.options):
+        raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{text}`")
+
+
+def _check_others(spec: Spec, text: str) -> None:
+    for other in spec.args[1:]:
         for outer in other.walk():
             # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
-            fitted = (
-                [n for n in outer.walk() if is_vim(n) or n.is_unfitted_sirc]
-                if outer.name in ("sirc", "product")
-                else []
-            )
+            inside = outer.walk() if outer.has_bounded_first or outer.name == "product" else ()
+            fitted = [part for part in inside if is_vim(part) or part.finds_spread]
             if fitted:
+                way = "Leave it out" if fitted[0].name == "bayes" else "Give its a= and b= explicitly"
                 raise ValueError(
                     f"`{fitted[0]}` inside `{outer}` would have to be fitted before this S2 could be, in `{text}`. "
-                    f"Give its {'c=' if is_vim(fitted[0]) else 'a= and b='} explicitly"
+                    f"{'Give its c= explicitly' if is_vim(fitted[0]) else way}"
                 )
 
 
@@ -218,6 +288,8 @@ def is_vim(spec: Spec) -> bool:
 
 
 def _text(value: Value) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, tuple):
         return f"({', '.join(_text(v) for v in value)}{',' if len(value) == 1 else ''})"
     return repr(value)

@@ -23,7 +23,7 @@ _MAX_LOGIT = Spec("max_logit")
 
 def unsettled(specs: Iterable[Spec]) -> list[Spec]:
     """The combinations inside these specs whose parameters are statistics of training rows, each once."""
-    found = {str(part): part for spec in specs for part in spec.walk() if is_vim(part) or part.is_unfitted_sirc}
+    found = {str(part): part for spec in specs for part in spec.walk() if is_vim(part) or part.finds_spread}
     # c comes before the a and b of a `sirc` with `vim` inside.
     return sorted(found.values(), key=lambda spec: not is_vim(spec))
 
@@ -78,18 +78,17 @@ class Statistics:
         if count > len(reservoir):
             self._reservoir = reservoir
             return
-        # A row is its own nearest neighbour, so that its k-th other one is the (k + 1)-th.
         for name in self._banked:
-            self._terms[name] = _one_more_neighbour(self._terms[name])
+            self._terms[name] = _without_itself(self._terms[name])
         banked = [leaf for leaf in fitted_leaves(self._specs) if "bank" in registry.get(leaf.name).evidence]
         for leaf in banked:
-            k = int(_one_more_neighbour(leaf).options["k"])  # type: ignore[arg-type]
-            if len(reservoir) < k:
+            needed = int({**registry.get(leaf.name).options, **leaf.options}.get("k", 1)) + 1  # type: ignore[arg-type]
+            if len(reservoir) < needed:
                 raise ValueError(
-                    f"`{leaf}` inside a combination needs at least k + 1 = {k} training rows, as no row searches "
+                    f"`{leaf}` inside a combination needs at least k + 1 = {needed} training rows, as no row searches "
                     f"for itself; got {len(reservoir)}. Fit on more rows, or choose a smaller k"
                 )
-        extra = {str(_one_more_neighbour(leaf)): self._parameters[str(leaf)] for leaf in banked}
+        extra = {str(_without_itself(leaf)): self._parameters[str(leaf)] for leaf in banked}
         self._parameters = {**self._parameters, **extra}
 
     @property
@@ -188,15 +187,16 @@ def _all_terms(specs: Iterable[Spec]) -> dict[str, Spec]:
     return wanted
 
 
-def _one_more_neighbour(spec: Spec) -> Spec:
-    """The same spec with k + 1 for k in every score that searches the bank."""
+def _without_itself(spec: Spec) -> Spec:
+    """The same spec, with scores that search the bank leaving out the row itself, which is in it."""
     if not spec.is_leaf:
-        return Spec(spec.name, tuple(_one_more_neighbour(arg) for arg in spec.args), spec.options)
+        return Spec(spec.name, tuple(_without_itself(arg) for arg in spec.args), spec.options)
     score = registry.get(spec.name)
     if "bank" not in score.evidence:
         return spec
-    k = {**score.options, **spec.options}["k"]
-    return Spec(spec.name, (), {**spec.options, "k": k + 1})  # type: ignore[operator]
+    assert score.alone is not None
+    options = score.alone({**score.options, **spec.options})  # type: ignore[dict-item]
+    return Spec(spec.name, (), {key: value for key, value in options.items() if value != score.options[key]})
 
 
 def _terms(spec: Spec) -> list[Spec]:

@@ -1,0 +1,98 @@
+"""The arguments of `select`, checked: its settings, points of a range, candidates on rows that they have not seen."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sirc._arrays import ArrayLike
+from sirc._checks import check_fraction, check_positive
+from sirc._confidences import Data, Plain, id_confidences, score_labelled
+from sirc._mixtures import as_fractions, as_names
+from sirc._select_draws import AURC, AURR, RISK
+from sirc.outputs import Outputs
+from sirc.scores import Scorer
+from sirc.store import OutputStore
+
+POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
+_SEEN = 0.01  # share of rows among the fitting rows above which they may not judge the fit
+
+
+@final
+@dataclass(frozen=True)
+class Metric:
+    """What is measured: `aurr`, `aurc` or `risk`, and the recall that a risk is at."""
+
+    kind: str
+    recall: float
+
+
+def check_settings(metric: str, by: str, pool: str, draws: int, level: float) -> Metric:
+    """Check the settings; give the metric's kind and, for a risk, the recall it is at."""
+    risk = re.fullmatch(r"risk@(\d+(?:\.\d+)?)", metric)
+    if not (risk and 0 < float(risk[1]) <= 100) and metric not in (AURR, AURC):
+        raise ValueError(f'`metric` must be "aurr", "aurc", or "risk@95" of a recall in percent; got {metric!r}')
+    if by not in ("worst", "average"):
+        raise ValueError(f'`by` must be "worst" or "average"; got {by!r}')
+    if pool not in ("samples", "datasets"):
+        raise ValueError(f'`pool` must be "samples" or "datasets"; got {pool!r}')
+    if not 0 < check_fraction("level", level) < 1:
+        raise ValueError(f"`level` must lie between 0 and 1, such as 0.95; got {level:g}")
+    if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
+        raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
+    return Metric(RISK, float(risk[1]) / 100) if risk else Metric(metric, 0.95)
+
+
+def as_points(name: str, value: ArrayLike) -> Tensor:
+    """A number, a range (low, high), or the points themselves, as distinct fractions."""
+    given = as_fractions(name, value)
+    if len(given) != 2:
+        return given
+    low, high = given.tolist()
+    if low > high:
+        raise ValueError(f"`{name}` must be a range (low, high); got ({low:g}, {high:g}). Swap the two")
+    # Rounded, for the decimal numbers that are meant: 0.3, not 0.30000000000000004.
+    return torch.tensor([round(low + (high - low) * i / (POINTS - 1), 12) for i in range(POINTS)], dtype=torch.float64)
+
+
+def candidates(
+    scorer: Scorer | Plain, val: Data | None, scores: Sequence[str] | None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Confidences of the candidates, two or more, on ID data, and which predictions are right."""
+    if not isinstance(scorer, Scorer | Mapping):
+        raise ValueError(
+            f"`scorer` must be a `Scorer`, or {{score: (confidence, correct)}}; got {type(scorer).__name__}. Make one "
+            "with `sirc.fit`"
+        )
+    known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
+    wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
+    if len(wanted) < 2:
+        raise ValueError(f"a choice is between two scores or more; got {', '.join(wanted) or 'none'}. Fit or name more")
+    if not isinstance(scorer, Scorer):
+        if val is not None:
+            raise ValueError(
+                "with confidences from elsewhere, `val` is part of them: pass `select({score: (confidence, correct)}, "
+                "ood={set: {score: confidence}})`"
+            )
+        return id_confidences(scorer, None, wanted)
+    if not isinstance(val, Outputs | Iterable):
+        got = "none" if val is None else type(val).__name__
+        raise ValueError(f"`val` must be labelled ID outputs, a store or batches of them; got {got}")
+    chosen = scorer.only(wanted)
+    check_fresh(chosen, "val", val)
+    return score_labelled(chosen, "val", val)
+
+
+def check_fresh(scorer: Scorer | Plain, name: str, data: object) -> None:
+    """Refuse rows that the scorer was fitted on."""
+    if isinstance(scorer, Scorer) and isinstance(data, Outputs | OutputStore) and (share := scorer.seen(data)) > _SEEN:
+        raise ValueError(
+            f"`{name}` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows "
+            "a fitted score looks better than it is: pass data that `sirc.fit` did not see"
+        )
