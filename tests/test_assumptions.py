@@ -167,6 +167,33 @@ def test_sensitivity_is_that_of_specs_with_their_a_and_b_written_out(scorer, val
             assert got.value == pytest.approx(expected, abs=1e-9)
 
 
+LATER = ["sirc(margin, l1)", "sirc(max_logit_pnorm, l1)", "sirc(tempered_entropy, l1)", "sirc(gen, msp)"]
+
+
+def test_later_scores_and_a_budget_are_checked_as_they_are_combined(val):
+    specs = [*LATER, "sirc(msp, l1, budget=2)", "additive(msp, l1)", "bayes(msp, l1)"]
+    scorer = sirc.fit(specs, outputs(8000, seed=1), crossfit=0, val=outputs(1000, seed=5))
+    scorer.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
+    far = outputs(700, norm=5, labels=False, seed=2)
+    found = check_assumptions(scorer, val, {"far": far})
+    assert set(found.table["score"]) == {*LATER, "sirc(msp, l1, budget=2)"}  # only they have SIRC's premise
+    table = sirc.evaluate(scorer, val, {"far": far}).table
+    for spec in (*LATER, "sirc(msp, l1, budget=2)"):
+        for negative in ("wrong", "far"):
+            expected = table[(table.score == spec) & (table.negative == negative) & (table.metric == "auroc")].value
+            rows = found.table[(found.table.of == spec) & (found.table.negative == negative) & found.table.low.notna()]
+            assert rows[rows.metric == "auroc"].value.item() == pytest.approx(expected.item(), abs=1e-9)
+    # S1 counts with its distance to the bound: the norm with p = 3, though p = 0 was tuned for the score alone.
+    v = val.logits - val.logits.mean(1, keepdim=True)
+    norm = sirc.Ranking(*[(v.amax(1) / v.abs().pow(3).sum(1).pow(1 / 3))[rows] for rows in (val.correct, ~val.correct)])
+    got = one(found, score="sirc(max_logit_pnorm, l1)", of="max_logit_pnorm", negative="wrong", metric="auroc")
+    assert got.value == pytest.approx(norm.auroc("wrong"), abs=1e-9)
+    # Where a was moved to spend a budget, it says nothing of the premise.
+    budget = found.table[found.table.score == "sirc(msp, l1, budget=2)"]
+    assert not (budget.metric == "below a").any()
+    assert not budget.k.isin([2, 4]).any()
+
+
 def test_the_mean_over_sets_has_the_interval_of_a_bootstrap(scorer, val):
     outside = {"far": outputs(300, norm=6, labels=False, seed=2), "near": outputs(100, norm=9, labels=False, seed=3)}
     got = one(check_assumptions(scorer, val, outside, s1="msp"), metric="difference", negative="OOD mean")

@@ -11,6 +11,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 SPECS = ["msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "gradnorm", "vim", "mahalanobis", "knn"]
 SPECS += ["sirc(msp, l1)", "sirc(entropy, residual)", "sirc(doctor, mahalanobis, knn, vim)", "product(msp, l1)"]
+SPECS += ["margin", "tempered_msp(temperature=2)", "tempered_entropy", "max_logit_pnorm", "gen", "mahalanobis_pp"]
+SPECS += ["relative_mahalanobis", "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide", "sirc(gen, cop, nnguide)"]
+SPECS += ["additive(msp, residual)", "bayes(msp, residual, knn)", "bayes(entropy, l1, alpha=0.9, metric=aurr)"]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,63 @@ def test_a_gpu_fits_and_scores_as_a_cpu_does(data, crossfit):
     for spec in SPECS:
         assert got[spec].device.type == "cuda"
         torch.testing.assert_close(got[spec].cpu(), expected[spec], rtol=1e-7, atol=1e-9)
+
+
+def test_a_gpu_tunes_as_a_cpu_does(data):
+    outputs, head = data
+    train, val = outputs[:2000], outputs[2000:2600]
+    strange = sirc.Outputs(outputs.logits[2600:] * 0.3, outputs.features[2600:] * 0.3 + 1)
+    specs = ["tempered_msp", "max_logit_pnorm", "sirc(max_logit_pnorm, residual, budget=0.5)", "bayes(msp, residual)"]
+    here = sirc.fit(specs, train, head=head, val=val, ood=strange)
+    there = sirc.fit(specs, train, head=head, val=val, ood=strange, device="cuda")
+    for spec, part in here.parameters.items():
+        for name, value in part.items():
+            if value.numel() < 50:
+                torch.testing.assert_close(there.parameters[spec][name].cpu(), value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_recorded_step_trains_to_the_same_weights(precision):
+    from torchvision.models import resnet18
+
+    from sirc._captured import captured
+    from sirc._feeding import Batch
+    from sirc.progress import SILENT
+
+    def trained(record):
+        torch.manual_seed(0)
+        model = resnet18(num_classes=7).cuda().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        generator = torch.Generator("cuda").manual_seed(1)
+        step = None
+
+        def logits(images):
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                return model(images).float()
+
+        for _ in range(5):
+            images = torch.randn(16, 3, 32, 32, device="cuda", generator=generator)
+            labels = torch.randint(0, 7, (16,), device="cuda", generator=generator)
+            batch = Batch(images, labels, 16)
+            if record and step is None:
+                step = captured(logits, model, batch, 1 / 16, channels_last=False, progress=SILENT)
+                assert step is not None
+                assert step.takes(batch)
+                assert not step.takes(Batch(images[:3], labels[:3], 3))
+            if step is not None:
+                loss, out = step(batch)
+            else:
+                optimizer.zero_grad()
+                out = logits(images)
+                loss = torch.nn.functional.cross_entropy(out, labels, reduction="sum")
+                (loss / 16).backward()
+            optimizer.step()
+        return model.state_dict(), loss.item()
+
+    (eager, loss), (graph, recorded) = trained(False), trained(True)
+    assert recorded == pytest.approx(loss, rel=1e-3)
+    for name, value in eager.items():
+        torch.testing.assert_close(graph[name], value, rtol=1e-2, atol=1e-3)
 
 
 def test_a_scorer_fitted_on_a_gpu_is_saved_and_scores_on_a_cpu(data, tmp_path):

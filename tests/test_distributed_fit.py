@@ -25,6 +25,8 @@ TRAIN = sirc.Outputs(LOGITS, Z, Y)
 HEAD = sirc.Head(WEIGHT, BIAS)
 SPECS = ["msp", "residual", "vim", "mahalanobis", "knn", "sirc(msp, l1, residual)", "sirc(entropy, vim, knn)"]
 NARROW = reference.model(325, 2, 3, seed=1)
+VAL, OOD = sirc.Outputs(*reference.model(200, K, L, seed=0, noise=2.0)[:3]), sirc.Outputs(LOGITS[:90] / 3, Z[:90] / 3)
+TUNED = ["max_logit_pnorm", "sirc(tempered_msp, residual)", "bayes(entropy, l1)", "sirc(msp, l1, budget=1)"]
 HOLES = [0, 41, 42, *range(80, 120), 299]
 
 # The specs, the shards (rows, shard size, items without a row), and what is set for the time of the fit.
@@ -46,6 +48,8 @@ FITS = {
     "in memory, one block": (SPECS, (TRAIN, None, []), {"crossfit": 0}),
     "auto, enough rows together": (["sirc(msp, residual, mahalanobis)"], (NARROW, 20, []), {}),
     "auto, enough rows in one": (["sirc(msp, residual, mahalanobis)"], (NARROW, 305, []), {}),
+    "tuned": (TUNED, (TRAIN, 40, []), {"val": VAL}),
+    "tuned with OOD rows": (TUNED, (TRAIN, None, []), {"val": VAL, "ood": OOD, "block": 50}),
 }
 
 
@@ -76,7 +80,10 @@ def run(case, folder, *, shared):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "BANK_SIZE", settings.get("bank", 12_500))
         patch.setattr(rows, "BLOCK_ROWS", settings.get("block", 8192))
-        return sirc.fit(specs, train, head=head, crossfit=settings.get("crossfit", "auto"), distributed=shared)
+        tuning = {name: settings[name] for name in ("val", "ood") if name in settings}
+        return sirc.fit(
+            specs, train, head=head, crossfit=settings.get("crossfit", "auto"), distributed=shared, **tuning
+        )
 
 
 def failing(case, folder):

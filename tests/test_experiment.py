@@ -200,6 +200,38 @@ def test_a_bad_setting_is_refused_with_its_rule(small, overrides, words):
         small(*overrides)
 
 
+TUNED = ["tempered_msp", "sirc(max_logit_pnorm, l1)", "bayes(msp, l1)", "sirc(msp, l1, budget=0.1)"]
+HELD_OUT = 'data.validation={ dataset = "folder", path = "held-out" }'
+
+
+@pytest.mark.parametrize("spec", TUNED)
+def test_validation_images_are_stored_where_scores_are_tuned_on_them(small, spec):
+    known = small(f'fit.specs=["msp", "{spec}"]', HELD_OUT)
+    assert known.tuned
+    assert known.stored == ("train", "test", "validation", *known.data.ood)
+    for specs in (["msp", "tempered_msp(temperature=1)"], ["max_logit_pnorm(p=4)", "additive(msp, l1)"]):
+        other = small(f"fit.specs={json.dumps(specs)}", HELD_OUT)
+        assert not other.tuned
+        assert other.stored == ("train", "test", *other.data.ood)
+    if "budget" not in spec:
+        assert not small(f'fit.specs=["{spec}"]').tuned
+
+
+def test_a_budget_without_validation_images_is_refused_before_any_work(small):
+    with pytest.raises(
+        ConfigError, match=r"`fit.specs` must do without validation images.*budget=0.1.*data.validation"
+    ):
+        small('fit.specs=["msp", "sirc(msp, l1, budget=0.1)"]')
+
+
+def test_scores_are_not_tuned_on_the_test_images(small):
+    test = small().data.test
+    same = f'data.validation={{ dataset = "{test.dataset}", path = "{test.path}" }}'
+    small(same)
+    with pytest.raises(ConfigError, match=r"`data.validation` must be other images than `data.test`"):
+        small(same, 'fit.specs=["tempered_msp"]')
+
+
 def test_a_mistake_in_the_file_is_told_with_its_line(small, tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(SMALL.replace("lr = 0.1", "lr = 0.1\nepoch = 3"))

@@ -217,6 +217,60 @@ def _residual(run):
     return sirc.functional.residual(run.test.features, parameters["origin"], parameters["basis"]).numpy()
 
 
+@pytest.fixture(scope="module")
+def later():
+    """Outputs, and a scorer with S1 whose plain value is not S1max − gap, or is tuned apart from it."""
+    rng = np.random.default_rng(5)
+    labels, features = rng.integers(0, 4, 600), rng.normal(size=(600, 6)).astype("f")
+    logits = features[:, :4] + 1.5 * np.eye(4, dtype="f")[labels]
+    outputs = sirc.Outputs(logits, features, labels)
+    specs = ["sirc(margin, l1)", "sirc(max_logit_pnorm, l1)", "sirc(gen, l1)", "sirc(msp, l1, budget=0.2)"]
+    scorer = sirc.fit(specs, outputs[:300], val=outputs[300:450])
+    scorer.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
+    return scorer, outputs[450:]
+
+
+@pytest.mark.parametrize(
+    "spec", ["sirc(margin, l1)", "sirc(max_logit_pnorm, l1)", "sirc(gen, l1)", "sirc(msp, l1, budget=0.2)"]
+)
+def test_the_plane_of_later_scores_is_what_sirc_combines(later, spec):
+    scorer, test = later
+    values = figures.plane_values(scorer, test, spec)
+    gap = np.log(values.s1_max - values.s1)
+    again = -gap - np.logaddexp(0, values.b * (values.a - values.s2))
+    np.testing.assert_allclose(again, scorer(test)[spec], rtol=1e-5, atol=1e-5)
+    assert values.first == {"sirc(margin, l1)": "Margin, bounded"}.get(spec, spec[5:].partition(",")[0])
+
+
+def test_the_plane_of_a_tuned_norm_has_the_bounded_one_s_values(later):
+    scorer, test = later
+    v = test.logits.double() - test.logits.double().mean(1, keepdim=True)
+    expected = v.amax(1) / v.abs().pow(3).sum(1).pow(1 / 3)
+    values = figures.plane_values(scorer, test, "sirc(max_logit_pnorm, l1)")
+    np.testing.assert_allclose(values.s1, expected, rtol=1e-9)
+    assert values.s1_max == pytest.approx((1 + 3.0**-2) ** (-1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gen", "distance"),
+        ("tempered_msp", "distance"),
+        ("additive(msp, l1)", "distance"),
+        ("bayes(msp, l1)", "expected cost"),
+        ("margin", ""),
+        ("max_logit_pnorm", ""),
+        ("mine", ""),
+    ],
+)
+def test_densities_say_on_which_scale_a_confidence_is(spec, words):
+    values = {"ood": {spec: np.arange(9.0)}}
+    drawn = figures.densities(sirc.evaluate({spec: (np.arange(20.0), np.arange(20) % 2 > 0)}, ood=values), spec)
+    label = drawn.axes[0].get_ylabel()
+    assert words in label.replace("\n", " ")
+    assert bool(words) == ("log" in label)
+
+
 def test_decision_contours_are_those_of_the_formulas(run):
     plane = figures.Plane.of(run.scorer, "sirc(msp, l1)", run.test, run.ood["far"])
     right = run.evaluation.correct.numpy()

@@ -25,6 +25,16 @@ from sirc.scores import registry
         ("linear(msp, energy, c=-0.5)", "MSP − 0.5·Energy", r"MSP $-$ 0.5$\cdot$Energy", "MSP − 0.5·Energy"),
         ("product(msp, linear(energy, residual, c=2))", "MSP·(Energy + 2·Res.)",
          r"MSP$\cdot$(Energy + 2$\cdot$Res.)", "MSP·(Energy + 2·Res.)"),
+        ("tempered_msp", "MSP (T)", "MSP ($T$)", "MSP (<i>T</i>)"),
+        ("tempered_entropy(temperature=2)", "−H(T=2)", r"$-\mathcal{H}$($T$=2)", "−<i>H</i>(<i>T</i>=2)"),
+        ("max_logit_pnorm(p=3)", "MaxLogit-pNorm(p=3)", "MaxLogit-$p$Norm(p=3)", "MaxLogit-<i>p</i>Norm(p=3)"),
+        ("gen(gamma=0.2)", "GEN(γ=0.2)", r"GEN($\gamma$=0.2)", "GEN(γ=0.2)"),
+        ("sirc(margin, mahalanobis_pp, budget=0.1)", *["SIRC(Margin, Mahal.++; budget=0.1)"] * 3),
+        ("additive(gen, cop, kappa=0.3)", "Additive(GEN, CoP; κ=0.3)", r"Additive(GEN, CoP; $\kappa$=0.3)",
+         "Additive(GEN, CoP; κ=0.3)"),
+        ("bayes(msp, l1, alpha=0.3, beta=0.5, metric=aurr)", "Bayes(MSP, ‖z‖₁; α=0.3, metric=AURR)",
+         r"Bayes(MSP, $\|\mathbf{z}\|_1$; $\alpha$=0.3, metric=AURR)",
+         "Bayes(MSP, ‖<b>z</b>‖<sub>1</sub>; α=0.3, metric=AURR)"),
     ],
 )  # fmt: skip
 def test_a_spec_has_one_name_in_each_style(spec, text, latex, web):
@@ -34,11 +44,18 @@ def test_a_spec_has_one_name_in_each_style(spec, text, latex, web):
 def test_below_a_heading_sirc_is_the_tuple_of_its_parts():
     assert score_name("sirc(msp, residual)", bare=True) == "(MSP, Res.)"
     assert score_name("msp", bare=True) == "MSP"
+    assert score_name("bayes(msp, residual)", bare=True) == "Bayes(MSP, Res.)"
 
 
 def test_no_two_registered_scores_share_a_name():
-    names = [score_name(spec) for spec in (*registry.names(), "vim")]
-    assert len(set(names)) == len(names)
+    for style in ("text", "latex", "html"):
+        names = [score_name(spec, style) for spec in (*registry.names(), "vim")]
+        assert len(set(names)) == len(names)
+
+
+def test_every_score_of_the_library_has_a_name_for_people():
+    ours = [name for name in registry.names() if registry.get(name).compute.__module__.startswith("sirc.")]
+    assert [name for name in ours if score_name(name) == name] == []
 
 
 @pytest.mark.parametrize("name", ["mine", "sirc(", "sirc(mine, l1)", "sirc(1or 2, l1)", "", "my score, v2", "a\\d"])

@@ -10,6 +10,7 @@ from torch import nn
 
 import sirc
 from sirc import SelectiveClassifier, _onnx
+from sirc._graph import ConfidenceGraph
 from sirc.preprocess import Preprocess
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -116,6 +117,73 @@ def test_confident_inputs_do_not_tie_in_the_graph(spec, tmp_path):
     confidence = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(["confidence"], {"images": x.numpy()})[0]
     np.testing.assert_allclose(confidence, selective(x).confidence, rtol=1e-7, atol=1e-7)
     assert (np.diff(confidence) > 0).all()
+
+
+class Several(nn.Module):
+    """Many confidences of the same logits and features, in one graph."""
+
+    def __init__(self, pairs):
+        super().__init__()
+        self.graphs = nn.ModuleList(ConfidenceGraph(scorer, spec, torch.float64) for scorer, spec in pairs)
+
+    def forward(self, logits, features):
+        return tuple(graph(logits, features) for graph in self.graphs)
+
+
+TUNED = (
+    *(
+        "margin",
+        "tempered_msp",
+        "max_logit_pnorm",
+        "gen(m=3)",
+        "sirc(max_logit_pnorm, nnguide)",
+        "react",
+        "scale",
+        "ash",
+    ),
+    *("fdbd", "cop", "sirc(tempered_entropy, l1, budget=1)", "additive(msp, l1, mahalanobis_pp, kappa=0.3)"),
+    *("bayes(gen, l1)", "bayes(msp, l1, nci, alpha=0.3, metric=aurr)", "linear(l1, relative_mahalanobis, c=0.1)"),
+)
+
+
+@pytest.fixture(scope="module")
+def several():
+    """Scorers of tuned and learnt combinations, and rows to score. Features lie far from 0: b·a is large."""
+    g = torch.Generator().manual_seed(0)
+    head = sirc.Head(torch.randn(5, 12, generator=g, dtype=torch.float64), torch.zeros(5))
+
+    def outputs(n, spread):
+        z = 1000 + spread * torch.randn(n, 12, generator=g, dtype=torch.float64)
+        logits = (z - 1000) @ head.weight.T
+        noisy = logits + torch.randn(n, 5, generator=g, dtype=torch.float64)
+        return sirc.Outputs(logits, z, noisy.argmax(-1))
+
+    train, val, ood = outputs(400, 0.5), outputs(300, 0.5), outputs(200, 0.8)
+    surrogate = sirc.fit(list(TUNED), train, head=head, val=val)
+    surrogate.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
+    learnt = sirc.fit([spec for spec in TUNED if spec.startswith("bayes")], train, head=head, val=val, ood=ood)
+    return [(scorer, spec) for scorer in (surrogate, learnt) for spec in scorer.specs], outputs(40, 0.8)
+
+
+def test_tuned_and_learnt_scores_keep_their_digits_in_a_graph(several):
+    pairs, rows = several
+    assert pairs[0][0].parameters["sirc(tempered_entropy, l1, budget=1.0)"]["a"] > 1e4
+    batch = torch.export.Dim("batch")
+    with _onnx._quiet(), torch.no_grad():
+        traced = torch.export.export(
+            Several(pairs).eval(), (rows.logits, rows.features), dynamic_shapes=({0: batch}, {0: batch})
+        )
+        names = {"input_names": ["logits", "features"], "output_names": [f"c{i}" for i in range(len(pairs))]}
+        program = torch.onnx.export(traced, dynamo=True, verbose=False, optimize=True, **names)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for n in (1, 2, 33):
+        some = rows[:n]
+        exported = traced.module()(some.logits, some.features)
+        found = session.run(None, {"logits": some.logits.numpy(), "features": some.features.numpy()})
+        for (scorer, spec), plain, confidence in zip(pairs, exported, found, strict=True):
+            expected = scorer(some)[spec]
+            torch.testing.assert_close(plain, expected, rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(confidence, expected, rtol=1e-6, atol=1e-6, err_msg=spec)
 
 
 def test_the_file_says_what_was_calibrated(networks, tmp_path):

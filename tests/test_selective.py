@@ -20,6 +20,16 @@ K, SIDE = 5, 8
 SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
 
 
+LATER = (
+    *("margin", "tempered_msp", "tempered_entropy", "max_logit_pnorm", "max_logit_pnorm(p=2)", "gen(gamma=0.2, m=3)"),
+    *("mahalanobis_pp", "relative_mahalanobis", "nnguide", "react", "scale", "ash", "nci", "fdbd", "cop"),
+    *("sirc(max_logit_pnorm, nnguide)", "sirc(tempered_entropy, react, fdbd)", "sirc(gen, cop, budget=1)"),
+    *("additive(margin, residual, kappa=0.3)", "additive(tempered_msp, l1, knn)"),
+    *("bayes(msp, residual)", "bayes(max_logit_pnorm, l1, knn, alpha=0.3, beta=0.8)", "bayes(gen, nci, metric=aurr)"),
+)
+BAYES = tuple(spec for spec in LATER if spec.startswith("bayes"))
+
+
 class Net(nn.Module):
     """A small network that counts its forwards."""
 
@@ -90,6 +100,27 @@ def test_it_says_what_the_scorer_says(model, scorer, head, spec):
     assert found.confidence.dtype == torch.float64
     assert torch.equal(found.label, expected.predictions)
     assert torch.equal(found.accepted, found.confidence >= 0)
+
+
+@pytest.fixture(scope="module")
+def tuned(model, train, head):
+    """Scorers tuned on validation rows: `bayes` by a surrogate, and as learnt from OOD rows."""
+    val, ood = labelled(model, images(300, 50), 50), labelled(model, 2 * images(200, 51), 51)
+    surrogate = sirc.fit(list(LATER), train, head=head, val=val)
+    # Options that validation rows could have asked for, the score alone and as an S1.
+    surrogate.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
+    return surrogate, sirc.fit(list(BAYES), train, head=head, val=val, ood=ood)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_it_says_what_a_tuned_scorer_says(model, head, tuned, dtype):
+    x = images(50, 52).to(dtype)
+    network = copy.deepcopy(model).to(dtype)
+    expected = labelled(network, x, 52)
+    for scorer in tuned:
+        for spec in scorer.specs:
+            found = SelectiveClassifier(network, scorer, spec, head=head).set_threshold(0.0)(x)
+            torch.testing.assert_close(found.confidence, scorer(expected)[spec], rtol=1e-6, atol=1e-9)
 
 
 def test_a_model_in_double_precision_is_scored_in_it(model, train, head):
@@ -310,6 +341,35 @@ def test_a_rejection_names_what_drove_it(model, head, train):
     assert {"l1", "residual"} & set(reasons)
     alone = SelectiveClassifier(model, scorer, "msp", head=head).set_threshold(float("inf"))
     assert set(alone.explain(x)[1]) == {"softmax"}
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("spec", ["additive(msp, l1, residual)", "bayes(msp, l1, residual, alpha=0.2)"])
+def test_a_rejection_by_later_combinations_names_what_drove_it(model, head, train, spec, learnt):
+    data = {"val": labelled(model, images(300, 50), 50), "ood": labelled(model, 2 * images(200, 51), 51)}
+    scorer = sirc.fit(spec, train, head=head, **(data if learnt else {}))
+    x = torch.cat([images(60, 14), 30 * images(40, 15)])
+    made = SelectiveClassifier(model, scorer, spec, head=head)
+    outputs = labelled(model, x, 0)
+    confidence = scorer(outputs)[spec]
+    found, reasons = made.set_threshold(float(confidence[:60].quantile(0.4))).explain(x)
+    # The same rows with S2 far on the side of ID data: those still rejected are the softmax's.
+    given = dict(scorer.parameters)
+    given[spec] = {**given[spec], "a": torch.full_like(given[spec]["a"], -1e9)}
+    typical = sirc.Scorer(spec, given)(outputs)[spec]
+    a, b = (scorer.parameters[spec][key] for key in "ab")
+    first = sirc.fit(["l1", "residual"], train, head=head)(outputs)
+    lows = torch.stack([b[i] * (a[i] - first[name]) for i, name in enumerate(("l1", "residual"))])
+    for i, reason in enumerate(reasons):
+        if found.accepted[i]:
+            assert reason == ""
+        elif typical[i] < made.threshold.value:
+            assert reason == "softmax"
+        else:
+            assert reason == ("l1", "residual")[int(lows[:, i].argmax())]
+    assert "" in reasons
+    assert {"l1", "residual"} & set(reasons)
+    assert set(made.set_threshold(1e6).explain(x)[1]) == {"softmax"}
 
 
 def residual_of(scorer, outputs):

@@ -13,9 +13,12 @@ import sirc
 from report_reader import read_page, read_score
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.demo import run_demo
+from sirc.errors import ConfigError
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings
 from sirc.results import SCHEMA, load_runs
+from sirc.scores import registry
+from sirc.stages import fit_run
 from sirc.study import read_results, run_study
 from test_cli import MODEL, TOML
 from tiny_images import write_images
@@ -237,6 +240,7 @@ def arrays(tmp_path, monkeypatch):
     write("test.npz", 400)
     write("near.npz", 300, shift=0.5, labelled=False)
     write("far.npz", 300, shift=2.0, labelled=False)
+    write("val.npz", 300)
     np.savez("head.npz", weight=weight, bias=bias)
     return tmp_path
 
@@ -259,6 +263,71 @@ def test_arrays_are_evaluated_like_a_study(arrays, command):
     for row in ev.table.itertuples():
         value = mine[(mine.negative == row.negative) & (mine.metric == row.metric)]["value"].item()
         assert value == pytest.approx(row.value, nan_ok=True)
+
+
+def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
+    given = ["evaluate", "--train", "train.npz", "--id", "test.npz", *SETS, "--no-figures", "--overwrite"]
+    specs = ["tempered_msp", "sirc(entropy, l1, budget=1)", "bayes(msp, residual)"]
+    asked = [word for spec in specs for word in ("--score", spec)]
+    code, _, err = command(*given, "--val", "val.npz", *asked)
+    assert code == 0, err
+    outputs = {name: sirc.Outputs.load(f"{name}.npz") for name in ("train", "test", "val", "near", "far")}
+    scorer = sirc.fit(specs, outputs["train"], head=load_head("train.npz"), val=outputs["val"])
+    assert scorer.parameters["tempered_msp"]["temperature"] != 1
+    ev = sirc.evaluate(scorer, outputs["test"], {name: outputs[name] for name in ("near", "far")})
+    found = read_results("sirc-results/results.csv").set_index(["score", "negative", "metric"])["value"]
+    expected = ev.table.set_index(["score", "negative", "metric"])["value"]
+    np.testing.assert_allclose(found[expected.index], expected, rtol=1e-6)
+    code, _, err = command(*given, *asked)
+    assert code == 1
+    assert "`val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
+    code, _, err = command(*given, "--val", "val.npz", "--score", "msp")
+    assert code == 0
+    assert "'val.npz' was not used" in err
+    for wrong, words in ((["--val", "test.npz"], "other outputs than `--id`"), (["--val", "none.npz"], "'none.npz'")):
+        code, _, err = command(*given, *wrong, "--score", "tempered_msp")
+        assert code
+        assert words in err
+    code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--val", "val.npz")
+    assert code == 2
+    assert "`--train" in err
+
+
+def test_only_scores_that_the_arrays_allow_are_possible(arrays):
+    train, test, val = (sirc.Outputs.load(f"{name}.npz") for name in ("train", "test", "val"))
+    head = load_head("train.npz")
+    everything = [*registry.names(), "sirc(msp, l1, budget=1)", "bayes(msp, l1)", "additive(msp, l1)", "vim"]
+    assert possible_specs(train, test, head, val, among=everything) == everything
+    without_val = possible_specs(train, test, head, among=everything)
+    assert set(everything) - set(without_val) == {"sirc(msp, l1, budget=1)"}
+    unlabelled = sirc.Outputs(train.logits, train.features)
+    lost = set(without_val) - set(possible_specs(unlabelled, test, head, among=everything))
+    assert lost == {"mahalanobis", "mahalanobis_pp", "relative_mahalanobis"}
+    headless = set(without_val) - set(possible_specs(train, test, None, among=everything))
+    assert headless == {"residual", "vim", "nnguide", "react", "scale", "ash", "nci", "fdbd"}
+    alone = possible_specs(None, sirc.Outputs(test.logits, labels=test.labels), head, val, among=everything)
+    logits = {"msp", "doctor", "entropy", "margin", "max_logit", "energy", "gen", "max_logit_pnorm"}
+    assert set(alone) == logits | {"tempered_msp", "tempered_entropy"}
+    for spec in without_val:
+        sirc.evaluate(sirc.fit(spec, train[:600], head=head), test)
+
+
+def test_checks_and_choices_of_arrays_may_be_tuned(arrays, command):
+    files = ["--val", "test.npz", "--train", "train.npz", "--ood", "near=near.npz"]
+    budget = ["--score", "sirc(max_logit_pnorm, l1, budget=1)"]
+    for name in (["check"], ["select", "--draws", "20", "--score", "bayes(msp, residual)"]):
+        code, out, err = command(*name, *files, "--tune", "val.npz", *budget, "--quiet")
+        assert code == 0, err
+        assert "max_logit_pnorm" in out
+        code, _, err = command(*name, *files, *budget)
+        assert code == 2
+        assert "give `--tune`" in err
+        code, _, err = command(*name, "--val", "test.npz", "--scorer", "x", "--tune", "val.npz", *budget)
+        assert code == 2
+        assert "`--tune` is for fitting" in err
+        code, _, err = command(*name, "--val", "val.npz", "--train", "train.npz", "--tune", "val.npz", *budget)
+        assert code == 1
+        assert "not fitted on" in err
 
 
 def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
@@ -387,6 +456,42 @@ def test_changed_settings_redo_what_follows_from_them_and_never_the_training(exp
     assert len(done(again)) == 2 * 4 + 2
     with pytest.raises(ValueError, match="`redo` must be among"):
         run_study([experiment], redo=["everything"])
+
+
+def test_scores_are_tuned_on_the_validation_images(experiment, command):
+    for seed, name in enumerate(("held-out", "grey", "some", "others"), start=1):
+        write_images(Path("data") / name, count=30, seed=seed)  # unlike the training images
+    run = experiment.run(1)
+    plain = ["seeds=[1]", 'fit.specs=["msp"]']
+    run_study([Experiment.read("tiny.toml", plain)], figures=False)
+    asked = ["seeds=[1]", 'fit.specs=["msp", "tempered_msp", "sirc(msp, l1, budget=5)"]']
+    steps = ["tiny, seed-1: extract", "tiny, seed-1: fit", "tiny, seed-1: evaluate", "tables", "page"]
+    assert not run.store("validation").exists()
+    with pytest.raises(ConfigError, match="validation"):
+        Experiment.read("tiny.toml", asked)
+    other = Experiment.read("tiny.toml", [*asked, 'data.validation={ dataset = "folder", path = "some" }'])
+    with pytest.raises(FileNotFoundError, match="--only validation"):
+        fit_run(other, run)
+    study = run_study([other], figures=False)
+    assert done(study) == steps
+    val = sirc.OutputStore(run.store("validation")).load()
+    train = sirc.OutputStore(run.store("train"))
+    expected = sirc.fit(other.fit.specs, train, head=load_head(run.head), val=val)
+    found = sirc.Scorer.load(run.scorer)
+    for spec in ("tempered_msp", "sirc(msp, l1, budget=5.0)"):
+        for name, value in expected.parameters[spec].items():
+            torch.testing.assert_close(found.parameters[spec][name], value)
+    assert found.seen(val) == 1
+    assert done(run_study([other], figures=False)) == []
+    # Rows that tuned a score neither choose one nor set its threshold.
+    code, _, err = command("select", "runs/tiny", "--draws", "20")
+    assert code == 0, err
+    assert "tuned its scores on the validation images, so its test images choose" in err
+    code, _, err = command("calibrate", "runs/tiny", "--score", "tempered_msp", "--plain", "--device", "cpu")
+    assert code == 0, err
+    assert "tuned scores on its validation images, so its test images set the threshold" in err
+    changed = Experiment.read("tiny.toml", [*asked, 'data.validation={ dataset = "folder", path = "others" }'])
+    assert done(run_study([changed], figures=False))[:2] == steps[:2]
 
 
 def test_damaged_results_are_made_again(experiment):

@@ -487,6 +487,17 @@ def test_a_compiled_network_trains_to_the_same_weights(images, tmp_path, monkeyp
         torch.testing.assert_close(model.state_dict()[name], value, atol=1e-5, rtol=1e-5)
 
 
+def test_a_graph_that_cannot_be_is_told_and_changes_nothing(images, tmp_path):
+    expected, _ = run(images, tmp_path / "plain", model=normal_network())
+    told = Told()
+    model, _ = run(
+        images, tmp_path / "run", dataclasses.replace(QUICK, graph=True), model=normal_network(), progress=told
+    )
+    assert any("`graph` is for one process on a GPU" in note for note in told.notes)
+    assert same(weights(model), weights(expected))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_tensorboard_gets_every_epoch(images, tmp_path):
     run(images, tmp_path / "run", dataclasses.replace(QUICK, tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -56,10 +56,14 @@ def picked(
 
 
 def combination(text: str, spec: Spec, scorer: Scorer) -> Combination:
-    """The parts of a scorer's combination, with a and b."""
+    """The parts of a scorer's combination, with a and b.
+
+    With a `budget` a is where the budget is spent, not μ − 3σ: how many rows are below it tells nothing of S2.
+    """
     a, b = _settings(spec, scorer)
     first, *others = spec.args
-    return Combination(text, str(first), tuple(_key(part) for part in others), a, b)
+    plain = Combination(text, str(first), tuple(_key(part) for part in others))
+    return plain if spec.tunes else replace(plain, a=a, b=b)
 
 
 def _settings(spec: Spec, scorer: Scorer) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -79,7 +83,7 @@ def _settings(spec: Spec, scorer: Scorer) -> tuple[tuple[float, ...], tuple[floa
 
 def with_settings(found: Combination, spec: Spec, scorer: Scorer, known: Mapping[str, Tensor]) -> Combination:
     """The same with a and b, once it is sure that the confidences are those of this scorer."""
-    if any(_is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]):
+    if any(_is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]) or spec.tunes:
         return found  # a is for plain values and S1 counts with −log(S1max − S1); these are the other way round
     a, b = _settings(spec, scorer)
     values = {name: known[name].double() for name in (found.score, found.s1, *found.s2)}

@@ -60,13 +60,13 @@ class ConfidenceGraph(Kept):
 
     def forward(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """The confidence of each row, float64."""
-        return self.parts(logits, features)[0]
+        return _Values(self, logits, features).confidence(self.spec)
 
     def parts(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The confidence, the softmax's part of it, and what the features took away: confidence = part − taken.
 
-        For `sirc` and `additive` they are −log(S1max − S1) and what the S2 scores took off it; for `bayes`, what the
-        confidence would be were all input ID, and what the risk of OOD input took off. Others have one part only.
+        Of `sirc`, `additive` and `bayes` the first is the confidence that the row would have were nothing on the side
+        of OOD in any S2: −log(S1max − S1) for the former two. Others have one part only.
         """
         columns = _Values(self, logits, features)
         spec = self.spec
@@ -88,22 +88,6 @@ class ConfidenceGraph(Kept):
         return found
 
 
-class _Softmax(Softmax):
-    """The same without caches, whose locks the compiler of Python 3.11 cannot trace; it shares expressions itself."""
-
-    @property
-    def gap(self) -> Tensor:
-        return self.top - self.second
-
-    @property
-    def rest(self) -> Tensor:
-        return self.t * torch.exp(-self.gap)
-
-    @property
-    def norm(self) -> Tensor:
-        return torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest)
-
-
 class _Values:
     """The values of a spec's leaves on one batch."""
 
@@ -112,7 +96,7 @@ class _Values:
         self.logits = logits
         self.dtype = torch.float64 if features is None else working_dtype(features.dtype)
         self.features = None if features is None else features.to(self.dtype)
-        self.softmax = _Softmax(*_sums(logits))
+        self.softmax = Softmax(*_sums(logits))
         self.known: dict[str, Tensor] = {}
 
     def plain(self, leaf: Spec) -> Tensor:
@@ -132,9 +116,11 @@ class _Values:
         return combine.plain_value(spec, self.plain, self.log_gap, self.graph._combined)
 
     def without_others(self, spec: Spec) -> Tensor:
-        """The confidence that a combination would have were nothing known but its S1."""
-        log_gap = self.log_gap(spec.args[0])
-        return -log_gap if spec.name != "bayes" else combine.bayes_of_id(spec, log_gap, self.graph._combined)
+        """The confidence that a combination would have were its S2 scores as far from OOD as can be."""
+        everything = torch.full_like(self.softmax.top, torch.inf)
+        return combine.with_bounded_first(
+            spec, self.log_gap(spec.args[0]), [everything] * (len(spec.args) - 1), self.graph._combined
+        )
 
     def _keywords(self, leaf: Spec, *, first: bool = False) -> dict[str, Any]:
         tuned = keywords(leaf, self.graph._tuned.get(str(leaf), {}), first=first)
@@ -162,8 +148,6 @@ def feature_terms(graph: ConfidenceGraph, logits: Tensor, features: Tensor | Non
         return {}
     columns = _Values(graph, logits, features)
     a, b = (combine.given(spec, key, graph._combined) for key in "ab")
-    values = (combine.plain_value(other, columns.plain, columns.log_gap, graph._combined) for other in spec.args[1:])
-    return {
-        str(other): softplus(slope * (centre - value))
-        for other, value, centre, slope in zip(spec.args[1:], values, a, b, strict=True)
-    }
+    values = [combine.plain_value(other, columns.plain, columns.log_gap, graph._combined) for other in spec.args[1:]]
+    lows = combine.lowness(values, a, b)
+    return {str(other): softplus(low) for other, low in zip(spec.args[1:], lows, strict=True)}

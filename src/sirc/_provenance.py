@@ -87,7 +87,7 @@ def fitted_from(run: Run) -> dict[str, object] | None:
 def is_fitted(experiment: Experiment, run: Run) -> bool:
     """Whether the scores that the experiment asks for were fitted on the outputs that are there."""
     try:
-        return fitted_from(run) == fit_inputs(experiment, OutputStore(run.store("train")))
+        return fitted_from(run) == fit_inputs(experiment, *fit_stores(experiment, run))
     except StoreError:
         return False
 
@@ -96,7 +96,7 @@ def stale_outputs(experiment: Experiment, run: Run) -> list[str]:
     """Name the datasets whose stored outputs come from other settings or other weights than there are now."""
     weights = models.fingerprint(network(experiment, run))
     stale = []
-    for name in ("train", "test", *experiment.data.ood):
+    for name in experiment.stored:
         stamp = extract_stamp(experiment, run, name)
         try:
             model = OutputStore(run.store(name)).model
@@ -112,15 +112,24 @@ def fit_note(run: Run) -> Path:
     return run.scorer.with_suffix(".json")
 
 
-def fit_inputs(experiment: Experiment, store: OutputStore) -> dict[str, object]:
+def fit_stores(experiment: Experiment, run: Run) -> tuple[OutputStore, OutputStore | None]:
+    """The stored outputs of the training images and, where they tune scores, of the validation images."""
+    return OutputStore(run.store("train")), OutputStore(run.store("validation")) if experiment.tuned else None
+
+
+def fit_inputs(experiment: Experiment, store: OutputStore, val: OutputStore | None) -> dict[str, object]:
     """What a fit follows from."""
-    return {
+    inputs: dict[str, object] = {
         "specs": list(experiment.fit.specs),
         "crossfit": experiment.fit.crossfit,
         "rows": len(store),
         "model": store.model,
         "data": store.data,
     }
+    if val is not None:
+        source = json.dumps(asdict(experiment.source("validation")), sort_keys=True, default=str)
+        inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
+    return inputs
 
 
 def network(experiment: Experiment, run: Run) -> nn.Module:

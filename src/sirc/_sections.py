@@ -94,7 +94,8 @@ class Train:
     """The recipe: SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
 
     `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
-    `cache = "device"` keeps all images, resized, on the accelerator. `on_error = "skip"` goes on without images that
+    `cache = "device"` keeps all images, resized, on the accelerator. `graph` records the step as a CUDA graph, where
+    one process trains on a GPU. `on_error = "skip"` goes on without images that
     cannot be read.
     """
 
@@ -110,6 +111,7 @@ class Train:
     precision: Precision = "fp32"
     channels_last: bool = False
     compile: bool = False
+    graph: bool = False
     workers: int = 8
     cache: Literal["none", "device"] = "none"
     on_error: OnError = "stop"
@@ -135,11 +137,11 @@ class Train:
     def decisive(self) -> dict[str, object]:
         """Give the settings that decide the weights, flat and ready for JSON; a run is only resumed with the same.
 
-        Not among them: what only changes speed, memory or rounding (`workers`, `compile`, `channels_last`), what is
-        logged, and `on_error`, which is changed to get past a damaged image.
+        Not among them: what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`),
+        what is logged, and `on_error`, which is changed to get past a damaged image.
         """
         settings = asdict(self)
-        for name in ("workers", "compile", "channels_last", "tensorboard", "on_error"):
+        for name in ("workers", "compile", "graph", "channels_last", "tensorboard", "on_error"):
             del settings[name]
         augment = {f"augment.{name}": value for name, value in settings.pop("augment").items()}
         flat = settings | augment
@@ -173,7 +175,8 @@ class Extract:
 class Fit:
     """Which scores, by default the paper's sixteen, and how their parameters are found on ID training images.
 
-    `count` of those, chosen at random by `seed`, or all. `crossfit`: see `sirc.fit`; 0 is the paper's rule.
+    `count` of those, chosen at random by `seed`, or all. `crossfit`: see `sirc.fit`; 0 is the paper's rule. Scores that
+    are tuned on labelled ID rows (see `val` of `sirc.fit`) take the validation images for it, where there are any.
     """
 
     specs: tuple[str, ...] = PAPER_SPECS
@@ -200,6 +203,20 @@ class Fit:
         if self.count is not None:
             check_positive("count", self.count)
         _at_least("seed", self.seed, 0)
+
+    @property
+    def needs_validation(self) -> str | None:
+        """The first of the specs that cannot be fitted without validation images."""
+        from sirc.scores.needs import Needs
+
+        return next((spec for spec in self.specs if Needs.of([spec]).val), None)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether validation images are of use: some score is tuned on them."""
+        from sirc.scores.needs import Needs
+
+        return Needs.of(self.specs).tuned
 
 
 @final

@@ -48,7 +48,7 @@ def compiled(
     with distributed.failing_together():
         try:
             network = torch.compile(model, backend=_BACKEND)  # type: ignore[assignment]
-            with _undone(model), autocast():
+            with undone(model), autocast():
                 loss = model_logits(network(images)).float().sum()
                 loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -69,7 +69,7 @@ def _is_of_a_compiler(error: Exception) -> bool:
 
 
 @contextmanager
-def _undone(model: nn.Module) -> Iterator[None]:
+def undone(model: nn.Module) -> Iterator[None]:
     """Train, and put back what a step changes: gradients, buffers, training flags, random numbers."""
     flags = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -13,10 +13,9 @@ from sirc.head import Head
 from sirc.outputs import Outputs
 from sirc.progress import SILENT, Progress
 from sirc.results import RunResults
-from sirc.scores import Scorer, fit, registry
-from sirc.scores.columns import needed_leaves
+from sirc.scores import Scorer, fit
 from sirc.scores.folds import Crossfit
-from sirc.scores.spec import parse
+from sirc.scores.needs import Needs
 from sirc.store import OutputStore
 
 WEIGHT, BIAS = "head_weight", "head_bias"
@@ -58,22 +57,28 @@ def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, o
     write_npz(path, {name: value for name, value in columns.items() if value is not None}, overwrite=overwrite)
 
 
-def possible_specs(train: Outputs | OutputStore | None, test: Outputs | OutputStore, head: Head | None) -> list[str]:
-    """Give those of the paper's sixteen scores that can be computed from what there is."""
-    has_features = test.num_features is not None
+def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
+    """Read the last layer from its own file, which then must have it, or from that of the training outputs."""
+    found = next((h for h in (load_head(path) for path in (head, train) if path is not None) if h is not None), None)
+    if head is not None and found is None:
+        raise ValueError(f"'{head}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
+    return found
+
+
+def possible_specs(
+    train: Outputs | OutputStore | None,
+    test: Outputs | OutputStore,
+    head: Head | None,
+    val: Outputs | OutputStore | None = None,
+    *,
+    among: Sequence[str] = PAPER_SPECS,
+) -> list[str]:
+    """Give those of some scores, by default the paper's sixteen, that can be computed from what there is."""
+    features = all(part is None or part.num_features is not None for part in (train, test, val))
     labels = train is not None and (train.has_labels if isinstance(train, OutputStore) else train.labels is not None)
-    possible = []
-    for spec in PAPER_SPECS:
-        scores = [registry.get(leaf.name) for leaf in needed_leaves([parse(spec)])]
-        fitted = parse(spec).name in ("sirc", "linear") or any(score.solve for score in scores)
-        if (
-            (has_features or not any("features" in score.needs for score in scores))
-            and (train is not None or not fitted)
-            and (head is not None or not any(score.head for score in scores))
-            and (labels or not any("by_class" in score.evidence for score in scores))
-        ):
-            possible.append(spec)
-    return possible
+    has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
+    has["val"] = train is not None and val is not None
+    return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
 
 
 def evaluate_arrays(
@@ -84,13 +89,19 @@ def evaluate_arrays(
     specs: Sequence[str] | None = None,
     head: Head | None = None,
     crossfit: Crossfit = "auto",
+    val: Outputs | OutputStore | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
     model: str = "model",
     progress: Progress = SILENT,
 ) -> RunResults:
-    """Fit the scores on `train` and evaluate them; without `specs`, all of the paper's that the arrays allow."""
-    chosen = list(specs) if specs else possible_specs(train, test, head)
-    fitted = None if train is None else fit(chosen, train, head=head, crossfit=crossfit, progress=progress)
+    """Fit the scores on `train` and evaluate them; without `specs`, all of the paper's that the arrays allow.
+
+    `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on: see `sirc.fit`.
+    """
+    chosen = list(specs) if specs else possible_specs(train, test, head, val)
+    if train is None and val is not None:
+        raise ValueError("`val` is for tuning what is fitted on `train`; got no training outputs. Pass `train` too")
+    fitted = None if train is None else fit(chosen, train, head=head, crossfit=crossfit, val=val, progress=progress)
     scorer = fitted or Scorer(chosen)
     evaluation = evaluate(scorer, test, ood, groups=groups)
     return RunResults(model, 0, evaluation, scorer, test, ood)

@@ -23,7 +23,7 @@ FILE = "experiment.toml"
 # What may differ between two commands on one folder: words, places, speed, rounding; which runs and OOD sets there are.
 _FREE = re.compile(
     r"title|out|seeds|data\.root|"
-    r"train\.(workers|compile|channels_last|tensorboard|on_error)|"
+    r"train\.(workers|compile|graph|channels_last|tensorboard|on_error)|"
     r"extract\.(workers|batch_size|channels_last|on_error)"
 )
 
@@ -93,6 +93,16 @@ class Experiment:
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
         _check_preprocess(self.preprocess)
+        if self.data.validation is None and (spec := self.fit.needs_validation):
+            raise ValueError(
+                f"`fit.specs` must do without validation images, as there are none; `{spec}` is tuned on them. Add "
+                "`data.validation`, ID images that are not among the training or test images."
+            )
+        if self.tuned and self.data.validation == self.data.test:
+            raise ValueError(
+                "`data.validation` must be other images than `data.test` where scores are tuned on it; both are the "
+                "same. Split them, or give the options of the scores: `tempered_msp(temperature=1)`."
+            )
         known = self.data.train.benchmark
         if known is not None and self.model.num_classes not in (None, known.classes):
             raise ValueError(
@@ -175,6 +185,16 @@ class Experiment:
     def names(self) -> tuple[str, ...]:
         """All datasets: train, test, validation where there is one, then the OOD sets."""
         return ("train", "test", *(["validation"] if self.data.validation else []), *self.data.ood)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether some of its scores are tuned on its validation images."""
+        return self.data.validation is not None and self.fit.tunes
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The datasets whose outputs a study needs: train, test, the OOD sets, and validation where it tunes scores."""
+        return ("train", "test", *(["validation"] if self.tuned else []), *self.data.ood)
 
     def source(self, name: str) -> Source:
         """Give a dataset by its name."""

@@ -296,7 +296,7 @@ def additive(
     s2: ArrayLike | Sequence[ArrayLike],
     a: float | Sequence[float],
     b: float | Sequence[float],
-    kappa: float = 1.0,
+    kappa: float = 0.1,
 ) -> Tensor:
     """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
     if not (math.isfinite(kappa) and kappa > 0):

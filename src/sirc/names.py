@@ -31,6 +31,30 @@ _SCORES: Final[dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]]] = {
     "vim": (("ViM",) * 3, ("ViM",) * 3),
     "mahalanobis": (("Mahalanobis",) * 3, ("Mahal.",) * 3),
     "knn": (("KNN",) * 3, ("KNN",) * 3),
+    "margin": (("Margin",) * 3, ("Margin",) * 3),
+    "tempered_msp": (("MSP (T)", "MSP ($T$)", "MSP (<i>T</i>)"),) * 2,
+    "tempered_entropy": (("−H (T)", r"$-\mathcal{H}$ ($T$)", "−<i>H</i> (<i>T</i>)"),) * 2,
+    "max_logit_pnorm": (("MaxLogit-pNorm", "MaxLogit-$p$Norm", "MaxLogit-<i>p</i>Norm"),) * 2,
+    "gen": (("GEN",) * 3, ("GEN",) * 3),
+    "mahalanobis_pp": (("Mahalanobis++",) * 3, ("Mahal.++",) * 3),
+    "relative_mahalanobis": (("Rel. Mahalanobis",) * 3, ("Rel. Mahal.",) * 3),
+    "nnguide": (("NNGuide",) * 3, ("NNGuide",) * 3),
+    "react": (("ReAct",) * 3, ("ReAct",) * 3),
+    "scale": (("SCALE",) * 3, ("SCALE",) * 3),
+    "ash": (("ASH",) * 3, ("ASH",) * 3),
+    "nci": (("NCI",) * 3, ("NCI",) * 3),
+    "fdbd": (("fDBD",) * 3, ("fDBD",) * 3),
+    "cop": (("CoP",) * 3, ("CoP",) * 3),
+}
+_COMBINATIONS: Final = {"sirc": "SIRC", "additive": "Additive", "bayes": "Bayes"}
+# At a temperature that is given, T stands with its value: MSP(T=2).
+_AT_ONE: Final = {"tempered_msp": "msp", "tempered_entropy": "entropy"}
+_OPTIONS: Final[dict[str, tuple[str, str, str]]] = {
+    "temperature": ("T", "$T$", "<i>T</i>"),
+    "alpha": ("α", r"$\alpha$", "α"),
+    "beta": ("β", r"$\beta$", "β"),
+    "gamma": ("γ", r"$\gamma$", "γ"),
+    "kappa": ("κ", r"$\kappa$", "κ"),
 }
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
 _METRICS: Final = {
@@ -191,7 +215,7 @@ def _written(spec: grammar.Spec, at: int, *, short: bool, bare: bool = False) ->
     if name in _SCORES:
         return _SCORES[name][short][at]
     parts = [_written(arg, at, short=True) for arg in spec.args]
-    options = [f"{key}={_number(value, at)}" for key, value in spec.options.items()]
+    options = [f"{_OPTIONS[key][at] if key in _OPTIONS else key}={_number(v, at)}" for key, v in spec.options.items()]
     if spec.name == "linear":
         factor = spec.numbers("c") or (1.0,)
         sign = escape("−" if factor[0] < 0 else "+", style)
@@ -199,9 +223,10 @@ def _written(spec: grammar.Spec, at: int, *, short: bool, bare: bool = False) ->
     if spec.name == "product":
         return escape("·", style).join(_grouped(arg, part) for arg, part in zip(spec.args, parts, strict=True))
     inside = ", ".join(parts) + ("; " if parts and options else "") + ", ".join(options)
-    if spec.name == "sirc":
-        return f"{'' if bare else 'SIRC'}({inside})"
-    head = _SCORES[spec.name][short][at] if spec.name in _SCORES else escape(spec.name, style)
+    if spec.name in _COMBINATIONS:
+        return f"{'' if bare and spec.name == 'sirc' else _COMBINATIONS[spec.name]}({inside})"
+    own = _AT_ONE.get(spec.name, spec.name)
+    head = _SCORES[own][short][at] if own in _SCORES else escape(spec.name, style)
     return f"{head}({inside})" if inside else head
 
 
@@ -211,7 +236,7 @@ def _grouped(spec: grammar.Spec, written: str) -> str:
 
 def _number(value: grammar.Value, at: int) -> str:
     if isinstance(value, str):
-        return escape(value, _STYLES[at])
+        return escape(_METRICS.get(value, value), _STYLES[at])
     if isinstance(value, tuple):
         return f"({', '.join(_number(v, at) for v in value)})"
     return escape(f"{value:g}".replace("-", "−"), _STYLES[at])

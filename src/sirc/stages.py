@@ -20,6 +20,7 @@ from sirc._provenance import (
     extract_stamp,
     fit_inputs,
     fit_note,
+    fit_stores,
     fitted_from,
     load_head,
     network,
@@ -77,7 +78,10 @@ def extract_run(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, OutputStore]:
-    """Extract the outputs of one network on the named datasets, by default all: train, test and every OOD set."""
+    """Extract the outputs of one network on the named datasets, by default all that a study needs.
+
+    These are train, test and every OOD set, and validation if scores are tuned on it.
+    """
     settings = experiment.extract
     check_trained(experiment, run)
     model = network(experiment, run).to(device)
@@ -85,7 +89,7 @@ def extract_run(
         model.to(memory_format=torch.channels_last)
     stores = {}
     head: Head | None = None
-    for name in names or ("train", "test", *experiment.data.ood):
+    for name in names or experiment.stored:
         images = images_of(experiment, name)
         if head is None:
             head = _head_of(model, images)
@@ -123,12 +127,13 @@ def fit_run(
 ) -> Scorer:
     """Fit the experiment's scores on the stored outputs of the training images, with all processes there are.
 
-    A scorer that was fitted from the same outputs in the same way is only loaded.
+    Scores that can be tuned are, on the outputs of the validation images, where the experiment has some. A scorer that
+    was fitted from the same outputs in the same way is only loaded.
     """
-    check_outputs(experiment, run, ["train"])
-    store = OutputStore(run.store("train"))
+    check_outputs(experiment, run, ["train", *(["validation"] if experiment.tuned else [])])
+    store, val = fit_stores(experiment, run)
     head, _ = load_head(run.head)
-    asked = fit_inputs(experiment, store)
+    asked = fit_inputs(experiment, store, val)
     note = fit_note(run)
     known = fitted_from(run)
     if known is not None and not overwrite:
@@ -143,6 +148,7 @@ def fit_run(
         store,
         head=head,
         crossfit=experiment.fit.crossfit,
+        val=val,
         device=device,
         distributed=True,
         progress=progress,

@@ -145,7 +145,7 @@ class _Worker:
         if experiment.train is not None:
             with self.step(f"{name}: train", run.weights.exists):
                 train_run(experiment, run, cpu=cpu, overwrite="train" in self.redo, progress=self.progress)
-        names = ["train", "test", *experiment.data.ood]
+        names = list(experiment.stored)
         stale = names if "extract" in self.redo else stale_outputs(experiment, run)
         with self.step(f"{name}: extract", lambda: not stale and all(_complete(run.store(n)) for n in names)):
             if stale:
@@ -260,7 +260,8 @@ def sample_sets(experiment: Experiment) -> dict[str, ImageSet]:
 
 
 def _needed(experiment: Experiment) -> list[str]:
-    return [name for name in experiment.names if name != "validation" or experiment.train is not None]
+    reads = experiment.train is not None or experiment.tuned
+    return [name for name in experiment.names if name != "validation" or reads]
 
 
 def _complete(path: Path) -> bool:

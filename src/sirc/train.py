@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from sirc import distributed
 from sirc._calls import model_logits
+from sirc._captured import CapturedStep, captured
 from sirc._checkpoint import Epoch, Records
-from sirc._feeding import IGNORED, Feed, LoaderFeed, Order, Share, input_shape
+from sirc._feeding import IGNORED, Batch, Feed, LoaderFeed, Order, Share, input_shape
 from sirc._holding import DeviceFeed
 from sirc._telling import list_of, tensorboard, words
 from sirc._trial import check_labels, compiled
@@ -85,6 +86,8 @@ def train(
         feed = _feed(images, validation, recipe, preprocess, seed, share, progress)
     network = _compiled(model, feed.order, shape, recipe, progress) if recipe.compile else model
     loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, feed, recipe)
+    if recipe.graph and not loop.records_graph:
+        progress.note(f"{name}: `graph` is for one process on a GPU; each kernel is launched by itself")
 
     told: set[str] = set()
     with tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
@@ -107,6 +110,7 @@ def train(
                 records.save(model, optimizer, history)
                 log(line)
             progress.note(f"{name}, {words(line)}")
+    optimizer.zero_grad()
     if main:
         records.finish(model, history)
     accelerator.wait_for_everyone()
@@ -123,6 +127,39 @@ class _Loop:
     optimizer: torch.optim.Optimizer
     feed: Feed
     recipe: Train
+    step: list[CapturedStep | None] = field(default_factory=list)
+    """The training step as a graph, once that was tried; None where it is not possible."""
+
+    @property
+    def records_graph(self) -> bool:
+        """Whether full batches are to go through a CUDA graph."""
+        share = self.feed.order.share
+        return self.recipe.graph and share.world == 1 and share.device.type == "cuda"
+
+    def gradients(self, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
+        """Leave the gradient of the global mean loss in the weights; the summed loss and the logits."""
+        # Processes average their gradients, so each counts for its part of the global mean.
+        scale = self.feed.order.share.world / batch.total
+        if self.records_graph and not self.step and batch.total == self.feed.order.batch_size:
+            self.step.append(
+                captured(
+                    lambda images: self.logits(self.network, images),
+                    self.model,
+                    batch,
+                    scale,
+                    channels_last=self.recipe.channels_last,
+                    progress=progress,
+                )
+            )
+        graph = self.step[0] if self.step else None
+        if graph is not None and graph.takes(batch):
+            return graph(batch)
+        # What a graph has for gradients stays where it is; it is compiled for batches of its own size, too.
+        self.optimizer.zero_grad(set_to_none=graph is None)
+        logits = self.logits(self.network if graph is None else self.model, batch.images)
+        loss = cross_entropy(logits, batch.labels, reduction="sum", ignore_index=IGNORED)
+        self.accelerator.backward(loss * scale)
+        return loss, logits
 
     def logits(self, network: nn.Module, images: Tensor) -> Tensor:
         """The network's logits in float32."""
@@ -140,12 +177,8 @@ def _train_epoch(loop: _Loop, epoch: int, title: str, progress: Progress) -> tup
         for step, batch in enumerate(feed.epoch(epoch)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, epoch + step / len(feed.order))
-            logits = loop.logits(loop.network, batch.images)
-            loss = cross_entropy(logits, batch.labels, reduction="sum", ignore_index=IGNORED)
-            # Processes average their gradients, so each counts for its part of the global mean.
-            loop.accelerator.backward(loss * (share.world / batch.total))
+            loss, logits = loop.gradients(batch, progress)
             optimizer.step()
-            optimizer.zero_grad()
             sums += _sums(loss, logits, batch.labels)
             facts = {}
             if time.perf_counter() - reported > _REPORT_SECONDS:

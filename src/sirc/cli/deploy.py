@@ -52,8 +52,9 @@ def calibrate(
 ) -> None:
     """Set the threshold of a run's network on labelled ID data, and print what it promises.
 
-    Which data: `--val`; or else the experiment's validation images; or else its test images, whose own figures are then
-    no longer honest. A promise that the data cannot bear is refused, and nothing is written.
+    Which data: `--val`; or else the experiment's validation images, if no score was tuned on them; or else its test
+    images, whose own figures are then no longer honest. A promise that the data cannot bear is refused, and nothing is
+    written.
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """

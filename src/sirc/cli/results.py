@@ -108,6 +108,9 @@ def evaluate(
     train: Annotated[
         Path | None, typer.Option(help="ID training outputs, to fit on; `head_weight` and `head_bias` may be in it.")
     ] = None,
+    val: Annotated[
+        Path | None, typer.Option(help="Other labelled ID outputs, which scores such as `tempered_msp` are tuned on.")
+    ] = None,
     ood: Annotated[
         list[str] | None, typer.Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")
     ] = None,
@@ -132,17 +135,20 @@ def evaluate(
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
     from sirc import arrays
+    from sirc.scores.needs import Needs
     from sirc.study import TARGETS, save_results
 
+    if val is not None and train is None:
+        raise ConfigError("`--val` is for tuning what is fitted on `--train TRAIN.npz`; give that too.")
+    if val is not None and val.exists() and id_.exists() and val.samefile(id_):
+        raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
     for target in TARGETS:
         refuse_existing(out / target, overwrite)
-    sets = {key: arrays.load_outputs(path) for key, path in _pairs("--ood", ood)}
-    groups = {key: value.split(",") for key, value in _pairs("--group", group)}
+    sets = {key: arrays.load_outputs(path) for key, path in named_pairs("--ood", ood)}
+    groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
     with reporting(quiet=quiet) as progress:
         training = None if train is None else arrays.load_outputs(train)
-        layer = next((h for h in (arrays.load_head(p) for p in (head, train) if p is not None) if h is not None), None)
-        if head is not None and layer is None:
-            raise ValueError(f"'{head}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
+        layer = arrays.find_head_in(head, train)
         found = arrays.evaluate_arrays(
             training,
             arrays.load_outputs(id_),
@@ -150,12 +156,15 @@ def evaluate(
             specs=spec,
             head=layer,
             crossfit="auto" if crossfit == "auto" else _whole("--crossfit", crossfit),
+            val=None if val is None else arrays.load_outputs(val),
             groups=groups or None,
             model=name,
             progress=progress,
         )
         if not spec and len(found.scorer.specs) < 16:
             progress.note(_left_out(found))
+        if val is not None and not Needs.of(found.scorer.specs).tuned:
+            progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
         study = save_results(
             [found], out, figures=figures, formats=chosen_formats(format_), overwrite=overwrite, progress=progress
         )
@@ -192,7 +201,8 @@ def _end(study: Study, open_: bool) -> None:
             open_page(study.page)
 
 
-def _pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
+def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
+    """Read the NAME=VALUE of an option that may be repeated."""
     pairs = []
     for text in texts or ():
         name, equals, value = text.partition("=")

@@ -85,7 +85,9 @@ def extract(
     seed: Seeds = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="NAME", help="`train`, `test` or an OOD set; repeat for several. Default: all."),
+        typer.Option(
+            "--only", metavar="NAME", help="`train`, `test`, `validation` or an OOD set; repeat. Default: all needed."
+        ),
     ] = None,
     set_: Overrides = None,
     on_error: OnErrorOption = None,
@@ -95,14 +97,15 @@ def extract(
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
 
-    Stores end up in `OUT/NAME/seed-N/outputs/`. A stopped run is taken up by the same command: finished shards stay.
+    Validation images are among them where `fit.specs` has scores that are tuned on them. Stores end up in
+    `OUT/NAME/seed-N/outputs/`. A stopped run is taken up by the same command: finished shards stay.
 
     Example: `sirc extract experiments/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
     With four processes: `torchrun --nproc-per-node 4 -m sirc extract …`
     """
     study, runs = _read(experiment, set_, seed)
-    names = only or ["train", "test", *study.data.ood]
+    names = only or study.stored
     for name in names:
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
@@ -137,6 +140,7 @@ def fit(
 ) -> None:
     """Fit the experiment's scores on the stored outputs of its training images.
 
+    Scores that can be tuned are, on the outputs of the validation images, where the experiment has some.
     The scorer ends up in `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
 
     Example: `sirc fit experiments/resnet50_imagenet200.toml --seed 1`

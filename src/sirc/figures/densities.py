@@ -14,6 +14,7 @@ from sirc.figures.pieces import default_negative, detection_threshold, is_finite
 from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.metrics import Ranking
 from sirc.names import metric_name
+from sirc.scores.columns import ranks_by_gap
 from sirc.scores.spec import parse
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
             for panel, task in zip(row, TASKS, strict=True):
                 _draw(panel, task, grid, {name: h for name, h in heights.items() if len(groups[name])})
                 _mark(panel, task, ranking, evaluation.recall, right=_free_right(heights))
-            # What is bounded is ranked by −log of its distance to the bound, so that confident samples never tie.
-            scale = "\n(−log of distance\nto its maximum)" if _is_bounded(score) else ""
-            row[0].set_ylabel(f"density of\n{label_of(score)}{scale}")
+            row[0].set_ylabel(f"density of\n{label_of(score)}{_scale(score)}")
         for panel, task in zip(axes[0], TASKS, strict=True):
             _header(panel, task, [name for name, values in groups.items() if len(values)])
         for panel in axes[-1]:
@@ -63,12 +62,16 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         return finish(figure)
 
 
-def _is_bounded(score: str) -> bool:
+def _scale(score: str) -> str:
+    """What the numbers of a score are, if not its plain values."""
     try:
-        name = parse(score).name
+        spec = parse(score)
     except ValueError:
-        return False  # a score of the user's own
-    return name in ("msp", "doctor", "entropy", "sirc")
+        return ""  # a score of the user's own
+    if spec.name == "bayes":
+        return "\n(−log of its\nexpected cost)"
+    # What is bounded is ranked by −log of its distance to the bound, so that confident samples never tie.
+    return "\n(−log of distance\nto its maximum)" if spec.has_bounded_first or ranks_by_gap(spec) else ""
 
 
 def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray]) -> None:

@@ -8,12 +8,14 @@ from typing import final
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from sirc._modes import exact
 from sirc.figures.pieces import array
+from sirc.names import score_name
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
-from sirc.scores.columns import Columns, working_dtype
+from sirc.scores.columns import BOUNDED, Columns, working_dtype
 from sirc.scores.scorer import cast_parameters, check_features
 from sirc.scores.spec import Spec, parse
 from sirc.store import OutputStore
@@ -24,13 +26,18 @@ FloatArray = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class PlaneValues:
-    """S1 and S2 of each sample as the paper has them, S1's upper bound, and SIRC's a and b."""
+    """S1 and S2 of each sample as the paper has them, S1's upper bound, SIRC's a and b, and what S1 is called.
+
+    S1max − S1 is what SIRC takes of S1: a score whose plain value is something else, as that of `margin`, stands there
+    as 1 − (S1max − S1), "bounded".
+    """
 
     s1: FloatArray
     s2: FloatArray
     s1_max: float
     a: float
     b: float
+    first: str
 
 
 @final
@@ -69,8 +76,7 @@ def planes(
         own, other = inside[spec], outside[spec]
         pairs = np.stack([own.s1, own.s2])
         groups = {"correct": pairs[:, right], "wrong": pairs[:, ~right], "ood": np.stack([other.s1, other.s2])}
-        first, second = map(str, parse(spec).args)
-        found[spec] = Plane(first, second, groups, own.s1_max, own.a, own.b)
+        found[spec] = Plane(own.first, str(parse(spec).args[1]), groups, own.s1_max, own.a, own.b)
     return found
 
 
@@ -96,7 +102,7 @@ def _values(scorer: Scorer, outputs: Outputs | OutputStore, specs: Sequence[str]
             raise ValueError(f"`spec` must be sirc with one S2, such as `sirc(msp, l1)`; got `{spec}`.")
         scorer.only(spec)  # says which specs there are, where this is none of them
         parsed[spec] = parse(spec)
-    parts: dict[str, list[tuple[FloatArray, FloatArray, float]]] = {spec: [] for spec in specs}
+    parts: dict[str, list[tuple[FloatArray, FloatArray, FloatArray]]] = {spec: [] for spec in specs}
     for batch in _batches(outputs):
         check_features(parsed.values(), batch)
         dtype = None if batch.features is None else working_dtype(batch.features.dtype)
@@ -104,16 +110,28 @@ def _values(scorer: Scorer, outputs: Outputs | OutputStore, specs: Sequence[str]
         columns = Columns(batch, parsed.values(), parameters)
         for text, tree in parsed.items():
             first, second = tree.args
-            s1 = array(columns.plain(first))
-            # S1max is S1 and its gap together, in any row.
-            bound = float(np.max(s1 + np.exp(array(columns.log_gap(first)))))
-            parts[text].append((s1, array(columns.value(second)), bound))
+            alone = _as_first(first, parameters)
+            plain = columns if alone is parameters else Columns(batch, [], alone)
+            parts[text].append(
+                (array(plain.plain(first)), np.exp(array(columns.log_gap(first))), array(columns.value(second)))
+            )
     found = {}
     for text, tree in parsed.items():
-        s1, s2 = (np.concatenate([part[k] for part in parts[text]]) for k in (0, 1))
+        s1, gap, s2 = (np.concatenate([part[k] for part in parts[text]]) for k in range(3))
         a, b = ((tree.numbers(key) or scorer.parameters[str(tree)][key].tolist())[0] for key in "ab")
-        found[text] = PlaneValues(s1, s2, round(max(part[2] for part in parts[text]), 9), float(a), float(b))
+        name, bound = str(tree.args[0]), float(np.max(s1 + gap))
+        if not np.allclose(s1, bound - gap, rtol=1e-6, atol=1e-6):
+            name, s1, bound = f"{score_name(name)}, bounded", 1 - gap, 1.0
+        # S1max is S1 and its gap together, in any row.
+        found[text] = PlaneValues(s1, s2, round(bound, 9), float(a), float(b), name)
     return found
+
+
+def _as_first(leaf: Spec, parameters: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Mapping[str, Tensor]]:
+    """The parameters with which the plain value of a leaf is that whose distance to its bound SIRC takes."""
+    own = parameters.get(str(leaf), {})
+    apart = {name.removesuffix(BOUNDED): value for name, value in own.items() if name.endswith(BOUNDED)}
+    return {**parameters, str(leaf): {**own, **apart}} if apart else parameters
 
 
 def _batches(outputs: Outputs | OutputStore) -> Iterable[Outputs]:

@@ -105,6 +105,20 @@ METHODS: Final = {
     "vim": Look("#332288", _LONG, "*"),
     "mahalanobis": Look("#999933", _LONG, "P"),
     "knn": Look("#999933", _DOTTED, "d"),
+    "margin": Look("#000000", _DOTTED, "d"),
+    "tempered_msp": Look("#000000", _LONG, "h"),
+    "tempered_entropy": Look("#7F7F7F", _LONG, "D"),
+    "max_logit_pnorm": Look("#555555", _SOLID, "v"),
+    "gen": Look("#7F7F7F", _DOTTED, "^"),
+    "mahalanobis_pp": Look("#999933", _SOLID, "X"),
+    "relative_mahalanobis": Look("#999933", _DASHED, "p"),
+    "nnguide": Look("#999933", _MIXED, "s"),
+    "react": Look("#DDAA33", _DASHED, "o"),
+    "scale": Look("#DDAA33", _DOTTED, "D"),
+    "ash": Look("#DDAA33", _LONG, "P"),
+    "nci": Look("#88CCEE", _DASHED, "*"),
+    "fdbd": Look("#88CCEE", _LONG, "h"),
+    "cop": Look("#44AA99", _DASHED, "s"),
     **{
         f"sirc({first}, {second})": Look(colour, dash, marker)
         for second, shades in _SECOND.items()

@@ -18,6 +18,7 @@ from sirc.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores.fitting import Fitter
 from sirc.scores.kept import FeatureMoments
+from sirc.scores.needs import tell_unfit
 from sirc.scores.rows import numbered_share, share_length, shown
 from sirc.scores.scorer import Scorer
 from sirc.scores.second import SecondPass
@@ -55,6 +56,8 @@ def fit_together(
         share = share_length(train, rank, world)
         first = shown(numbered_share(train, rank, world), device, progress, "fit, first pass", share)
         for index, batch in first:
+            if not fitter.count and rank == 0:
+                tell_unfit(fitter.specs, batch, progress)
             fitter.update(batch, index=index)
         fitter._gatherer.flush()
     where = torch.device(device or (train.device if isinstance(train, Outputs) else "cpu"))

@@ -11,6 +11,7 @@ from sirc.scores import combine
 
 _STEP = 0.05
 _FURTHEST = 6.0
+_SILENT = 1e9  # in σ: softplus of minus that is 0 for any S2 that is not beyond it
 
 
 def spend(
@@ -34,11 +35,11 @@ def spend(
         return float(Ranking(confidence[correct], confidence[~correct]).auroc("wrong"))
 
     floor = auroc(-log_gap) - budget / 100
-    best = -_FURTHEST
-    for step in range(int(2 * _FURTHEST / _STEP) + 1):
-        shift = -_FURTHEST + step * _STEP
+    steps = round(2 * _FURTHEST / _STEP)
+    for shift in (_FURTHEST - step * _STEP for step in range(steps + 1)):
         moved = [center + shift / slope for center, slope in zip(a, b, strict=True)]
-        if auroc(combine.sirc(log_gap, others, moved, b)) < floor:
+        if auroc(combine.sirc(log_gap, others, moved, b)) >= floor:
             break
-        best = shift
-    return {"a": [center + best / slope for center, slope in zip(a, b, strict=True)], "b": list(b)}
+    else:  # not even the weakest: S2 is not heard at all
+        moved = [center - _SILENT / slope for center, slope in zip(a, b, strict=True)]
+    return {"a": moved, "b": list(b)}

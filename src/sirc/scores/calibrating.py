@@ -13,7 +13,7 @@ from sirc.scores.softmax import softplus
 
 _STEPS = 200
 _PENALTY = 1e-3  # on squared weights, per mean log-likelihood: keeps them finite on rows that are all told apart
-_LEAST_SLOPE = 1e-3
+_LEAST_SLOPE = 1e-3  # against log odds of unit spread, so that it is as little for a network with huge logits
 _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
 
@@ -26,7 +26,7 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
     y = wrong.cpu()
     n_wrong, n_right = int(y.sum()), int((~y).sum())
     target = torch.where(y, (n_wrong + 1) / (n_wrong + 2), 1 / (n_right + 2)).double()
-    mean, deviation = x.mean(), x.std(correction=0).clamp_min(1e-9)
+    mean, deviation = spread(x)
     t = (x - mean) / deviation
     theta = torch.zeros(2, dtype=torch.float64)
 
@@ -36,8 +36,14 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
         return likelihood + _PENALTY * theta[1].square() / math.sqrt(len(t))
 
     theta = _minimise(loss, theta)
-    slope = max(float(theta[1].exp() / deviation), _LEAST_SLOPE)
+    slope = max(float(theta[1].exp()), _LEAST_SLOPE) / deviation
     return float(theta[0] - slope * mean), slope
+
+
+def spread(x: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation; 1 for the latter where the values are all the same, as those of one row are."""
+    mean, deviation = float(x.mean()), float(x.std(correction=0))
+    return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0
 
 
 @dataclass(frozen=True)
@@ -56,54 +62,123 @@ def density_ratio(id_ramps: Tensor, contrasts: Sequence[Contrast]) -> tuple[floa
     Both sides weigh the same, whatever their numbers, so that the log odds are log g themselves (of a mixture,
     log(share + (1 − share)·g)).
     """
-    size = id_ramps.shape[1]
     id_weight = torch.full((len(id_ramps),), 1 / len(id_ramps), dtype=torch.float64, device=id_ramps.device)
+    sides = []  # columns with the constant's, weights, which way, share
+    for contrast in contrasts:
+        for ramps, weight, sign in ((id_ramps, id_weight, 1.0), (contrast.ramps, contrast.weight, -1.0)):
+            sides.append((torch.cat([torch.ones_like(ramps[:, :1]), ramps], 1), weight, sign, contrast.share))
+    pull = torch.full((id_ramps.shape[1] + 1,), _PENALTY, dtype=torch.float64, device=id_ramps.device)
+    pull[0] = 0.0
 
-    def odds(ramps: Tensor, theta: Tensor, share: float) -> Tensor:
-        g = theta[0] + ramps @ softplus(theta[1:])
-        if not share:
-            return g
-        return torch.logaddexp(g + math.log1p(-share), torch.full_like(g, math.log(share)))
+    def loss(theta: Tensor) -> float:
+        total = pull @ theta.square()
+        for x, weight, sign, share in sides:
+            total = total + weight @ softplus(sign * _mixed(x @ theta, share))
+        return float(total)
 
-    def loss(theta: Tensor) -> Tensor:
-        total = _PENALTY * softplus(theta[1:]).square().sum()
-        for contrast in contrasts:
-            total = total + id_weight @ softplus(odds(id_ramps, theta, contrast.share))
-            total = total + contrast.weight @ softplus(-odds(contrast.ramps, theta, contrast.share))
-        return total
+    def slopes(theta: Tensor) -> tuple[Tensor, Tensor]:
+        slope, curvature = 2 * pull * theta, torch.diag(2 * pull)
+        for x, weight, sign, share in sides:
+            g = x @ theta
+            odds = _mixed(g, share)
+            chance = torch.sigmoid(sign * odds)
+            tilt = torch.exp(g + math.log1p(-share) - odds)  # how much of a change of log g the odds follow
+            slope = slope + x.T @ (weight * sign * chance * tilt)
+            curvature = curvature + x.T @ (x * (weight * chance * (1 - chance) * tilt.square())[:, None])
+        return slope, curvature
 
-    start = torch.full((size + 1,), -2.0, dtype=torch.float64, device=id_ramps.device)
-    theta = _minimise(loss, start)
-    return float(theta[0]), softplus(theta[1:])
+    theta = _minimise_above_zero(loss, slopes, torch.zeros_like(pull))
+    return float(theta[0]), theta[1:]
 
 
-def id_share(id_odds: Tensor, mixed_odds: Tensor) -> float:
+def _mixed(g: Tensor, share: float) -> Tensor:
+    """log(share + (1 − share)·g), from log g."""
+    return torch.logaddexp(g + math.log1p(-share), torch.full_like(g, math.log(share))) if share else g
+
+
+def _minimise_above_zero(
+    loss: Callable[[Tensor], float], slopes: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor
+) -> Tensor:
+    """Newton's steps among the numbers that are free to move; all but the first stay at or above 0.
+
+    They end at the minimum to the last digits, so that rows in another order give the same numbers.
+    """
+    value = loss(theta)
+    for _ in range(_STEPS):
+        slope, curvature = slopes(theta)
+        free = (theta > 0) | (slope < 0)
+        free[0] = True
+        step = torch.zeros_like(theta)
+        inside = curvature[free][:, free]
+        inside = inside + 1e-12 * inside.diagonal().max() * torch.eye(
+            len(inside), dtype=theta.dtype, device=theta.device
+        )
+        step[free] = -torch.linalg.solve(inside, slope[free])
+        size = 1.0
+        while True:
+            following = theta + size * step
+            following[1:].clamp_min_(0.0)
+            if (lower := loss(following)) < value:
+                break
+            size /= 2
+            if size < 1e-10:
+                return theta
+        theta, value = following, lower
+    return theta
+
+
+def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
     """The share of ID rows in a mixture, from log odds of being a mixture's row (the higher, the less ID).
 
     Where OOD rows are absent, the mixture has as many rows as its ID share says: the least ratio of accepted shares
-    over all thresholds, each with its sampling error added (Garg et al. 2021, best bin).
+    over all thresholds, each with its sampling error added (Garg et al. 2021, best bin). The second number is the
+    standard error of the ratio there.
     """
     own, mixed = id_odds.double().sort().values, mixed_odds.double().sort().values
     accepted = torch.searchsorted(mixed, own, right=True).double() / len(mixed)
     kept = torch.arange(1, len(own) + 1, dtype=torch.float64, device=own.device) / len(own)
     slack = sum(math.sqrt(math.log(4 / _SLACK) / (2 * n)) for n in (len(own), len(mixed)))
     best = int(((accepted + slack) / kept).argmin())
-    return min(1.0, float(accepted[best] / kept[best]))
+    of_mixed, of_own = float(accepted[best]), float(kept[best])
+    ratio = of_mixed / of_own
+    # Both counts are binomial; a share of 0 has the error of one row.
+    variance = max(of_mixed * (1 - of_mixed), 1 / len(mixed)) / len(mixed)
+    variance += ratio**2 * of_own * (1 - of_own) / len(own)
+    return min(1.0, ratio), math.sqrt(variance) / of_own
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Quasi-Newton steps to the minimum of a smooth convex-like function."""
-    theta = start.clone().requires_grad_(True)
-    optimizer = torch.optim.LBFGS(
-        [theta], max_iter=_STEPS, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
-    )
+    """Quasi-Newton steps (BFGS) to the minimum of a smooth function of a few numbers.
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss(theta)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+    torch.optim would do the same, but the first of its optimizers takes seconds to load what it does not need here.
+    """
 
-    with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return theta.detach()
+    def sloped(theta: Tensor) -> tuple[float, Tensor]:
+        theta = theta.detach().requires_grad_(True)
+        with torch.enable_grad():
+            value = loss(theta)
+        return float(value.detach()), torch.autograd.grad(value, theta)[0]
+
+    theta, unit = start, torch.eye(len(start), dtype=start.dtype, device=start.device)
+    (value, slope), inverse = sloped(theta), unit
+    for number in range(_STEPS):
+        step = -inverse @ slope
+        if not float(slope @ step) < 0:
+            inverse, step = unit, -slope
+        size, promised = 1.0, float(slope @ step)
+        while not (found := sloped(theta + size * step))[0] <= value + 1e-4 * size * promised:
+            size /= 2
+            if size < 1e-10:
+                return theta
+        moved, turned = size * step, found[1] - slope
+        gained, theta = value - found[0], theta + moved
+        value, slope = found
+        if gained <= 1e-12 * (1 + abs(value)) and float(slope.abs().max()) < 1e-6:
+            break
+        curvature = float(moved @ turned)
+        if curvature > 1e-12 * float(moved.norm() * turned.norm()):
+            if number == 0:
+                inverse = unit * (curvature / float(turned @ turned))
+            left = unit - torch.outer(moved, turned) / curvature
+            inverse = left @ inverse @ left.T + torch.outer(moved, moved) / curvature
+    return theta

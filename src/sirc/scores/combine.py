@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores import ratio
+from sirc.scores._blocks import constant
 from sirc.scores.softmax import softplus
 from sirc.scores.spec import Spec
 
@@ -18,16 +19,24 @@ Parameters = Mapping[str, Mapping[str, Tensor]] | Mapping[str, Mapping[str, Tens
 def sirc(log_gap: Tensor, others: Sequence[Tensor], a: Sequence[float], b: Sequence[float]) -> Tensor:
     """−log(S1max − S1) − Σ softplus(b(a − S2)), which is −log(−C) of C = −(S1max − S1)·Π(1 + exp(−b[S2 − a]))."""
     total = -log_gap
-    for value, center, slope in zip(others, a, b, strict=True):
-        total = total - softplus(slope * (center - value))
+    for low in lowness(others, a, b):
+        total = total - softplus(low)
     return total
+
+
+def lowness(others: Sequence[Tensor], a: Sequence[float], b: Sequence[float]) -> list[Tensor]:
+    """b(a − S2) of each S2: how far it is on the side of OOD."""
+    return [
+        constant(slope, value) * (constant(center, value) - value)
+        for value, center, slope in zip(others, a, b, strict=True)
+    ]
 
 
 def additive(log_gap: Tensor, others: Sequence[Tensor], kappa: float, a: Sequence[float], b: Sequence[float]) -> Tensor:
     """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
     total = log_gap
-    for value, center, slope in zip(others, a, b, strict=True):
-        total = ratio.log_add(total, math.log(kappa) + slope * (center - value))
+    for low in lowness(others, a, b):
+        total = ratio.log_add(total, math.log(kappa) + low)
     return -total
 
 
@@ -40,7 +49,9 @@ def bayes(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
     if alpha == 1:
         return -log_u - (math.log(beta) if beta else 0.0)
     log_odds = log_g + (math.log1p(-alpha) - math.log(alpha))
-    return softplus(log_odds) - ratio.log_add(log_u + _log(beta), log_odds + _log(1 - beta))
+    # Both logarithms less the larger of 0 and log_odds, so that no digits cancel where a row is OOD beyond doubt.
+    most = log_odds.clamp_min(0.0)
+    return softplus(-log_odds.abs()) - ratio.log_add(log_u + _log(beta) - most, log_odds - most + _log(1 - beta))
 
 
 def bayes_aurr(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
@@ -57,7 +68,7 @@ def _cost(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
 
 def linear(first: Tensor, second: Tensor, c: float) -> Tensor:
     """S1 + c·S2."""
-    return first + c * second
+    return first + constant(c, second) * second
 
 
 def product(*values: Tensor) -> Tensor:
@@ -73,14 +84,15 @@ def plain_value(
         return plain(spec)
     if spec.has_bounded_first:
         others = [plain_value(s, plain, log_gap, parameters) for s in spec.args[1:]]
-        return _with_bounded_first(spec, log_gap(spec.args[0]), others, parameters)
+        return with_bounded_first(spec, log_gap(spec.args[0]), others, parameters)
     values = [plain_value(s, plain, log_gap, parameters) for s in spec.args]
     if spec.name == "product":
         return product(*values)
     return linear(values[0], values[1], given(spec, "c", parameters)[0])
 
 
-def _with_bounded_first(spec: Spec, first: Tensor, others: list[Tensor], parameters: Parameters) -> Tensor:
+def with_bounded_first(spec: Spec, first: Tensor, others: list[Tensor], parameters: Parameters) -> Tensor:
+    """The value of a combination from log(S1max − S1) and the values of its S2 scores."""
     a, b = (given(spec, key, parameters) for key in "ab")
     if spec.name == "sirc":
         return sirc(first, others, a, b)
@@ -88,21 +100,19 @@ def _with_bounded_first(spec: Spec, first: Tensor, others: list[Tensor], paramet
         return additive(first, others, given(spec, "kappa", parameters)[0], a, b)
     alpha, beta = (given(spec, key, parameters)[0] for key in ("alpha", "beta"))
     log_u = _log_u(spec, first, parameters)
-    away = [slope * (center - value) for value, center, slope in zip(others, a, b, strict=True)]
+    away = lowness(others, a, b)
     aurr = spec.options.get("metric") == "aurr"
     if "density" in parameters[str(spec)]:
         log_g = ratio.log_g(log_u, away, given(spec, "density", parameters))
         return (bayes_aurr if aurr else bayes)(log_u, log_g, alpha, beta)
-    # Without OOD rows u is SIRC's, so that the order is SIRC's own where OOD input is rare. It may exceed 1: 1 − u is
-    # of no use then.
+    # Without OOD rows S2 also raises u, by what SIRC adds to log u, on the scale of log odds: where OOD input is rare
+    # the order is SIRC's. It is stretched as the calibration stretched S1. For AURR, 1 − u costs more than it tells.
     log_g = ratio.surrogate_log_g(log_u, away)
-    raised = -sirc(log_u, others, a, b)
-    return (_cost if aurr else bayes)(raised, log_g, alpha, beta)
-
-
-def bayes_of_id(spec: Spec, first: Tensor, parameters: Parameters) -> Tensor:
-    """The confidence of a `bayes` were all input ID."""
-    return bayes(_log_u(spec, first, parameters), first, 1.0, given(spec, "beta", parameters)[0])
+    claimed, calibration = (given(spec, key, parameters) for key in ("claim", "calibration"))
+    odds = ratio.error_odds(first, claimed, calibration)
+    for low in away:
+        odds = odds + constant(calibration[1], low) * softplus(low)
+    return (_cost if aurr else bayes)(-softplus(-odds), log_g, alpha, beta)
 
 
 def _log_u(spec: Spec, first: Tensor, parameters: Parameters) -> Tensor:

@@ -21,6 +21,7 @@ from sirc.scores.columns import needed_leaves
 from sirc.scores.feature import BANK_SIZE
 from sirc.scores.folds import Crossfit, check_crossfit, folds_of
 from sirc.scores.kept import FeatureMoments, counts_classes, keeps_moments, keeps_sample, union
+from sirc.scores.needs import tell_unfit
 from sirc.scores.rows import Gatherer, kind, numbered, probe, shown
 from sirc.scores.scorer import Scorer, check_features, check_specs, learns
 from sirc.scores.second import SecondPass
@@ -62,7 +63,7 @@ def fit(
     `device`: where to compute, if not where the rows are; batches are moved there one by one.
     `distributed=True`: every process of the default torch.distributed group calls this with the same arguments, `train`
     being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
-    `progress`: where both passes are reported.
+    `progress`: where both passes are reported, and which of the scores are not for networks with such features.
     """
     if device is not None and head is not None:
         head = head.to(device)
@@ -78,6 +79,8 @@ def fit(
     one_shot = isinstance(train, Iterator)
     fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot, val=val, ood=ood, unlabelled=unlabelled)
     for index, batch in shown(numbered(train), device, progress, "fit, first pass", _length(train)):
+        if not fitter.count:
+            tell_unfit(fitter.specs, batch, progress)
         fitter.update(batch, index=index)
     return fitter.finish(None if one_shot else train, device=device, progress=progress)
 
@@ -259,7 +262,7 @@ class Fitter:
             Scorer(self.specs, parameters, num_classes=self.num_classes, num_features=self.num_features)
         )
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
-        seen, count = self._seen, self.count
+        seen, count = self._seen, 0 if self._seen is None else self.count
         if self._tuning.used(self._parsed):
             seen = seen or SeenRows()
             for outputs in self._tuning.rows():

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sirc.scores._blocks import constant
 from sirc.scores.softmax import softplus
 
-KNOTS = (0.0, 1.0, 2.0, 4.0)
+KNOTS = (-4.0, -2.0, 0.0, 1.0, 2.0, 4.0)
 """Where the slope of log g may change, in standard deviations on the side of OOD."""
 _MEAN_TO_A = 3.0  # a = μ − 3σ
-# q, η and ε of the surrogate: see docs/bayes.md for what others cost and gain.
-_SHOWN, _POWER, _ERRORS = 0.15, 0.75, 0.3
+_TILT = 1e-6  # of log g against log u: the least that keeps the order of sure rows in float64
+# q, δ, η and ε of the surrogate; docs/bayes.md has what others would cost and gain.
+_SHOWN, _SHIFT, _POWER, _ERRORS = 0.1, 1.5, 0.75, 0.3
 
 
 def claim(log_gap_of_uniform: float, classes: int) -> tuple[float, float]:
@@ -30,14 +32,19 @@ def claim(log_gap_of_uniform: float, classes: int) -> tuple[float, float]:
 def doubt(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
     """The claimed probability of error as log odds."""
     scale, most = claimed
-    log_p = (log_gap + scale).clamp_max(most)
+    log_p = (log_gap + constant(scale, log_gap)).clamp_max(most)
     return log_p - log_one_minus_exp(log_p)
 
 
-def log_u(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:
-    """log u: the claimed log odds of an error, shifted and stretched as validation data asked for."""
+def error_odds(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:
+    """The log odds of an error: those claimed, shifted and stretched as validation data asked for."""
     offset, slope = calibration
-    return -softplus(-(offset + slope * doubt(log_gap, claimed)))
+    return constant(offset, log_gap) + constant(slope, log_gap) * doubt(log_gap, claimed)
+
+
+def log_u(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:
+    """log u, the probability of an error."""
+    return -softplus(-error_odds(log_gap, claimed, calibration))
 
 
 def basis(log_u: Tensor, away: Sequence[Tensor], center: Sequence[float]) -> Tensor:
@@ -51,22 +58,28 @@ def basis(log_u: Tensor, away: Sequence[Tensor], center: Sequence[float]) -> Ten
 
 
 def log_g(log_u: Tensor, away: Sequence[Tensor], density: Sequence[float]) -> Tensor:
-    """log g as learnt: mean and deviation of log u, then the constant, then one weight for each ramp."""
+    """log g as learnt: mean and deviation of log u, then the constant, then one weight for each ramp.
+
+    The ramps are flat where a prediction is surer than most. There g falls with u as good as not at all, but so that no
+    two rows tie for having the same w.
+    """
     center, constant, weights = density[:2], density[2], density[3:]
     ramps = basis(log_u, away, center)
-    return constant + ramps @ torch.as_tensor(weights, dtype=ramps.dtype, device=ramps.device)
+    return constant + ramps @ torch.as_tensor(weights, dtype=ramps.dtype, device=ramps.device) + _TILT * log_u
 
 
 def surrogate_log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
-    """log g from ID statistics alone: g = (1−q)·u/ε + q·(u/ε)^η·exp(−z − ½), z = (S2 − μ)/σ.
+    """log g from ID statistics alone: g = (1−q)·u/ε + q·(u/ε)^η·exp(−δz − δ²/2), z = (S2 − μ)/σ.
 
     OOD input is taken for a mixture. A part 1 − q looks like the ID input that is misclassified (its density is
-    p_ID·u/ε, ε the share of errors), and S2 says nothing of it. A part q lies one σ lower in S2, for which a normal S2
-    has the density ratio exp(−z − ½), and its u is less telling: u^η. With several S2, each shows an equal share of it.
+    p_ID·u/ε, ε the share of errors), and S2 says nothing of it. A part q lies δ standard deviations lower in S2, for
+    which a normal S2 has that density ratio, and its u tells less. With several S2, each shows an equal share of it.
     """
-    low = away[0] if len(away) == 1 else torch.logsumexp(torch.stack(list(away)), 0) - math.log(len(away))
+    z = [-value - _MEAN_TO_A for value in away]
+    tilts = [-_SHIFT * (value + _SHIFT / 2) for value in z]
+    tilt = tilts[0] if len(tilts) == 1 else torch.logsumexp(torch.stack(tilts), 0) - math.log(len(tilts))
     claimed = log_u - math.log(_ERRORS)
-    return log_add(claimed + math.log1p(-_SHOWN), _POWER * claimed + low + (math.log(_SHOWN) + _MEAN_TO_A - 0.5))
+    return log_add(claimed + math.log1p(-_SHOWN), _POWER * claimed + tilt + math.log(_SHOWN))
 
 
 def log_add(x: Tensor, y: Tensor) -> Tensor:

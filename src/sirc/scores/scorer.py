@@ -154,7 +154,9 @@ class Scorer:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
-        learnt = learns(parse(text) for text in wanted)
+        parsed = [parse(text) for text in wanted]
+        tuned = any(str(leaf) in self.parameters for leaf in needed_leaves(parsed))
+        learnt = tuned or learns(parsed)
         return Scorer(
             wanted,
             self.parameters,

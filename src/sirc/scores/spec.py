@@ -25,7 +25,7 @@ _COMBINATIONS: dict[str, tuple[int, int | None, tuple[str, ...]]] = {
 _BOUNDED_FIRST = ("sirc", "additive", "bayes")
 _DEFAULTS: dict[str, dict[str, Value]] = {
     "bayes": {"alpha": 0.5, "beta": 0.5, "metric": "aurc"},
-    "additive": {"kappa": 1.0},
+    "additive": {"kappa": 0.1},
 }
 _WORDS = {"metric": ("aurc", "aurr")}
 _DEEPEST = 20

@@ -11,7 +11,7 @@ from torch import Tensor
 from sirc.outputs import Outputs
 from sirc.scores import ratio, registry
 from sirc.scores.budget import spend
-from sirc.scores.calibrating import Contrast, calibrate, density_ratio, id_share
+from sirc.scores.calibrating import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.columns import Columns, needed_leaves
 from sirc.scores.scorer import Scorer, check_features
 from sirc.scores.spec import Spec
@@ -20,6 +20,7 @@ from sirc.store import OutputStore
 
 Data = Outputs | Iterable[object]
 _ID_ALONE = 0.99  # an estimated ID share above it leaves no OOD rows to learn from
+_ERRORS = 3.0  # standard errors below 1, no fewer as the share is the least of many ratios
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Tuning:
         tuning = cls(read, found, None if unlabelled is None else _read("unlabelled", unlabelled))
         for outputs in tuning.rows():
             check_features(specs, outputs)
-        return tuning
+        # What nothing learns from is let go, so that no row counts as seen that was not.
+        return tuning if any(part.name == "bayes" for part in parts) else cls(read)
 
     def to(self, device: torch.device | str) -> Tuning:
         """The same rows elsewhere."""
@@ -105,10 +107,15 @@ class Tuning:
         parsed = [part for spec in scorer._parsed.values() for part in spec.walk()]
         wanted = {str(part): part for part in parsed if part.tunes or part.name == "bayes"}
         found: Solved = {}
+        for name, rows in self._named():
+            _check_model(name, rows, scorer)
         columns = {name: scorer._columns(rows) for name, rows in self._named()} if wanted else {}
+        learnt: dict[tuple[Spec, ...], dict[str, Tensor | Sequence[float]]] = {}
         for name, part in wanted.items():
             known = scorer.parameters.get(name, {})
-            numbers = self._budgeted(part, columns, known) if part.tunes else self._bayes(part, columns, known, scorer)
+            if part.name == "bayes" and part.args not in learnt:  # u and g are the same for every α and β
+                learnt[part.args] = self._bayes(part, columns, known, scorer)
+            numbers = learnt[part.args] if part.name == "bayes" else self._budgeted(part, columns, known)
             found[name] = {
                 key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
                 for key, value in numbers.items()
@@ -119,7 +126,7 @@ class Tuning:
         if self.val is not None:
             yield "val", self.val
         for name, outputs in self.ood.items():
-            yield f"ood {name}", outputs
+            yield f"ood[{name!r}]", outputs
         if self.unlabelled is not None:
             yield "unlabelled", self.unlabelled
 
@@ -150,7 +157,7 @@ class Tuning:
         if not contrasted:
             return found
         log_u = {name: ratio.log_u(first, claimed, calibration) for name, (first, _) in parts.items()}
-        center = (float(log_u["val"].mean()), max(float(log_u["val"].std(correction=0)), 1e-9))
+        center = spread(log_u["val"])
         ramps = {name: ratio.basis(log_u[name], away[name], center) for name in columns}
         contrasts = [
             Contrast(ramps[name], torch.full_like(log_u[name], 1 / len(log_u[name]) / max(1, len(self.ood))))
@@ -171,13 +178,22 @@ class Tuning:
         mixed = ramps["unlabelled"]
         weight = torch.full((len(mixed),), 1 / len(mixed), dtype=torch.float64, device=mixed.device)
         constant, weights = density_ratio(ramps["val"], [Contrast(mixed, weight)])
-        share = id_share(constant + ramps["val"] @ weights, constant + mixed @ weights)
-        if share > _ID_ALONE:
+        share, error = id_share(constant + ramps["val"] @ weights, constant + mixed @ weights)
+        if share > min(_ID_ALONE, 1 - _ERRORS * error):
             raise ValueError(
-                f"`unlabelled` must hold OOD rows for `{spec}` to learn from; by its scores {share:.0%} of the "
-                f"{len(mixed)} rows are like those of `val`. Leave it out, or pass rows of the deployed model"
+                f"`unlabelled` must hold OOD rows for `{spec}` to learn from; by its scores {share:.0%} ± {error:.0%} "
+                f"of the {len(mixed)} rows are like those of `val`. Leave it out, or pass more rows as met in use"
             )
         return share
+
+
+def _check_model(name: str, rows: Outputs, scorer: Scorer) -> None:
+    for what in ("classes", "features"):
+        known, new = getattr(scorer, f"num_{what}"), getattr(rows, f"num_{what}")
+        if None not in (known, new) and known != new:
+            raise ValueError(
+                f"`{name}` must be of the model that `train` is of, with {known} {what}; got {new}. Did you swap files?"
+            )
 
 
 def _values(spec: Spec, columns: Columns) -> tuple[Tensor, list[Tensor]]:

@@ -1,0 +1,130 @@
+"""Set the combinations that know α and β beside SIRC on stored outputs: the table of docs/bayes.md."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from score_table import KEPT, runs_of
+from torch import Tensor
+
+import sirc
+from sirc.arrays import load_head
+from sirc.scores import ratio
+
+LEARNT = "bayes, g learnt"
+TUNED = 0.4  # of the test rows and of each OOD set: what g is learnt from, and no rule is judged on
+GRID = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
+SECONDS = ("residual", "mahalanobis", "knn", "vim", "l1")
+METRICS = ("aurc", "aurr")
+
+
+def rules(s1: str, s2: str, alpha: float, beta: float, metric: str) -> dict[str, str]:
+    """The spec of each rule at one (α, β)."""
+    return {
+        "sirc": f"sirc({s1}, {s2})",
+        s1: s1,
+        "additive κ=1": f"additive({s1}, {s2}, kappa=1)",
+        "additive κ=0.3": f"additive({s1}, {s2}, kappa=0.3)",
+        "bayes": f"bayes({s1}, {s2}, alpha={alpha}, beta={beta}, metric={metric})",
+    }
+
+
+def measure(run: Path, s1: str, seconds: Sequence[str], grid: Sequence[float]) -> pd.DataFrame:
+    """AURC and AURR of each rule over the (α, β) square on one run; OOD sets weigh the same."""
+    head = load_head(run / "head.safetensors")
+    stores = {path.name: sirc.OutputStore(path) for path in sorted((run / "outputs").iterdir()) if path.is_dir()}
+    val, test = split(stores["test"].load())
+    halves = {name: split(store.load()) for name, store in stores.items() if name not in KEPT}
+    cells = [(alpha, beta, metric) for alpha in grid for beta in grid for metric in METRICS]
+    specs = [spec for s2 in seconds for cell in cells for spec in rules(s1, s2, *cell).values()]
+    known = sirc.fit(list(dict.fromkeys(specs)), stores["train"], head=head)
+    with_ood = {"val": val, "ood": {name: first for name, (first, _) in halves.items()}}
+    ranks = [spec for spec in known.specs if spec.startswith("bayes")]
+    learnt = sirc.fit(ranks, stores["train"], head=head, **with_ood)
+    scores = {fit: (fit(test), [fit(second) for _, second in halves.values()]) for fit in (known, learnt)}
+    rows = []
+    for s2 in seconds:
+        rankings: dict[tuple[sirc.Scorer, str], sirc.Ranking] = {}
+        for alpha, beta, metric in cells:
+            asked = [(rule, known, spec) for rule, spec in rules(s1, s2, alpha, beta, metric).items()]
+            for rule, fit, spec in (*asked, (LEARNT, learnt, asked[-1][2])):
+                if (fit, spec) not in rankings:
+                    own, outside = scores[fit]
+                    rankings[fit, spec] = ranking(own[spec], test.correct, [conf[spec] for conf in outside])
+                value = float(getattr(rankings[fit, spec], metric)(alpha, beta))
+                rows.append((s2, rule, metric, alpha, beta, value))
+    return pd.DataFrame(rows, columns=["s2", "rule", "metric", "alpha", "beta", "value"])
+
+
+def split(outputs: sirc.Outputs) -> tuple[sirc.Outputs, sirc.Outputs]:
+    """Rows to learn from and rows to judge on, at random with a fixed seed."""
+    order = torch.randperm(len(outputs), generator=torch.Generator().manual_seed(0))
+    cut = int(TUNED * len(outputs))
+    return outputs[order[:cut]], outputs[order[cut:]]
+
+
+def ranking(own: Tensor, correct: Tensor, outside: Sequence[Tensor]) -> sirc.Ranking:
+    """The order of one score, with OOD sets that weigh the same."""
+    weights = torch.cat([torch.full((len(part),), 1 / len(part), dtype=torch.float64) for part in outside])
+    return sirc.Ranking(own[correct], own[~correct], torch.cat(list(outside)), ood_weights=weights)
+
+
+def against_sirc(found: pd.DataFrame) -> pd.DataFrame:
+    """Change against SIRC in percent: the worst of all (α, β), and the mean where OOD is common and where it is not."""
+    wide = found.pivot_table(index=["s2", "metric", "alpha", "beta"], columns="rule", values="value", sort=False)
+    change = 100 * (wide.div(wide["sirc"], axis=0) - 1).drop(columns="sirc")
+    long = change.reset_index().melt(["s2", "metric", "alpha", "beta"], var_name="rule", value_name="change")
+    common = long["alpha"] <= 0.5
+    keys = ["s2", "rule", "metric"]
+    return pd.DataFrame(
+        {
+            "worst": long.groupby(keys, sort=False)["change"].max(),
+            "common": long[common].groupby(keys, sort=False)["change"].mean(),
+            "rare": long[~common].groupby(keys, sort=False)["change"].mean(),
+        }
+    )
+
+
+def as_markdown(name: str, tables: Sequence[pd.DataFrame]) -> str:
+    """One row for each S2 and rule: the worst over runs, and the means over runs."""
+    worst = pd.concat([table["worst"] for table in tables], axis=1).max(axis=1)
+    means = {key: pd.concat([table[key] for table in tables], axis=1).mean(axis=1) for key in ("common", "rare")}
+    heads = [f"{metric.upper()} {what}" for metric in METRICS for what in ("worst", "α ≤ 0.5", "α > 0.5")]
+    lines = [f"| {name} | rule | {' | '.join(heads)} |", "|---|---|" + "---:|" * len(heads)]
+    for s2, rule in sorted(dict.fromkeys(key[:2] for key in worst.index), key=lambda key: SECONDS.index(key[0])):
+        cells = []
+        for metric in METRICS:
+            at = (s2, rule, metric)
+            cells += [worst[at], means["common"][at], means["rare"][at]]
+        lines.append(f"| `{s2}` | {rule} | {' | '.join(_signed(value) for value in cells)} |")
+    return "\n".join(lines)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−") if np.isfinite(value) else "–"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print one table for each folder of runs."""
+    parser = argparse.ArgumentParser(description=__doc__, epilog="example: compare_rules.py sirc-demo/glyphs_resnet")
+    parser.add_argument("folders", nargs="+", type=Path, help="what `sirc run` or `sirc demo` left for one network")
+    parser.add_argument("--s1", default="msp", help="the S1 of all combinations (default: msp)")
+    parser.add_argument("--s2", nargs="+", default=SECONDS, choices=SECONDS, help="the S2 scores")
+    parser.add_argument("--grid", nargs="+", type=float, default=GRID, help="the values of α and of β")
+    parser.add_argument("--constants", nargs=4, type=float, metavar=("q", "δ", "η", "ε"), help="of the surrogate")
+    asked = parser.parse_args(arguments)
+    if asked.constants:
+        ratio._SHOWN, ratio._SHIFT, ratio._POWER, ratio._ERRORS = asked.constants
+    named: Mapping[str, list[Path]] = {folder.name: runs_of([folder]) for folder in asked.folders}
+    for name, runs in named.items():
+        tables = [against_sirc(measure(run, asked.s1, asked.s2, asked.grid)) for run in runs]
+        print(as_markdown(f"{name}, S1 {asked.s1}", tables), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
