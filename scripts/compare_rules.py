@@ -21,6 +21,7 @@ TUNED = 0.4  # of the test rows and of each OOD set: what g is learnt from, and 
 GRID = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
 SECONDS = ("residual", "mahalanobis", "knn", "vim", "l1")
 METRICS = ("aurc", "aurr")
+HEADS = [f"{metric.upper()} {what}" for metric in METRICS for what in ("worst", "α ≤ 0.5", "α > 0.5")]
 
 
 def rules(s1: str, s2: str, alpha: float, beta: float, metric: str) -> dict[str, str]:
@@ -92,17 +93,35 @@ def against_sirc(found: pd.DataFrame) -> pd.DataFrame:
 
 def as_markdown(name: str, tables: Sequence[pd.DataFrame]) -> str:
     """One row for each S2 and rule: the worst over runs, and the means over runs."""
-    worst = pd.concat([table["worst"] for table in tables], axis=1).max(axis=1)
-    means = {key: pd.concat([table[key] for table in tables], axis=1).mean(axis=1) for key in ("common", "rare")}
-    heads = [f"{metric.upper()} {what}" for metric in METRICS for what in ("worst", "α ≤ 0.5", "α > 0.5")]
-    lines = [f"| {name} | rule | {' | '.join(heads)} |", "|---|---|" + "---:|" * len(heads)]
-    for s2, rule in sorted(dict.fromkeys(key[:2] for key in worst.index), key=lambda key: SECONDS.index(key[0])):
-        cells = []
-        for metric in METRICS:
-            at = (s2, rule, metric)
-            cells += [worst[at], means["common"][at], means["rare"][at]]
-        lines.append(f"| `{s2}` | {rule} | {' | '.join(_signed(value) for value in cells)} |")
+    found = over_runs(tables)
+    lines = [f"| {name} | rule | {' | '.join(HEADS)} |", "|---|---|" + "---:|" * len(HEADS)]
+    keys = sorted(dict.fromkeys(key[:2] for key in found.index), key=lambda key: SECONDS.index(key[0]))
+    for s2, rule in keys:
+        own = found.xs(s2, level="s2").xs(rule, level="rule")
+        lines.append(f"| `{s2}` | {rule} | {_cells(own)} |")
     return "\n".join(lines)
+
+
+def summary(networks: Mapping[str, Sequence[pd.DataFrame]]) -> str:
+    """One row for each network and rule: the worst of all S2, and the means over them."""
+    lines = [f"| network | rule | {' | '.join(HEADS)} |", "|---|---|" + "---:|" * len(HEADS)]
+    for name, tables in networks.items():
+        found = over_runs(tables)
+        for rule in dict.fromkeys(key[1] for key in found.index):
+            some = found.xs(rule, level="rule").groupby("metric", sort=False)
+            together = some.agg({"worst": "max", "common": "mean", "rare": "mean"})
+            lines.append(f"| {name} | {rule} | {_cells(together)} |")
+    return "\n".join(lines)
+
+
+def over_runs(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The worst over runs, and the means over them."""
+    together = pd.concat(tables).groupby(level=["s2", "rule", "metric"], sort=False)
+    return together.agg({"worst": "max", "common": "mean", "rare": "mean"})
+
+
+def _cells(table: pd.DataFrame) -> str:
+    return " | ".join(_signed(float(table.loc[metric, what])) for metric in METRICS for what in table.columns)
 
 
 def _signed(value: float) -> str:
@@ -120,9 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.constants:
         ratio._SHOWN, ratio._SHIFT, ratio._POWER, ratio._ERRORS = asked.constants
-    named: Mapping[str, list[Path]] = {folder.name: runs_of([folder]) for folder in asked.folders}
-    for name, runs in named.items():
-        tables = [against_sirc(measure(run, asked.s1, asked.s2, asked.grid)) for run in runs]
+    networks: dict[str, list[pd.DataFrame]] = {}
+    for folder in asked.folders:
+        networks[folder.name] = [
+            against_sirc(measure(run, asked.s1, asked.s2, asked.grid)) for run in runs_of([folder])
+        ]
+    print(summary(networks), end="\n\n")
+    for name, tables in networks.items():
         print(as_markdown(f"{name}, S1 {asked.s1}", tables), end="\n\n")
 
 

@@ -71,7 +71,11 @@ def measure(run: Path, specs: Sequence[str], *, tune: int, draws: int) -> tuple[
     """
     names = [path.parent.name for path in sorted((run / "outputs").glob("*/meta.json"))]
     stores = {name: sirc.OutputStore(run / "outputs" / name) for name in names}
+    if missing := [name for name in ("train", "test") if name not in stores]:
+        raise ValueError(f"'{run}' must hold outputs/{missing[0]}; it holds {', '.join(names) or 'none'}")
     rows = stores["test"].load()
+    if not 0 < tune < len(rows):
+        raise ValueError(f"rows to tune on must be fewer than the {len(rows)} test rows, and some; got {tune}")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     val, test = rows[order[:tune]], rows[order[tune:]]
     scorer = sirc.fit(list(specs), stores["train"], head=load_head(run / "head.safetensors"), val=val)

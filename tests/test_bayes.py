@@ -186,6 +186,19 @@ def test_the_density_ratio_has_the_mean_one_on_id_rows(shift):
     assert np.exp(learnt_g(scorer, "bayes(msp, l1)", toy.rows(20_000, 33))[0]).mean() == pytest.approx(1, rel=0.1)
 
 
+def test_the_density_ratio_does_not_mind_into_how_many_sets_ood_rows_are_split():
+    toy = toys.WEAK
+    train, val = outputs(toy.rows(5000, 34)), outputs(toy.rows(3000, 35))
+    ood, rows = outputs(toy.rows(4000, 36, ood=True), labelled=False), toy.rows(5000, 37)
+    found = []
+    for count in (1, 4):
+        sets = {str(i): ood[i * 4000 // count : (i + 1) * 4000 // count] for i in range(count)}
+        scorer = sirc.fit("bayes(msp, l1)", train, val=val, ood=sets)
+        found.append(learnt_g(scorer, "bayes(msp, l1)", rows)[0])
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+    assert np.exp(found[1]).mean() == pytest.approx(1, rel=0.15)
+
+
 @pytest.mark.parametrize("kind", ["ood", "unlabelled"])
 def test_learnt_confidence_never_falls_with_s2_or_with_s1(kind):
     toy = toys.STRONG
@@ -327,6 +340,17 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_toys(name, calibrated):
     assert max(found.values()) < 1.02, max(found, key=found.get)
 
 
+@pytest.mark.parametrize("n", [1, 3, 10, 30])
+def test_a_few_validation_rows_do_little_harm(n):
+    toy, pairs = toys.STRONG, [("msp", "l1")]
+    train = outputs(toy.rows(5000, 99))
+    test, ood = outputs(toy.rows(10_000, 97)), outputs(toy.rows(10_000, 98, ood=True), labelled=False)
+    for seed in range(4):
+        fitted = sirc.fit(specs_against_sirc(pairs), train, val=outputs(toy.rows(n, 200 + seed)))
+        found = worse_than_sirc(fitted, test, {"": ood}, pairs)
+        assert max(found.values()) < 1.08, (seed, max(found, key=found.get))
+
+
 @pytest.fixture(scope="module")
 def learnt():
     """Scorers of one toy, by what they learnt from."""
@@ -411,6 +435,32 @@ def test_an_unsure_row_is_wrong_as_often_as_a_guess(s1):
     claim = scorer.parameters[spec]["claim"].tolist()
     assert ratio.log_u(log_gap, claim, (0.0, 1.0)).exp().item() == pytest.approx(0.8, rel=1e-9)
     assert scorer.parameters[spec]["calibration"].tolist() == [0, 1]
+
+
+def test_a_first_score_that_reads_features_is_refused(monkeypatch):
+    msp = sirc.scores.registry.get("msp")
+    other = sirc.scores.registry.Score(**{**vars(msp), "needs": ("softmax", "features")})
+    monkeypatch.setitem(sirc.scores.registry._SCORES, "odd_msp", other)
+    with pytest.raises(ValueError, match=r"first score of `bayes` must be one of the logits alone.* `odd_msp` needs"):
+        parse("bayes(odd_msp, l1)")
+    assert parse("sirc(odd_msp, l1)").args[0].name == "odd_msp"
+
+
+def test_a_fitted_combination_as_s2_is_refused_under_its_own_name():
+    with pytest.raises(ValueError, match=r"^`bayes\(msp, l1\)` would have to be fitted before .* Leave it out$"):
+        parse("bayes(msp, bayes(msp, l1))")
+
+
+def test_rows_less_sure_than_a_uniform_softmax_keep_the_order_of_s1():
+    """`gen` of 300 classes is lower where 100 of them share the probability than where all do."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(300, 300)) * rng.choice([0.02, 0.3, 1, 5], 300)[:, None]
+    rows = sirc.Outputs(logits, rng.normal(size=(300, 3)) + 9, logits.argmax(1))
+    spec = "bayes(gen, l1)"
+    scorer = sirc.fit(spec, rows)
+    log_gap, claim = functional.log_gap(logits, "gen"), scorer.parameters[spec]["claim"].tolist()
+    assert bool((log_gap > scorer._uniform_log_gap(parse("gen"))).any())
+    assert bool((ratio.log_u(log_gap, claim, (0.0, 1.0))[log_gap.argsort()].diff() > 0).all())
 
 
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 30.0])

@@ -61,7 +61,7 @@ def test_a_recorded_step_trains_to_the_same_weights(precision):
     def trained(record):
         torch.manual_seed(0)
         model = resnet18(num_classes=7).cuda().train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         generator = torch.Generator("cuda").manual_seed(1)
         step = None
 

@@ -10,7 +10,8 @@ import sirc
 from sirc import functional
 from sirc._graph import ConfidenceGraph
 from sirc.moments import fold_of
-from sirc.scores import feature, parse, registry, shaping
+from sirc.scores import _blocks, parse, registry, shaping
+from sirc.scores.boundary import inverse_distances
 
 K, L, N = 6, 10, 300
 NAMES = [
@@ -183,7 +184,8 @@ def test_tables_stay_small_whatever_the_number_of_rows(monkeypatch):
     whole = {}
     for limit in (1 << 25, 60_000):
         largest.clear()
-        monkeypatch.setattr(feature, "_SIMILARITIES", limit)
+        monkeypatch.setattr(_blocks, "_PRODUCT", limit)
+        monkeypatch.setitem(_blocks._BLOCK, "cpu", limit)
         with monkeypatch.context() as patch:
             for name in ("logsumexp", "topk"):
                 patch.setattr(torch.Tensor, name, watched(name))
@@ -320,6 +322,18 @@ def test_classes_of_equal_weights_have_no_boundary():
     assert alone.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("step", [1.0, 1e-3, 1e-8, 1e-13])
+def test_near_weights_keep_the_digits_of_their_distance(step):
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(8, 5)) + 3
+    weight[4:6] = weight[:2] + step * rng.normal(size=(2, 5))
+    weight[6] = weight[2]
+    got = inverse_distances(torch.as_tensor(weight))
+    apart = np.linalg.norm(weight[:, None] - weight, axis=-1)
+    inverse = np.divide(1, apart, where=apart > 0, out=np.zeros_like(apart))
+    np.testing.assert_allclose(got, inverse / (apart > 0).sum(1, keepdims=True), rtol=1e-12, atol=0)
+
+
 def test_two_classes_of_fdbd_are_the_distance_to_one_plane():
     weight, bias = np.array([[1.0, 2], [3, -1]]), np.array([0.5, 0.0])
     z, mean = np.array([[4.0, 1], [-2, 5]]), np.array([1.0, 1])
@@ -391,6 +405,9 @@ def thin():
         ("cop", one_direction, "rows of different directions.*; got rows that all point in one direction"),
         ("fdbd", one_head, "`fdbd` .* needs a head whose rows differ; all 4 rows of its weight are equal"),
         ("nnguide(k=61)", one_direction, "`nnguide` needs at least k = 61 training rows to search; got 60"),
+        ("nnguide(k=12501)", one_direction, "got 60. Choose a smaller k: no more than 12500 rows are kept"),
+        ("knn(k=61)", one_direction, "k = 61 training rows to search; got 60. Fit on more rows, or choose a smaller k"),
+        ("knn(k=12501)", one_direction, "got 60. Choose a smaller k: no more than 12500 rows are kept"),
         ("nnguide(k=60, skip=1)", one_direction, r"`nnguide` needs at least k \+ 1 = 61 training rows .* got 60"),
     ],
 )
@@ -497,8 +514,11 @@ def test_half_precision_counts_as_the_same_values_in_float32(name, dtype):
         (lambda: functional.scale(V, Z, B, percentile=100), "`percentile` of `scale` must be a number from 0 to 99"),
         (lambda: functional.ash(Z, W, B, percentile=-5), "`percentile` of `ash` must be a number from 0 to 99"),
         (lambda: functional.nci(V, Z[:4], W, MEAN), "`logits` and `features` must be of the same rows"),
-        (lambda: functional.nci(V, Z, W[:1], MEAN), "`weight` must have a row for each logit"),
-        (lambda: functional.fdbd(V, Z, W[:5], MEAN), "`weight` must have a row for each of the 6 logits; got 5"),
+        (lambda: functional.nci(V, Z, W[:1], MEAN), "`weight` must have a row for each logit, 6 of them; got 1"),
+        (lambda: functional.nci(V, Z, [*W, W[0]], MEAN), "a row for each logit, 6 .* got 7. Is it the head"),
+        (lambda: functional.nci(functional.softmax(V), Z, W[:1], MEAN), r"each logit, more than \d of them; got 1"),
+        (lambda: functional.nnguide(V, Z, Z, W[:5], k=1), "`weight` must have a row for each logit, 6 .* got 5"),
+        (lambda: functional.fdbd(V, Z, W[:5], MEAN), "`weight` must have a row for each logit, 6 of them; got 5"),
         (lambda: functional.fdbd(V, Z, W, MEAN[:2]), r"`mean` must be \(L,\) for features with L = 9; got \(2,\)"),
         (lambda: functional.cop(Z, MEAN, BASIS[:4]), r"`mean` must be \(L,\) and `basis` \(L, L − D\)"),
         (lambda: functional.nnguide(V, Z, BANK[:2], W, k=3), r"`bank` must hold at least k = 3 rows .* got \(2, 9\)"),

@@ -1,5 +1,6 @@
 """The tables of docs/scores.md: the script's figures are those of `sirc.evaluate`, and the page has every score."""
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -131,6 +132,15 @@ def test_only_what_is_between_the_markers_is_replaced(script, tmp_path):
         script.write(page, "new")
 
 
+def test_a_run_without_test_rows_or_with_too_few_is_refused(script, study, tmp_path):
+    with pytest.raises(ValueError, match="fewer than the 300 test rows, and some; got 300"):
+        script.measure(study / "seed-1", ["msp"], tune=300, draws=20)
+    train = sirc.OutputStore(study / "seed-1" / "outputs" / "train").load()
+    sirc.OutputStore.from_outputs(tmp_path / "outputs" / "train", train)
+    with pytest.raises(ValueError, match="must hold outputs/test; it holds train"):
+        script.measure(tmp_path, ["msp"], tune=10, draws=20)
+
+
 def test_a_folder_without_runs_is_named(script, tmp_path):
     with pytest.raises(ValueError, match="SEED/outputs/train"):
         script.runs_of([tmp_path])
@@ -147,3 +157,32 @@ def test_the_page_has_a_measured_row_of_every_score_and_no_other(script):
     groups = script.specs_by_table()
     wanted = [*(spec for group in groups.values() for spec in group), *groups["Alone"], *groups["Alone"]]
     assert [spec for spec, _ in cells(measured)] == wanted, "run scripts/score_table.py, see the page"
+
+
+def test_rules_are_compared_with_sirc_on_the_rows_that_none_learnt_from(study, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    rules = importlib.import_module("compare_rules")
+    run = study / "seed-1"
+    found = rules.measure(run, "msp", ["l1"], (0.3, 0.8))
+    assert len(found) == 2 * 2 * 2 * 6
+    # One cell by hand: the second part of each split, OOD sets weighing the same.
+    spec = "bayes(msp, l1, alpha=0.3, beta=0.8, metric=aurr)"
+    scorer = sirc.fit([spec, "sirc(msp, l1)"], sirc.OutputStore(run / "outputs" / "train"))
+    stores = {name: rules.split(sirc.OutputStore(run / "outputs" / name).load())[1] for name in ("test", "near", "far")}
+    ood = {name: stores[name] for name in ("near", "far")}
+    ev = sirc.evaluate(scorer, stores["test"], ood, alpha=0.3, beta=0.8, pool="datasets").table
+    at = found[(found["metric"] == "aurr") & (found["alpha"] == 0.3) & (found["beta"] == 0.8)].set_index("rule")[
+        "value"
+    ]
+    for rule, text in (("bayes", spec), ("sirc", "sirc(msp, l1)")):
+        row = ev[(ev["score"] == text) & (ev["negative"] == "pooled") & (ev["metric"] == "aurr")]
+        assert at[rule] == pytest.approx(row["value"].item(), rel=1e-9)
+    table = rules.against_sirc(found)
+    every = found[(found["rule"].isin(["bayes", "sirc"])) & (found["metric"] == "aurc")]
+    wide = every.pivot_table(index=["alpha", "beta"], columns="rule", values="value")
+    change = 100 * (wide["bayes"] / wide["sirc"] - 1)
+    assert table.loc[("l1", "bayes", "aurc"), "worst"] == pytest.approx(change.max())
+    assert table.loc[("l1", "bayes", "aurc"), "common"] == pytest.approx(change.loc[0.3].mean())
+    text = rules.summary({"small": [table]})
+    assert text.count("\n") == 1 + 5
+    assert "| small | bayes |" in text

@@ -9,7 +9,7 @@ import reference_features
 import reference_logits
 import sirc
 from sirc import functional
-from sirc.scores import _fused, columns, feature, registry
+from sirc.scores import _blocks, _fused, columns, registry
 from sirc.scores import softmax as softmax_module
 
 LEAVES = [name for name in sirc.known_names() if name not in (*reference.COMBINATIONS, "vim")]
@@ -157,8 +157,23 @@ def test_blocks_of_rows_do_not_show(spec, fresh, one, monkeypatch):
     outputs = sirc.Outputs(*fresh)
     whole = one(outputs)[spec]
     monkeypatch.setitem(columns._BLOCK, "cpu", 8 * L * 7)
-    monkeypatch.setattr(feature, "_SIMILARITIES", 900)
+    monkeypatch.setattr(_blocks, "_PRODUCT", 900)
     torch.testing.assert_close(one(outputs)[spec], whole, rtol=1e-12, atol=1e-12)
+
+
+def test_scores_of_the_logits_leave_the_features_alone(fresh, monkeypatch):
+    """Half-precision features would be widened, block by block, for nothing."""
+    outputs = sirc.Outputs(*fresh).to(dtype=torch.float16)
+    expected = sirc.Scorer(["gen", "tempered_msp"])(outputs)
+
+    def asked(dtype):
+        raise AssertionError(f"features of {dtype} were read")
+
+    monkeypatch.setattr(columns, "working_dtype", asked)
+    given = {name: {} for name in expected}
+    found = columns.Columns(outputs, [sirc.scores.parse(name) for name in expected], given)
+    for name, values in expected.items():
+        assert torch.equal(-found.log_gap(sirc.scores.parse(name)), values)
 
 
 @pytest.mark.parametrize("spec", EVERY)

@@ -12,7 +12,8 @@ import torch
 import sirc
 from metric_reference import Mixture, repeated
 from sirc import _select_draws
-from sirc._select_regret import contenders, interval, wins
+from sirc._select_regret import contenders, intervals, wins
+from sirc.metrics import resample
 from sirc.metrics.resample import Draws
 from sirc.select import COLUMNS
 from test_cli import MODEL, TOML
@@ -127,29 +128,47 @@ def test_each_draw_has_the_metric_of_explicitly_repeated_samples(monkeypatch, me
                     assert float(got[draw, number, i, j]) == pytest.approx(float(want), abs=2e-6)
 
 
+@pytest.mark.parametrize("metric", ["aurr", "aurc", "risk@95"])
+@pytest.mark.parametrize(("n", "size"), [(200, 300), (400, 100)])
+def test_groups_of_very_many_rows_are_drawn_with_small_ones(monkeypatch, metric, n, size):
+    """Groups above a limit are counted in float64: with a low limit the draws are the same."""
+    confidences, ood = made(n, sets=(("a", size),))
+    plain = sirc.select(confidences, ood=ood, metric=metric, alpha=0.5, beta=0.5, draws=20)
+    monkeypatch.setattr(resample, "_EXACT", 250)
+    exact = sirc.select(confidences, ood=ood, metric=metric, alpha=0.5, beta=0.5, draws=20)
+    assert exact.table.worst_high.tolist() == pytest.approx(plain.table.worst_high.tolist(), abs=1e-5)
+
+
 def test_the_intervals_are_those_of_a_bootstrap_done_by_hand():
-    """1000 draws of each kind: quantiles agree within their own noise."""
+    """1000 draws of each kind: their ends agree within their own noise."""
     confidences, ood = made(400, shifts=SHIFTS, sets=(("a", 200),), seed=5)
     choice = sirc.select(confidences, ood=ood, alpha=[0.2, 0.5, 0.8], beta=0.4, draws=1000)
     table = choice.table.set_index("score")
     correct = confidences["one"][1]
     groups = [np.flatnonzero(correct), np.flatnonzero(~correct), np.arange(200)]
-    scale = np.min([r.aurr([0.2, 0.5, 0.8], [0.4]).numpy() for r in rankings(confidences, ood).values()], 0)
+    values = np.stack([r.aurr([0.2, 0.5, 0.8], [0.4]).numpy()[:, 0] for r in rankings(confidences, ood).values()])
     rng, drawn = np.random.default_rng(0), []
     for _ in range(1000):
         c, x, o = (rng.choice(rows, len(rows)) for rows in groups)
-        values = [
-            sirc.Ranking(own[c], own[x], ood["a"][score][o]).aurr([0.2, 0.5, 0.8], [0.4]).numpy()
-            for score, (own, _) in confidences.items()
-        ]
-        regret = (np.stack(values) - np.min(values, 0)) / scale
-        drawn.append((regret.max((1, 2)), regret.mean((1, 2))))
-    worst, average = (np.stack(column) for column in zip(*drawn, strict=True))
+        drawn.append(
+            [
+                sirc.Ranking(own[c], own[x], ood["a"][score][o]).aurr([0.2, 0.5, 0.8], [0.4]).numpy()[:, 0]
+                for score, (own, _) in confidences.items()
+            ]
+        )
+    drawn = np.array(drawn)
+    worst = ((drawn - drawn.min(1, keepdims=True)) / values.min(0)).max(2)
     for number, score in enumerate(confidences):
-        for name, found in (("worst", worst), ("average", average)):
-            reach = table[f"{name}_high"][score] - table[f"{name}_regret"][score]
-            by_hand = np.quantile(np.abs(found[:, number] - table[f"{name}_regret"][score]), 0.95)
-            assert reach == pytest.approx(by_hand, rel=0.15)
+        others = [s for s in range(3) if s != number]
+        ratio = np.log(values[number] / values[others])
+        ratios = np.log(drawn[:, [number]] / drawn[:, others])
+        spread = ratios.std(0)
+        reach = np.quantile(((ratios - ratio) / spread).max((1, 2)), 0.975)
+        low = np.maximum(0, np.exp((ratio - reach * spread).max(0)) - 1)
+        high = np.maximum(0, np.exp((ratio + 1.96 * spread).max(0)) - 1)
+        for name, of in (("worst", np.max), ("average", np.mean)):
+            assert table[f"{name}_low"][score] == pytest.approx(of(low), rel=0.15, abs=0.02)
+            assert table[f"{name}_high"][score] == pytest.approx(of(high), rel=0.1, abs=0.02)
         share = (worst.argmin(1) == number).mean()
         assert table.wins[score] == pytest.approx(share, abs=0.08)
 
@@ -299,10 +318,49 @@ def test_the_seed_and_nothing_else_decides_the_draws():
     assert first.table.worst_high.tolist() != other.table.worst_high.tolist()
 
 
-def test_intervals_hold_their_value_and_never_go_below_zero():
-    draws = np.array([[0.0, 3.0], [2.0, 5.0], [1.0, 4.0]])
-    low, high = interval(np.array([0.0, 4.0]), draws, 1.0)
-    assert (low.tolist(), high.tolist()) == ([0.0, 3.0], [2.0, 5.0])
+def noisy(truth, noise, seed, draws=400):
+    """Values around the truth, draws around the values: (scores, 1, 1) and (draws, scores, 1, 1)."""
+    rng = np.random.default_rng(seed)
+    value = truth + noise * rng.normal(size=len(truth))
+    return value[:, None, None], (value + noise * rng.normal(size=(draws, len(truth))))[..., None, None]
+
+
+def test_an_interval_is_that_of_the_difference_to_the_best_and_ends_at_zero():
+    value, draws = noisy(np.array([0.1, 0.3]), 0.02, 0, draws=20_000)
+    regret = float(value[1, 0, 0] - value[0, 0, 0])
+    for name in ("worst", "average"):
+        low, high = intervals(value, draws, np.ones((1, 1)), relative=False, level=0.95)[name]
+        assert low[1] == pytest.approx(regret - 1.96 * 0.02 * 2**0.5, rel=0.02)
+        assert high[1] == pytest.approx(regret + 1.96 * 0.02 * 2**0.5, rel=0.02)
+        assert (low[0], high[0]) == (0, pytest.approx(0, abs=1e-5))
+
+
+def test_a_relative_interval_counts_the_noise_of_the_best_too():
+    value, draws = noisy(np.log([1.0, 3.0]), 0.1, 0, draws=20_000)
+    value, draws = np.exp(value), np.exp(draws)
+    low, high = intervals(value, draws, value.min(0), relative=True, level=0.95)["worst"]
+    factor = np.exp(1.96 * 0.1 * 2**0.5)
+    ratio = float(value[1, 0, 0] / value[0, 0, 0])
+    assert (low[1] + 1, high[1] + 1) == (
+        pytest.approx(ratio / factor, rel=0.02),
+        pytest.approx(ratio * factor, rel=0.02),
+    )
+
+
+def test_intervals_hold_the_truth_among_many_equal_scores():
+    """The best of ten equal ones is so by luck, and all regrets lie above 0: a true regret of 0 is still inside."""
+    held = []
+    for seed in range(60):
+        value, draws = noisy(np.full(10, 0.5), 0.05, seed)
+        low, _ = intervals(value, draws, value.min(0), relative=True, level=0.95)["worst"]
+        held.append(low <= 1e-5)
+    assert np.mean(held) >= 0.93
+
+
+def test_a_best_near_zero_leaves_finite_intervals():
+    value, draws = noisy(np.array([1e-4, 0.2]), 5e-5, 1)
+    found = intervals(np.abs(value), np.maximum(draws, 0), np.abs(value).min(0), relative=True, level=0.95)
+    assert all(np.isfinite(end).all() for ends in found.values() for end in ends)
 
 
 def test_only_those_that_differ_by_more_than_all_noise_are_out():
@@ -349,6 +407,10 @@ def test_rows_that_the_scorer_was_fitted_on_are_refused(scorer):
         sirc.select(scorer, outputs(2000, 1), draws=20)
     with pytest.raises(ValueError, match=r"`ood\['same'\]` must be rows that the scorer was not fitted on"):
         sirc.select(scorer, outputs(500, 2), {"same": outputs(2000, 1)}, draws=20)
+    seen = outputs(2000, 1)
+    for batches in ([seen[:900], seen[900:]], (seen,)):
+        with pytest.raises(ValueError, match="`val` must be rows that the scorer was not fitted on"):
+            sirc.select(scorer, batches, draws=20)
     # What learnt nothing cannot be flattered.
     assert sirc.select(scorer, outputs(2000, 1), scores=["msp", "l1"], draws=20).best in ("msp", "l1")
 
@@ -369,7 +431,9 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(confidences, ood=[ood]), "`ood` must be a dict of OOD sets; got list"),
         (lambda: sirc.select(confidences, ood={"a": {"one": [1.0]}}), "no confidences for 'two'"),
         (lambda: sirc.select(confidences, ood={"pooled": ood["a"]}), "has a meaning of its own"),
+        (lambda: sirc.select(confidences, ood={"correct": ood["a"]}), "'correct' stands for ID✓"),
         (lambda: sirc.select(confidences, ood=ood, metric="auroc"), "`metric` must be"),
+        (lambda: sirc.select(confidences, ood=ood, metric=None), "`metric` must be .*; got None"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@0"), "`metric` must be"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@101"), "`metric` must be"),
         (lambda: sirc.select(confidences, ood=ood, by="best"), '`by` must be "worst" or "average"'),

@@ -35,7 +35,7 @@ class Metric:
 
 def check_settings(metric: str, by: str, pool: str, draws: int, level: float) -> Metric:
     """Check the settings; give the metric's kind and, for a risk, the recall it is at."""
-    risk = re.fullmatch(r"risk@(\d+(?:\.\d+)?)", metric)
+    risk = re.fullmatch(r"risk@(\d+(?:\.\d+)?)", str(metric))
     if not (risk and 0 < float(risk[1]) <= 100) and metric not in (AURR, AURC):
         raise ValueError(f'`metric` must be "aurr", "aurc", or "risk@95" of a recall in percent; got {metric!r}')
     if by not in ("worst", "average"):
@@ -90,8 +90,10 @@ def candidates(
 
 
 def check_fresh(scorer: Scorer | Plain, name: str, data: object) -> None:
-    """Refuse rows that the scorer was fitted on."""
-    if isinstance(scorer, Scorer) and isinstance(data, Outputs | OutputStore) and (share := scorer.seen(data)) > _SEEN:
+    """Refuse rows that the scorer was fitted on; those of a generator can be read only once, and are not looked at."""
+    if not isinstance(scorer, Scorer) or not isinstance(data, Outputs | OutputStore | list | tuple) or not len(data):
+        return
+    if (share := scorer.seen(data)) > _SEEN:
         raise ValueError(
             f"`{name}` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows "
             "a fitted score looks better than it is: pass data that `sirc.fit` did not see"

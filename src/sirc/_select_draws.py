@@ -53,7 +53,10 @@ def grids(
     for counts in Draws(groups, draws, seed, correct.device).blocks():
         parts = [counts[f"ood {name}"] / (n if equal_sets else 1) for name, n in sizes.items()]
         outside = torch.cat(parts) if parts else counts["wrong"][:0]
-        found = torch.stack([one.values(counts["correct"], counts["wrong"], outside, alpha) for one in orders])
+        # A group of very many rows is counted in float64, and its shares meet those of the others.
+        dtype = torch.promote_types(torch.promote_types(counts["correct"].dtype, counts["wrong"].dtype), outside.dtype)
+        correct_mass, wrong_mass, outside = (m.to(dtype) for m in (counts["correct"], counts["wrong"], outside))
+        found = torch.stack([one.values(correct_mass, wrong_mass, outside, alpha) for one in orders])
         # (scores, 2, α, draws): what ID✗ and OOD add, for β to weigh.
         wrong, other = found.cpu().permute(1, 3, 0, 2)[..., None]
         yield wrong * beta + other * (1 - beta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import final
 
 import numpy as np
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Bounds = tuple[Floats, Floats]
 
 EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
+_LEAST = 1e-3  # of the best value: in a draw with less, the regret relative to it says nothing any more
 
 
 @final
@@ -35,14 +38,39 @@ def regrets(values: Floats, scale: Floats) -> Regrets:
     return Regrets(grid, grid.max((-2, -1)), grid.mean((-2, -1)))
 
 
-def interval(value: Floats, draws: Floats, level: float) -> tuple[Floats, Floats]:
-    """value ± the level's quantile of |draw − value|, at least 0.
+def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, level: float) -> dict[str, Bounds]:
+    """For the worst and the average regret of each candidate, a low and a high end.
 
-    Symmetric, as regret is a maximum, or measured from one: noise only adds to it, and does so again in each draw. A
-    percentile interval would leave out a true regret of 0; its mirror image would end at 0 for the best candidate.
+    The regret of t at a point is the largest of d = value_t − value_s over all s (relative: of value_t/value_s − 1,
+    whose logarithm is drawn). Noise raises a largest of many: an interval around it, however wide, would lie too high.
+    So the ends are taken of each d, and then the largest. The low ones hold for all s and points at once, c standard
+    errors below, with c the quantile over draws of the largest (d* − d)/se. The high ones need to hold only where d is
+    in truth the largest: z standard errors above, as of a normal distribution.
     """
-    reach = np.quantile(np.abs(draws - value), level, axis=0)
-    return np.maximum(0.0, value - reach), value + reach
+    count = len(values)
+    if relative:
+        at, drawn = (np.log(np.maximum(found / scale, _LEAST)) for found in (values, draws))
+    else:
+        at, drawn = values, draws
+    least = EQUAL if relative else EQUAL * float(np.abs(values).max())
+    # One candidate after another, each with its draws side by side.
+    at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    found = {name: (np.zeros(count), np.zeros(count)) for name in ("worst", "average")}
+    for t in range(count):
+        differences, spreads, furthest = at[t] - at, np.empty_like(at), np.zeros(len(draws))
+        for s in range(count):
+            off = drawn[t] - drawn[s]
+            spreads[s] = np.maximum(off.std(0, ddof=1), least)
+            off -= differences[s]
+            off /= spreads[s]
+            furthest = np.maximum(furthest, off.max(1))
+        c = max(z, float(np.quantile(furthest, (1 + level) / 2)))
+        ends = (differences - c * spreads).max(0), (differences + z * spreads).max(0)
+        for which, end in enumerate(np.expm1(end) if relative else end for end in ends):
+            found["worst"][which][t] = max(0.0, end.max())
+            found["average"][which][t] = np.maximum(0.0, end).mean()
+    return found
 
 
 def contenders(value: Floats, draws: Floats, level: float, resolution: float) -> Flags:

@@ -222,17 +222,18 @@ def nnguide(
     k: int = 10,
 ) -> Tensor:
     """E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ) over a bank of features zᵢ, with E(zᵢ) = logsumexp(Wzᵢ + b)."""
-    own, z, k = energy(logits), _features(features), check_positive("k", k)
-    _same_rows(own, z)
+    p, z, k = _summary(logits), _features(features), check_positive("k", k)
+    _same_rows(p.top, z)
     rows = _features(bank).to(z)
     w, b = _head(z, weight, bias)
+    _check_classes(logits, p, w)
     if rows.shape[1] != z.shape[1] or len(rows) < k:
         raise ValueError(
             f"`bank` must hold at least k = {k} rows with the {z.shape[1]} columns of the features; got "
             f"{tuple(rows.shape)}"
         )
     energies = shaping.head_energy(rows.double(), w.double(), b.double())[:, None]
-    return distance.nnguide(own, z, bank=feature.unit_bank(rows), energy=energies.to(z), k=k)
+    return distance.nnguide(energy(p), z, bank=feature.unit_bank(rows), energy=energies.to(z), k=k)
 
 
 def react(features: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, clip: float) -> Tensor:
@@ -265,8 +266,7 @@ def nci(
     """w_ŷ·(z − μ)/‖z − μ‖ + scale·‖z‖₁, with the mean μ of training features and ŷ the class of the largest logit."""
     p, z = _summary(logits), _features(features)
     w, mu = _head_and_mean(p, z, weight, mean)
-    if int(p.prediction.max()) >= len(w):
-        raise ValueError(f"`weight` must have a row for each logit; got {len(w)}, and class {int(p.prediction.max())}")
+    _check_classes(logits, p, w)
     return boundary.nci(p, z, weight=w, center=mu, **_options("nci", scale=scale))
 
 
@@ -275,8 +275,7 @@ def fdbd(logits: ArrayLike, features: ArrayLike, weight: ArrayLike, mean: ArrayL
     v, z = Outputs(logits).logits, _features(features)
     p = Softmax.of(v)
     w, mu = _head_and_mean(p, z, weight, mean)
-    if len(w) != v.shape[1]:
-        raise ValueError(f"`weight` must have a row for each of the {v.shape[1]} logits; got {len(w)}")
+    _check_classes(v, p, w)
     inverse = boundary.inverse_distances(w.double())
     return boundary.fdbd(v, p, z, center=mu, inverse=inverse)
 
@@ -420,6 +419,20 @@ def _head_and_mean(p: Softmax, z: Tensor, weight: ArrayLike, mean: ArrayLike) ->
     if mu.shape != z.shape[1:]:
         raise ValueError(f"`mean` must be (L,) for features with L = {z.shape[1]}; got {tuple(mu.shape)}")
     return _head(z, weight, None)[0], mu
+
+
+def _check_classes(logits: ArrayLike | Softmax, p: Softmax, weight: Tensor) -> None:
+    """A row of the weight for each logit; of a summary, which does not tell their number, for each prediction."""
+    if isinstance(logits, Softmax):
+        wrong, least = int(p.prediction.max()) >= len(weight), f"more than {int(p.prediction.max())}"
+    else:
+        classes = as_tensor("logits", logits).shape[1]
+        wrong, least = classes != len(weight), str(classes)
+    if wrong:
+        raise ValueError(
+            f"`weight` must have a row for each logit, {least} of them; got {len(weight)}. Is it the head of this "
+            "model?"
+        )
 
 
 def _same_rows(logits: Tensor, features: Tensor) -> None:

@@ -17,7 +17,7 @@ from sirc._confidences import Data, Plain, ood_confidences
 from sirc._mixtures import POOLED, WRONG, check_groups
 from sirc._select_arguments import Metric, as_points, candidates, check_fresh, check_settings
 from sirc._select_draws import AURR, RISK, grids
-from sirc._select_regret import EQUAL, Floats, Regrets, contenders, interval, regrets, wins
+from sirc._select_regret import EQUAL, Bounds, Floats, Regrets, contenders, intervals, regrets, wins
 from sirc._select_words import written
 from sirc.evaluate import Evaluation, Pool
 from sirc.scores import Scorer
@@ -131,6 +131,8 @@ def select(
         check_fresh(chosen, f"ood[{name!r}]", data)
     sets = {name: ood_confidences(chosen, name, data, list(confidences)) for name, data in (ood or {}).items()}
     check_groups({}, list(sets))
+    if "correct" in sets:
+        raise ValueError("'correct' stands for ID✓ among the sizes of a choice; name the OOD set otherwise")
     ev = Evaluation(confidences, correct, sets, pool=pool)
     right = int(ev.correct.sum())
     if right == len(ev.correct):
@@ -145,8 +147,10 @@ def select(
         ev.confidences, ev.correct, ev.ood, equal_sets=pool == "datasets", metric=settings.kind,
         recall=settings.recall, alpha=a, beta=b, draws=draws, seed=seed,
     )  # fmt: skip
-    found, drawn = regrets(values, scale), regrets(torch.cat(list(blocks)).numpy(), scale)
-    table = _table(ev.scores, found, drawn, by, level, EQUAL * float((values / scale).max()))
+    draw_values: Floats = torch.cat(list(blocks)).numpy()
+    found, drawn = regrets(values, scale), regrets(draw_values, scale)
+    ends = intervals(values, draw_values, scale, relative=relative, level=level)
+    table = _table(ev.scores, found, drawn, ends, by, level, EQUAL * float((values / scale).max()))
     # The first of points that differ by rounding only, as all β do where there is no OOD data.
     at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in found.grid]
     table["worst_alpha"], table["worst_beta"] = [float(a[i]) for i, _ in at], [float(b[j]) for _, j in at]
@@ -206,11 +210,19 @@ def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relativ
     return np.where(best > 0, best, 1.0)
 
 
-def _table(scores: list[str], found: Regrets, drawn: Regrets, by: By, level: float, resolution: float) -> pd.DataFrame:
+def _table(
+    scores: list[str],
+    found: Regrets,
+    drawn: Regrets,
+    ends: Mapping[str, Bounds],
+    by: By,
+    level: float,
+    resolution: float,
+) -> pd.DataFrame:
     """The figures of each score that follow from the regret here and in the draws."""
     table = pd.DataFrame({"score": scores, "worst_regret": found.worst, "average_regret": found.average})
-    for name in ("worst", "average"):
-        table[f"{name}_low"], table[f"{name}_high"] = interval(found.of(name), drawn.of(name), level)
+    for name, (low, high) in ends.items():
+        table[f"{name}_low"], table[f"{name}_high"] = low, high
     may_be_best = contenders(found.of(by), drawn.of(by), level, resolution)
     return table.assign(tied=may_be_best if may_be_best.sum() > 1 else False, wins=wins(drawn.of(by), resolution))
 

@@ -30,15 +30,21 @@ def select(
     ood: Ood = None,
     head: HeadFile = None,
     spec: Annotated[
-        list[str] | None, typer.Option("--score", metavar="SPEC", help="A candidate; repeat. Default: all.")
+        list[str] | None,
+        typer.Option(
+            "--score",
+            metavar="SPEC",
+            help="A candidate; repeat. Default: all of the scorer's; with `--train`, the paper's that can be fitted.",
+        ),
     ] = None,
     alpha: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="The share of ID input: a range, one number, or three and more.")
+        str,
+        typer.Option(metavar="LOW,HIGH", help="The share of ID input: a range, one number, or three points and more."),
     ] = "0.1,0.9",
     beta: Annotated[
         str, typer.Option(metavar="LOW,HIGH", help="The cost of accepting ID✗ (that of OOD is 1 − β), likewise.")
     ] = "0.1,0.9",
-    metric: Annotated[str, typer.Option(help="`aurr`, `aurc` or `risk@95`.")] = "aurr",
+    metric: Annotated[str, typer.Option(help="`aurr`, `aurc`, or `risk@95` of any recall in percent.")] = "aurr",
     by: Annotated[str, typer.Option(help="`worst` or `average` regret over the range.")] = "worst",
     absolute: Annotated[
         bool, typer.Option("--absolute", help="Regret as it is, not relative to the best at each point.")
@@ -46,9 +52,9 @@ def select(
     pool: Annotated[
         str, typer.Option(help="What weighs the same among OOD data: `datasets` or `samples`.")
     ] = "datasets",
-    draws: Annotated[int, typer.Option(help="Of the bootstrap.")] = 1000,
+    draws: Annotated[int, typer.Option(help="Resamples of the bootstrap.")] = 1000,
     level: Annotated[float, typer.Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one choice for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:

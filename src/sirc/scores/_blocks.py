@@ -1,4 +1,4 @@
-"""For formulas that make an (n, K) float64 table of the logits: rows in blocks, and constants that a graph keeps."""
+"""For formulas that make a table of many columns for each row: rows in blocks, and constants that a graph keeps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,33 @@ from torch import Tensor
 # Elements of one block: on a CPU what the cache holds with a few temporaries, elsewhere enough to fill the device.
 _BLOCK = {"cpu": 1 << 17}
 _BLOCK_ELSEWHERE = 1 << 24
+# Where the table is a product of matrices, which is faster the larger it is.
+_PRODUCT = 1 << 25
 
 
 def row_blocks(logits: Tensor) -> Iterator[slice]:
     """The rows of (n, K) logits in turn; one empty block where there are none."""
-    rows = max(1, _BLOCK.get(logits.device.type, _BLOCK_ELSEWHERE) // logits.shape[1])
-    for start in range(0, max(1, len(logits)), rows):
-        yield slice(start, start + rows)
+    return _slices(len(logits), _BLOCK.get(logits.device.type, _BLOCK_ELSEWHERE) // logits.shape[1])
 
 
-def by_rows(formula: Callable[[Tensor, slice], Tensor], logits: Tensor) -> Tensor:
-    """`formula` of each block of logits and its place, put together along the last dimension, which is that of rows."""
+def by_rows(formula: Callable[..., Tensor], *columns: Tensor, product: int | None = None) -> Tensor:
+    """`formula(*columns)` of blocks of rows, put together along the last dimension, which is that of rows.
+
+    What it makes is as wide as the first column, or is a product of matrices with `product` columns.
+    """
     if torch.compiler.is_compiling():  # batches of deployment, in a graph that is not for one batch size
-        return formula(logits, slice(None))
-    return torch.cat([formula(logits[rows], rows) for rows in row_blocks(logits)], -1)
+        return formula(*columns)
+    first = columns[0]
+    blocks = list(row_blocks(first) if product is None else _slices(len(first), _PRODUCT // product))
+    if len(blocks) == 1:
+        return formula(*columns)
+    return torch.cat([formula(*(column[rows] for column in columns)) for rows in blocks], -1)
+
+
+def _slices(n: int, rows: int) -> Iterator[slice]:
+    rows = max(1, rows)
+    for start in range(0, max(1, n), rows):
+        yield slice(start, start + rows)
 
 
 def constant(value: float, like: Tensor) -> Tensor | float:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from sirc.moments import Evidence
-from sirc.scores.feature import by_rows
+from sirc.scores._blocks import by_rows
 from sirc.scores.registry import score
 from sirc.scores.shaping import head_of
 from sirc.scores.softmax import Softmax
 
+_NEAR = 1e-3  # of the squared lengths: above it a squared distance by products has all but 3 digits
 _LEAST_DISTANCE = 1e-12  # to the centre: a feature that is the centre has no direction, and all scores are finite
 
 
@@ -49,11 +50,22 @@ def solve_fdbd(evidence: Evidence) -> dict[str, Tensor]:
 
 def inverse_distances(weight: Tensor) -> Tensor:
     """1/‖w_j − w_k‖ over the number of classes whose weight is not w_j, (K, K); 0 for those whose weight is w_j."""
-    # By differences, as products would leave rounding where two weights are equal.
-    distance = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+    distance = _distances(weight)
     apart = distance > 0
     inverse = torch.where(apart, 1 / torch.where(apart, distance, 1.0), 0.0)
     return inverse / apart.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _distances(weight: Tensor) -> Tensor:
+    """‖w_j − w_k‖: by products, and by differences where two weights are near, as products leave rounding there."""
+    rows = weight - weight.mean(0)
+    norm = rows.square().sum(-1)
+    both = norm[:, None] + norm
+    square = torch.addmm(both, rows, rows.T, alpha=-2)
+    one, other = (square <= _NEAR * both).nonzero(as_tuple=True)
+    distance = square.clamp_min_(0).sqrt_()
+    exact = by_rows(lambda j, k: (weight[j] - weight[k]).square_().sum(-1).sqrt(), one, other, product=weight.shape[1])
+    return distance.index_put_((one, other), exact)
 
 
 @score(needs=("logits", "softmax", "features"), solve=solve_fdbd, evidence=("mean",), head=True)
@@ -67,7 +79,7 @@ def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, invers
         # The gaps first, and only then a sum: a constant in all logits costs no digits.
         return ((top[:, None] - v.double()) * inverse[prediction]).sum(-1)
 
-    return by_rows(boundary, logits, p.top, p.prediction, width=len(inverse)) / _distance(features - center)
+    return by_rows(boundary, logits, p.top, p.prediction) / _distance(features - center)
 
 
 def _center(evidence: Evidence) -> Tensor:

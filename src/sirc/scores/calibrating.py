@@ -18,24 +18,22 @@ _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
 
 def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
-    """Offset and positive slope of the log odds that make wrong rows likeliest (Platt's rule).
+    """Offset and positive slope of the log odds that make wrong rows likeliest (Platt's rule), near 0 and 1 a priori.
 
-    The two counts are smoothed by one row each, so that rows which are all right, or all told apart, stay finite.
+    The prior, Cauchy's on the shift at the mean and on the log of the slope, is worth a row or two: few rows leave the
+    odds as claimed and rows that are all right, or all told apart, stay finite, while a network far off is followed.
     """
     x = log_odds.double().cpu()
-    y = wrong.cpu()
-    n_wrong, n_right = int(y.sum()), int((~y).sum())
-    target = torch.where(y, (n_wrong + 1) / (n_wrong + 2), 1 / (n_right + 2)).double()
+    target = wrong.double().cpu()
     mean, deviation = spread(x)
     t = (x - mean) / deviation
-    theta = torch.zeros(2, dtype=torch.float64)
+    claimed = torch.tensor([mean, math.log(deviation)], dtype=torch.float64, device="cpu")
 
     def loss(theta: Tensor) -> Tensor:
         z = theta[0] + theta[1].exp() * t
-        likelihood = (softplus(z) - target * z).mean()
-        return likelihood + _PENALTY * theta[1].square() / math.sqrt(len(t))
+        return (softplus(z) - target * z).mean() + (theta - claimed).square().log1p().sum() / len(t)
 
-    theta = _minimise(loss, theta)
+    theta = _minimise(loss, min((claimed, torch.zeros_like(claimed)), key=lambda start: float(loss(start))))
     slope = max(float(theta[1].exp()), _LEAST_SLOPE) / deviation
     return float(theta[0] - slope * mean), slope
 
@@ -101,30 +99,39 @@ def _minimise_above_zero(
 ) -> Tensor:
     """Newton's steps among the numbers that are free to move; all but the first stay at or above 0.
 
-    They end at the minimum to the last digits, so that rows in another order give the same numbers.
+    They end at the minimum to the last digits, so that rows in another order give the same numbers. Cut off at 0,
+    a step of Newton's need not lead down; one along the slope does, each number on its own scale.
     """
     value = loss(theta)
     for _ in range(_STEPS):
         slope, curvature = slopes(theta)
         free = (theta > 0) | (slope < 0)
         free[0] = True
-        step = torch.zeros_like(theta)
         inside = curvature[free][:, free]
-        inside = inside + 1e-12 * inside.diagonal().max() * torch.eye(
-            len(inside), dtype=theta.dtype, device=theta.device
-        )
-        step[free] = -torch.linalg.solve(inside, slope[free])
-        size = 1.0
-        while True:
-            following = theta + size * step
-            following[1:].clamp_min_(0.0)
-            if (lower := loss(following)) < value:
+        least = 1e-12 * inside.diagonal().max()
+        inside = inside + least * torch.eye(len(inside), dtype=theta.dtype, device=theta.device)
+        for solved in (torch.linalg.solve(inside, slope[free]), slope[free] / inside.diagonal()):
+            step = torch.zeros_like(theta)
+            step[free] = -solved
+            following, lower = _downhill(loss, theta, step, value)
+            if lower < value:
                 break
-            size /= 2
-            if size < 1e-10:
-                return theta
+        else:
+            return theta
         theta, value = following, lower
     return theta
+
+
+def _downhill(loss: Callable[[Tensor], float], theta: Tensor, step: Tensor, value: float) -> tuple[Tensor, float]:
+    """The step, or the half, quarter, … of it that first leads below a value; none of it where none does."""
+    size = 1.0
+    while size > 1e-10:
+        following = theta + size * step
+        following[1:].clamp_min_(0.0)
+        if (lower := loss(following)) < value:
+            return following, lower
+        size /= 2
+    return theta, value
 
 
 def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:

@@ -84,7 +84,8 @@ class Columns:
         n = len(outputs)
         for leaves, columns in ((plain, self._values), (gaps, self._log_gaps)):
             columns |= {str(leaf): torch.empty(n, dtype=torch.float64, device=outputs.device) for leaf in leaves}
-        features = outputs.features
+        read = {need for leaf in (*plain, *gaps) for need in registry.get(leaf.name).needs}
+        features = outputs.features if "features" in read else None
         width = max(outputs.logits.shape[1], 0 if features is None else features.shape[1])
         rows = max(1, _BLOCK.get(outputs.device.type, _BLOCK_ELSEWHERE) // (8 * width))
         for start in range(0, n, rows):

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sirc.moments import Evidence
-from sirc.scores.feature import by_rows, mahalanobis, unit_bank, whitened_classes, whitening
+from sirc.scores._blocks import by_rows
+from sirc.scores.feature import mahalanobis, unit_bank, way_to_neighbours, whitened_classes, whitening
 from sirc.scores.registry import score
 from sirc.scores.shaping import head_energy, head_of
 
@@ -48,7 +49,7 @@ def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]
     if len(bank) < k + skip:
         raise ValueError(
             f"`nnguide` needs at least k{' + 1' if skip else ''} = {k + skip} training rows to search; got "
-            f"{len(bank)}. Fit on more rows, or choose a smaller k"
+            f"{len(bank)}. {way_to_neighbours(k + skip)}"
         )
     weight, bias = head_of(evidence, bank)
     return {"bank": unit_bank(bank), "energy": head_energy(bank.double(), weight, bias)[:, None]}
@@ -79,4 +80,4 @@ def nnguide(own: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: i
             table = table.scatter_(1, nearest, -torch.inf)
         return table.topk(k, dim=-1, sorted=False).values.sum(-1, dtype=torch.float64) / k
 
-    return own * by_rows(guidance, normalize(features, dim=-1), width=len(bank))
+    return own * by_rows(guidance, normalize(features, dim=-1), product=len(bank))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from sirc.moments import Evidence, Moments
+from sirc.scores._blocks import by_rows
 from sirc.scores.registry import score
 from sirc.scores.softmax import Softmax
 
@@ -17,7 +17,6 @@ BANK_SIZE = 12_500
 """Rows of ID training features that `knn` searches."""
 
 _PSEUDO_INVERSE_CUTOFF = 1e-10
-_SIMILARITIES = 1 << 25  # of a block of rows to the bank, or to whatever else makes a table
 
 
 @score(needs="features")
@@ -109,8 +108,17 @@ def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
     bank = evidence.bank
     assert bank is not None
     if len(bank) < k:
-        raise ValueError(f"`knn` needs at least k = {k} training rows to search; got {len(bank)}")
+        raise ValueError(
+            f"`knn` needs at least k = {k} training rows to search; got {len(bank)}. {way_to_neighbours(k)}"
+        )
     return {"bank": unit_bank(bank)}
+
+
+def way_to_neighbours(rows: int) -> str:
+    """What to do where a bank holds fewer rows than these."""
+    if rows > BANK_SIZE:
+        return f"Choose a smaller k: no more than {BANK_SIZE} rows are kept"
+    return "Fit on more rows, or choose a smaller k"
 
 
 def unit_bank(bank: Tensor) -> Tensor:
@@ -126,7 +134,7 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     def neighbour(rows: Tensor) -> Tensor:
         return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
 
-    return -(unit - bank[by_rows(neighbour, unit, width=len(bank))]).square().sum(-1, dtype=torch.float64)
+    return -(unit - bank[by_rows(neighbour, unit, product=len(bank))]).square().sum(-1, dtype=torch.float64)
 
 
 def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
@@ -163,20 +171,6 @@ def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 
     of them, the last is left out.
     """
     return -_norm((normalize(features, dim=-1) - center) @ outside.T, 2)
-
-
-def by_rows(function: Callable[..., Tensor], *columns: Tensor, width: int) -> Tensor:
-    """`function(*columns)`, in blocks of rows where it makes a table of `width` columns, which may outgrow the data.
-
-    At once in a graph: that is for a batch of deployment, and for no one batch size.
-    """
-    if torch.compiler.is_compiling():
-        return function(*columns)
-    n, rows = len(columns[0]), max(1, _SIMILARITIES // width)
-    if n <= rows:
-        return function(*columns)
-    blocks = (slice(start, start + rows) for start in range(0, n, rows))
-    return torch.cat([function(*(column[here] for column in columns)) for here in blocks])
 
 
 def _moments(evidence: Evidence) -> Moments:

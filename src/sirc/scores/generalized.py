@@ -22,15 +22,15 @@ def log_generalized_entropy(logits: Tensor, p: Softmax, *, gamma: float, m: int)
     """log Σ π^γ(1 − π)^γ over the min(m, K) largest π."""
     log_total, power = torch.log1p(p.rest), constant(gamma, p.top)
     winner = power * (log_one_minus_max(p) - log_total)
-    scale, share = (log_total - p.t.log())[:, None], (torch.exp(-p.gap) / (1 + p.rest))[:, None]
+    scale, share = log_total - p.t.log(), torch.exp(-p.gap) / (1 + p.rest)
 
-    def others(v: Tensor, rows: slice) -> Tensor:
-        below = p.second[rows, None] - _losers(v, p.prediction[rows], m)
-        pi = torch.exp(-below) * share[rows]
+    def others(v: Tensor, prediction: Tensor, second: Tensor, scale: Tensor, share: Tensor) -> Tensor:
+        below = second[:, None] - _losers(v, prediction, m)
+        pi = torch.exp(-below) * share[:, None]
         # −inf marks the winner, which is not among the others.
-        return torch.exp(power * (scale[rows] - below + torch.log1p(-pi))).sum(-1)
+        return torch.exp(power * (scale[:, None] - below + torch.log1p(-pi))).sum(-1)
 
-    return winner + torch.log1p(by_rows(others, logits))
+    return winner + torch.log1p(by_rows(others, logits, p.prediction, p.second, scale, share))
 
 
 def _losers(logits: Tensor, prediction: Tensor, m: int) -> Tensor:

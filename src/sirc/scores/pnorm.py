@@ -39,16 +39,16 @@ _FLOOR = 2.0**-1000
 def _excesses(logits: Tensor, p: Softmax, powers: Sequence[int]) -> Tensor:
     """R − (K − 1)^(1−p) of each row for each p in ascending `powers`, (len(powers), n)."""
     k = logits.shape[1]
-    h, gap = 1 / (k - 1), p.gap[:, None]
+    h = 1 / (k - 1)
 
     def number(value: float) -> Tensor | float:
         return constant(value, p.top)
 
-    def formula(v: Tensor, rows: slice) -> Tensor:
-        winner = p.prediction[rows, None]
-        below = (p.second[rows, None] - v.double()).scatter_(1, winner, 0.0)
+    def formula(v: Tensor, prediction: Tensor, second: Tensor, gap: Tensor) -> Tensor:
+        winner = prediction[:, None]
+        below = (second[:, None] - v.double()).scatter_(1, winner, 0.0)
         mean = below.sum(-1, keepdim=True) / (k - 1)
-        size = gap[rows] + mean
+        size = gap[:, None] + mean
         equal = size == 0
         deviation = (below - mean).div_(torch.where(equal, 1.0, size)).mul_(number(k * h)).scatter_(1, winner, 0.0)
         x = deviation + number(h)
@@ -67,7 +67,7 @@ def _excesses(logits: Tensor, p: Softmax, powers: Sequence[int]) -> Tensor:
                 found.append(torch.where(equal[:, 0], most, excess))
         return torch.stack(found)
 
-    return by_rows(formula, logits)
+    return by_rows(formula, logits, p.prediction, p.second, p.gap)
 
 
 def _log_ratio(excess: Tensor, k: int, p: int) -> Tensor:
@@ -82,7 +82,7 @@ def bound(k: int, p: int) -> float:
 
 def _centred_max(logits: Tensor, p: Softmax) -> Tensor:
     """v₁ − v̄."""
-    return by_rows(lambda v, rows: (p.top[rows, None] - v.double()).mean(-1), logits)
+    return by_rows(lambda v, top: (top[:, None] - v.double()).mean(-1), logits, p.top)
 
 
 def log_gap_to_bound(logits: Tensor, softmax: Softmax, *, p: int) -> Tensor:

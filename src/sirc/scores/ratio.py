@@ -30,10 +30,15 @@ def claim(log_gap_of_uniform: float, classes: int) -> tuple[float, float]:
 
 
 def doubt(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
-    """The claimed probability of error as log odds."""
+    """The claimed probability of error as log odds.
+
+    Some S1 are lower still than at a uniform softmax (`gen` of more than m classes); there the log odds rise with
+    log(S1max − S1) itself, so that no two rows tie.
+    """
     scale, most = claimed
-    log_p = (log_gap + constant(scale, log_gap)).clamp_max(most)
-    return log_p - log_one_minus_exp(log_p)
+    log_p = log_gap + constant(scale, log_gap)
+    inside = log_p.clamp_max(most)
+    return inside - log_one_minus_exp(inside) + (log_p - inside)
 
 
 def error_odds(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sirc.moments import Evidence
+from sirc.scores._blocks import by_rows
 from sirc.scores.columns import working_dtype
-from sirc.scores.feature import by_rows
 from sirc.scores.registry import score
 
 _UNFIT = (
@@ -35,7 +35,7 @@ def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     def energy(rows: Tensor) -> Tensor:
         return torch.addmm(bias, rows, weight.T).double().logsumexp(-1)
 
-    return by_rows(energy, features, width=len(weight))
+    return by_rows(energy, features, product=len(weight))
 
 
 def pooled_percentile(values: Tensor, percentile: float) -> Tensor:
@@ -67,7 +67,7 @@ def solve_react(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
 def react(features: Tensor, *, weight: Tensor, bias: Tensor, clip: Tensor, percentile: float = 90.0) -> Tensor:
     """The energy of features clipped at the 90th percentile of ID data: logsumexp(W min(z, c) + b). Sun et al. 2021.
 
-    c is the percentile of the activations of all training rows and features together.
+    c is the percentile of the activations of all features together, in a random sample of 12,500 training rows.
     """
     return head_energy(torch.minimum(features, clip), weight, bias)
 
@@ -89,7 +89,7 @@ def scale(logits: Tensor, features: Tensor, *, bias: Tensor, percentile: float =
     def energy(v: Tensor, factor: Tensor) -> Tensor:
         return torch.addcmul(bias.double(), v.double() - bias, factor[:, None]).logsumexp(-1)
 
-    return by_rows(energy, logits, factor, width=len(bias))
+    return by_rows(energy, logits, factor)
 
 
 def solve_ash(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def ash(features: Tensor, *, weight: Tensor, bias: Tensor, percentile: float = 9
     def energy(rows: Tensor, factor: Tensor) -> Tensor:
         return torch.addcmul(bias.double(), (rows @ weight.T).double(), factor[:, None]).logsumexp(-1)
 
-    return by_rows(energy, kept, factor, width=len(weight))
+    return by_rows(energy, kept, factor, product=len(weight))
 
 
 def _largest(features: Tensor, percentile: float) -> Tensor:

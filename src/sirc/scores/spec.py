@@ -234,6 +234,11 @@ def _check_first(spec: Spec, text: str) -> None:
         raise ValueError(
             f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got `{first}` in `{text}`"
         )
+    if spec.name == "bayes" and not {"logits", "softmax"}.issuperset(needs := registry.get(first.name).needs):
+        raise ValueError(
+            "the first score of `bayes` must be one of the logits alone: it is compared with what equal logits give; "
+            f"`{first}` needs {', '.join(needs)}, in `{text}`. Use it in `sirc`"
+        )
     for key, (least, most) in registry.get(first.name).limits.items():
         option = key.removesuffix("_bounded")
         value = first.options.get(option)
@@ -276,8 +281,9 @@ def _check_others(spec: Spec, text: str) -> None:
             fitted = [part for part in inside if is_vim(part) or part.finds_spread]
             if fitted:
                 way = "Leave it out" if fitted[0].name == "bayes" else "Give its a= and b= explicitly"
+                where = "" if fitted[0] is outer else f" inside `{outer}`"
                 raise ValueError(
-                    f"`{fitted[0]}` inside `{outer}` would have to be fitted before this S2 could be, in `{text}`. "
+                    f"`{fitted[0]}`{where} would have to be fitted before this S2 could be, in `{text}`. "
                     f"{'Give its c= explicitly' if is_vim(fitted[0]) else way}"
                 )
 

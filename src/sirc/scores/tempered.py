@@ -70,11 +70,11 @@ def _derivatives(logits: Tensor, labels: Tensor, b: float) -> tuple[float, float
 
 
 def _log_one_minus_max(logits: Tensor, *, temperature: float) -> Tensor:
-    return by_rows(lambda v, _: log_one_minus_max(divided(v, temperature)), logits)
+    return by_rows(lambda v: log_one_minus_max(divided(v, temperature)), logits)
 
 
 def _log_entropy(logits: Tensor, *, temperature: float) -> Tensor:
-    return by_rows(lambda v, _: log_entropy(divided(v, temperature)), logits)
+    return by_rows(lambda v: log_entropy(divided(v, temperature)), logits)
 
 
 @score(needs="logits", log_gap=_log_one_minus_max, tune=fit_temperature, limits=_LIMITS)
@@ -83,7 +83,7 @@ def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `msp`.
     """
-    return by_rows(lambda v, _: msp(divided(v, temperature)), logits)
+    return by_rows(lambda v: msp(divided(v, temperature)), logits)
 
 
 @score(needs="logits", log_gap=_log_entropy, tune=fit_temperature, limits=_LIMITS)
@@ -92,4 +92,4 @@ def tempered_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `entropy`.
     """
-    return by_rows(lambda v, _: entropy(divided(v, temperature)), logits)
+    return by_rows(lambda v: entropy(divided(v, temperature)), logits)

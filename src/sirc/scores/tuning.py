@@ -159,11 +159,11 @@ class Tuning:
         log_u = {name: ratio.log_u(first, claimed, calibration) for name, (first, _) in parts.items()}
         center = spread(log_u["val"])
         ramps = {name: ratio.basis(log_u[name], away[name], center) for name in columns}
-        contrasts = [
-            Contrast(ramps[name], torch.full_like(log_u[name], 1 / len(log_u[name]) / max(1, len(self.ood))))
-            for name in contrasted
-            if name != "unlabelled"
-        ]
+        contrasts = []
+        if sets := [name for name in contrasted if name != "unlabelled"]:
+            # One contrast of all sets together, so that they weigh as much as the ID rows do.
+            shares = [torch.full_like(log_u[name], 1 / (len(sets) * len(log_u[name]))) for name in sets]
+            contrasts.append(Contrast(torch.cat([ramps[name] for name in sets]), torch.cat(shares)))
         if self.unlabelled is not None:
             share = self._share(ramps, str(spec))
             found["id_share"] = (share,)
