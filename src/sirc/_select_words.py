@@ -58,6 +58,12 @@ def _how(choice: Choice) -> str:
     return (
         f"Measured: the regret of {_metric(choice.metric)} over α {_span(choice.alpha)}, β {_span(choice.beta)} "
         f"({points}), {above}; on {sizes}. Intervals: {100 * choice.level:g}%, {choice.draws:,} draws."
+        + (
+            " The last column is for information: the largest regret were one set all the OOD input, on which another "
+            "candidate may be nearly perfect."
+            if len(choice.sizes) > 3
+            else ""
+        )
     )
 
 

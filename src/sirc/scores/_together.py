@@ -93,7 +93,7 @@ def _describe(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]
         "head": digest.hexdigest()[:12] if weights else "none",
         "train": type(train).__name__,
         "rows": len(train),
-        "tuning_rows": [len(rows) for rows in fitter._tuning.rows()],
+        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter._tuning.rows()],
         "shard_size": train.shard_size if isinstance(train, OutputStore) else None,
         "layout": str(layout),
     }
