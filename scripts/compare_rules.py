@@ -139,11 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.constants:
         ratio._SHOWN, ratio._SHIFT, ratio._POWER, ratio._ERRORS = asked.constants
-    networks: dict[str, list[pd.DataFrame]] = {}
-    for folder in asked.folders:
-        networks[folder.name] = [
-            against_sirc(measure(run, asked.s1, asked.s2, asked.grid)) for run in runs_of([folder])
-        ]
+    try:
+        named = {folder.name: runs_of([folder]) for folder in asked.folders}
+    except ValueError as error:
+        parser.error(str(error))
+    networks = {
+        name: [against_sirc(measure(run, asked.s1, asked.s2, asked.grid)) for run in runs]
+        for name, runs in named.items()
+    }
     print(summary(networks), end="\n\n")
     for name, tables in networks.items():
         print(as_markdown(f"{name}, S1 {asked.s1}", tables), end="\n\n")

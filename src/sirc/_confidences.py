@@ -19,15 +19,20 @@ Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 Plain: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
-def id_confidences(
-    scorer: Scorer | Plain, test: Data | None, scores: Sequence[str] | None
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Confidences on ID data by score, and which predictions are right."""
+def check_scorer(scorer: object) -> None:
+    """Require a scorer, or confidences from elsewhere."""
     if not isinstance(scorer, Scorer | Mapping):
         raise ValueError(
             f"`scorer` must be a `Scorer`, or {{score: (confidence, correct)}}; got {type(scorer).__name__}. Make one "
             "with `sirc.fit`"
         )
+
+
+def id_confidences(
+    scorer: Scorer | Plain, test: Data | None, scores: Sequence[str] | None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Confidences on ID data by score, and which predictions are right."""
+    check_scorer(scorer)
     if isinstance(scorer, Scorer):
         if test is None:
             raise ValueError("`test` must be labelled ID outputs when a scorer is evaluated; got none")

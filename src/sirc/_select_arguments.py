@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sirc._arrays import ArrayLike
 from sirc._checks import check_fraction, check_positive
-from sirc._confidences import Data, Plain, id_confidences, score_labelled
+from sirc._confidences import Data, Plain, check_scorer, id_confidences, score_labelled
 from sirc._mixtures import as_fractions, as_names
 from sirc._select_draws import AURC, AURR, RISK
 from sirc.outputs import Outputs
@@ -65,11 +65,7 @@ def candidates(
     scorer: Scorer | Plain, val: Data | None, scores: Sequence[str] | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Confidences of the candidates, two or more, on ID data, and which predictions are right."""
-    if not isinstance(scorer, Scorer | Mapping):
-        raise ValueError(
-            f"`scorer` must be a `Scorer`, or {{score: (confidence, correct)}}; got {type(scorer).__name__}. Make one "
-            "with `sirc.fit`"
-        )
+    check_scorer(scorer)
     known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
     wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
     if len(wanted) < 2:

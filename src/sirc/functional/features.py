@@ -31,12 +31,7 @@ def gradnorm(logits: ArrayLike | Softmax, features: ArrayLike) -> Tensor:
 def residual(features: ArrayLike, origin: ArrayLike, basis: ArrayLike) -> Tensor:
     """Minus the part of z − u outside the principal subspace: −‖(z − u)N‖₂, with N an orthonormal (L, L − D) basis."""
     z = features_of(features)
-    u, n = as_tensor("origin", origin).to(z), as_tensor("basis", basis).to(z)
-    if u.shape != z.shape[1:] or n.dim() != 2 or len(n) != z.shape[1]:
-        raise ValueError(
-            f"`origin` must be (L,) and `basis` (L, L − D) for features with L = {z.shape[1]}; got "
-            f"{tuple(u.shape)} and {tuple(n.shape)}"
-        )
+    u, n = _subspace(z, "origin", origin, basis)
     return feature.residual(z, origin=u, basis=n).double()
 
 
@@ -83,12 +78,7 @@ def knn(features: ArrayLike, bank: ArrayLike, k: int = 10) -> Tensor:
 def cop(features: ArrayLike, mean: ArrayLike, basis: ArrayLike) -> Tensor:
     """Minus the part of ẑ − μ outside the main directions of unit features: −‖(ẑ − μ)N‖₂, N orthonormal, (L, L − D)."""
     z = features_of(features)
-    mu, n = as_tensor("mean", mean).to(z), as_tensor("basis", basis).to(z)
-    if mu.shape != z.shape[1:] or n.dim() != 2 or len(n) != z.shape[1]:
-        raise ValueError(
-            f"`mean` must be (L,) and `basis` (L, L − D) for features with L = {z.shape[1]}; got "
-            f"{tuple(mu.shape)} and {tuple(n.shape)}"
-        )
+    mu, n = _subspace(z, "mean", mean, basis)
     return feature.cop(z, center=mu, outside=n.T).double()
 
 
@@ -157,6 +147,17 @@ def fdbd(logits: ArrayLike, features: ArrayLike, weight: ArrayLike, mean: ArrayL
     _check_classes(v, p, w)
     inverse = boundary.inverse_distances(w.double())
     return boundary.fdbd(v, p, z, center=mu, inverse=inverse)
+
+
+def _subspace(z: Tensor, name: str, origin: ArrayLike, basis: ArrayLike) -> tuple[Tensor, Tensor]:
+    """An origin, called `name`, and a basis of what lies outside the main directions."""
+    u, n = as_tensor(name, origin).to(z), as_tensor("basis", basis).to(z)
+    if u.shape != z.shape[1:] or n.dim() != 2 or len(n) != z.shape[1]:
+        raise ValueError(
+            f"`{name}` must be (L,) and `basis` (L, L − D) for features with L = {z.shape[1]}; got "
+            f"{tuple(u.shape)} and {tuple(n.shape)}"
+        )
+    return u, n
 
 
 def _nearest_class(z: Tensor, means: ArrayLike, precision: ArrayLike) -> Tensor:

@@ -13,6 +13,7 @@ from sirc.scores import ratio, registry
 from sirc.scores.budget import spend
 from sirc.scores.calibrating import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.columns import Columns, needed_leaves
+from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_features
 from sirc.scores.spec import Spec
 from sirc.scores.statistics import Solved
@@ -72,9 +73,7 @@ class Tuning:
 
     def used(self, specs: Sequence[Spec]) -> bool:
         """Whether any of these specs learns from the rows."""
-        tuned = any(registry.get(leaf.name).tune and not leaf.options for leaf in needed_leaves(specs))
-        combined = any(part.tunes or part.name == "bayes" for spec in specs for part in spec.walk())
-        return self.val is not None and (tuned or combined)
+        return self.val is not None and Needs.of(specs).tuned
 
     def rows(self) -> Iterator[Outputs]:
         """All that there is to tune on."""
