@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import sirc
-from sirc.metrics.resample import bootstrap
+from sirc import functional
+from sirc.metrics.resample import Draws, bootstrap
+from sirc.scores import _fused
 from sirc.scores.softmax import Softmax
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -115,9 +117,93 @@ def test_the_compiled_pass_gives_the_eager_numbers(dtype):
         torch.testing.assert_close(getattr(fused, name), getattr(eager, name), rtol=1e-12, atol=1e-14)
 
 
-def test_large_inputs_are_fused_without_being_asked():
-    logits = torch.randn(20_000, 1000, device="cuda")
-    torch.testing.assert_close(Softmax.of(logits).t, Softmax.of(logits, compile=False).t, rtol=1e-12, atol=0)
+@pytest.mark.parametrize("classes", [2, 10, 100, 1000, 1001, 5000, 21_841])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_kernel_gives_the_eager_numbers(dtype, classes, monkeypatch):
+    monkeypatch.setattr(_fused, "_broken", set())
+    generator = torch.Generator("cuda").manual_seed(classes)
+    logits = torch.randn(400, classes, device="cuda", generator=generator, dtype=torch.float64) * 5
+    logits[:100, 0] += torch.linspace(0, 400, 100, device="cuda", dtype=torch.float64)
+    logits[100:110], logits[110:120, -2:] = 1.5, 60.0
+    logits = logits.to(dtype)
+    eager, kernel = Softmax.of(logits, compile=False), Softmax.of(logits)
+    assert not _fused._broken, "it fell back, so nothing was compared"
+    for name in ("prediction", "top", "second"):
+        assert torch.equal(getattr(kernel, name), getattr(eager, name))
+    small = 1e-12 if dtype == torch.float64 else 5e-7
+    for name in ("t", "w", "q"):
+        error = (getattr(kernel, name) - getattr(eager, name)) / (eager.t + eager.q)
+        assert float(error.abs().max()) < small, name
+    assert float((kernel.deviation - eager.deviation).abs().max()) < small
+    for name in ("msp", "doctor", "entropy"):
+        error = functional.log_gap(kernel, name) - functional.log_gap(eager, name)
+        assert float(error.abs().max()) < small, name
+
+
+def test_the_kernel_keeps_extreme_logits_finite_and_reads_any_layout():
+    big = float(torch.finfo(torch.float32).max)
+    extreme = torch.tensor([[big, -big, 0.0], [big, big, big], [-big, -big, -big], [0.0, 0.0, -big]], device="cuda")
+    for name in ("msp", "doctor", "entropy"):
+        assert bool(functional.log_gap(extreme, name).isfinite().all())
+    whole = torch.randn(300, 77, device="cuda", dtype=torch.float64)
+    for part in (whole.T.contiguous().T, whole[::3], whole[:, 5:60], whole[7:8], whole[:0]):
+        torch.testing.assert_close(Softmax.of(part).t, Softmax.of(part.cpu()).t.cuda(), rtol=1e-12, atol=0)
+
+
+def test_a_row_scores_the_same_in_any_batch():
+    logits = torch.randn(2000, 1000, device="cuda")
+    whole = Softmax.of(logits)
+    for name in ("t", "w", "q", "deviation"):
+        assert torch.equal(getattr(whole, name)[700:705], getattr(Softmax.of(logits[700:705]), name))
+
+
+def test_more_classes_than_the_kernel_reads_are_compiled_or_read_eagerly(monkeypatch):
+    monkeypatch.setattr(_fused, "_WIDEST", 500)
+    logits = torch.randn(40, 1000, device="cuda")
+    assert torch.equal(Softmax.of(logits).t, Softmax.of(logits, compile=False).t)
+
+
+def test_without_a_kernel_the_numbers_are_those_of_float64(monkeypatch):
+    monkeypatch.setattr(_fused, "_broken", set())
+
+    def missing(logits):
+        raise ImportError("no Triton here")
+
+    monkeypatch.setattr(_fused, "_kernel_sums", missing)
+    logits = torch.randn(40, 1000, device="cuda")
+    assert torch.equal(Softmax.of(logits).t, Softmax.of(logits, compile=False).t)
+    assert _fused._broken == {"kernel"}
+
+
+def test_switching_tf32_on_changes_no_score():
+    generator = torch.Generator("cuda").manual_seed(0)
+    features = torch.randn(4096, 512, device="cuda", generator=generator).relu_()
+    head = sirc.Head(torch.randn(64, 512, device="cuda", generator=generator) / 16)
+    outputs = sirc.Outputs(features @ head.weight.T, features, torch.arange(4096, device="cuda") % 64)
+    specs = ["residual", "mahalanobis", "knn", "vim", "sirc(msp, residual)"]
+
+    def fitted():
+        return sirc.fit(specs, outputs, head=head, crossfit=0)
+
+    expected, product = fitted()(outputs), features @ features.T
+    torch.set_float32_matmul_precision("high")
+    try:
+        rounded, found = features @ features.T, fitted()(outputs)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not torch.equal(rounded, product), "TF32 was not on"
+    for spec in specs:
+        assert torch.equal(found[spec], expected[spec]), spec
+
+
+def test_resamples_are_the_same_on_every_device():
+    sizes = {"correct": 700, "wrong": 90, "ood": 0}
+    here = list(Draws(sizes, 70, 5, torch.device("cpu")).blocks())
+    there = list(Draws(sizes, 70, 5, torch.device("cuda")).blocks())
+    for name in sizes:
+        assert torch.equal(
+            torch.cat([block[name].cpu() for block in there], 1), torch.cat([block[name] for block in here], 1)
+        )
 
 
 def test_ranking_and_bootstrap_on_a_gpu_are_those_of_a_cpu():
@@ -184,3 +270,38 @@ def _small_classifier():
         train = sirc.Outputs(model[2](features), features)
     head = sirc.find_head(model, images[:2])
     return model, sirc.fit(["sirc(entropy, residual)", "sirc(msp, l1, residual)"], train, head=head), images
+
+
+def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_path, monkeypatch):
+    from sirc import _held, _held_reading
+    from sirc.data import image_folder
+    from sirc.preprocess import Preprocess
+    from sirc.progress import SILENT
+    from tiny_images import write_images
+
+    preprocess = Preprocess(resize=12, crop=12)
+    images = image_folder(write_images(tmp_path / "images", count=50), transform=preprocess.test())
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    def load(holding, device):
+        options = {"workers": 2, "lose": lambda lost: None, "progress": SILENT}
+        return holding.pixels(images, preprocess, device=torch.device(device), **options)
+
+    with _held.Holding() as holding:
+        held = load(holding, "cuda")
+        assert load(holding, "cuda:0").pixels.data_ptr() == held.pixels.data_ptr()
+        reading = _held_reading.HeldPlan(_held_reading.HeldSet(images, preprocess, lambda: held), 16)
+        seen = torch.cat([got.batch[0].cpu() for got in reading.read([range(20), range(20, 50)])])
+        assert torch.equal(seen, torch.stack([images[i][0] for i in range(50)]))
+        expected = sirc.extract(plain, images)
+        got = sirc.extract(
+            plain.cuda(), _held_reading.HeldSet(images, preprocess, lambda: held), tmp_path / "store", head="3"
+        )
+        torch.testing.assert_close(got.load().logits, expected.logits, rtol=1e-3, atol=1e-3)
+        assert torch.equal(got.load().labels, images.labels)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 1000))
+        with pytest.raises(
+            ValueError, match=r'`cache = "device"` needs 0.0 GiB for `images`; 0.0 GiB are free on cuda:0'
+        ):
+            holding.pixels(images, Preprocess(8, 8), device=held.pixels.device, workers=0, lose=print, progress=SILENT)
+        assert not holding._decoded

@@ -1,6 +1,10 @@
-"""Arithmetic that does not depend on the caller's modes: autocast, inference mode, gradients."""
+"""Arithmetic that does not depend on the caller's modes: autocast, inference mode, gradients, TF32."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -9,12 +13,19 @@ import torch
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_BACKENDS = ("cuda", "mkldnn")
+_FULL = ("none", "ieee")
+
+_lock = threading.Lock()
+_inside = 0
+_restore: Callable[[], None] | None = None
+
 
 def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Run in the precision of the tensors, without gradients, on tensors that can be updated later.
 
-    Inside a caller's autocast region matrix products would be rounded to half precision, and state made in its
-    inference mode could not be changed outside of it.
+    Inside a caller's autocast region matrix products would be rounded to half precision, with TF32 switched on to 10
+    bits, and state made in its inference mode could not be changed outside of it.
     """
 
     @wraps(function)
@@ -24,7 +35,62 @@ def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
             torch.no_grad(),
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
+            full_products(),
         ):
             return function(*args, **kwargs)
 
     return run
+
+
+@contextmanager
+def full_products() -> Iterator[None]:
+    """Matrix products of float32 in float32, whatever torch was told of them for the whole process.
+
+    The setting is the process's: the first thread to come in changes it, and the last to leave puts it back.
+    """
+    global _inside, _restore
+    with _lock:
+        if not _inside:
+            _restore = _ask_for_full()
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _restore is not None:
+                _restore()
+                _restore = None
+
+
+def _ask_for_full() -> Callable[[], None] | None:
+    """Set it, and return what puts it back; None where it was so."""
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # torch before 2.9
+        before = torch.get_float32_matmul_precision()
+        if before == "highest":
+            return None
+        torch.set_float32_matmul_precision("highest")
+        return lambda: torch.set_float32_matmul_precision(before)
+    kept = {backend: torch._C._get_fp32_precision_getter(backend, "matmul") for backend in _BACKENDS}
+    if all(value in _FULL for value in kept.values()):
+        return None
+    # Whoever set it by the older function must find it consistent: torch refuses to multiply where the two disagree.
+    try:
+        older: str | None = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        older = None
+    if older is not None:
+        torch.set_float32_matmul_precision("highest")
+    _set_precisions(dict.fromkeys(_BACKENDS, "ieee"))
+
+    def restore() -> None:
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        _set_precisions(kept)
+
+    return restore
+
+
+def _set_precisions(precisions: dict[str, str]) -> None:
+    for backend, value in precisions.items():
+        torch._C._set_fp32_precision_setter(backend, "matmul", value)

@@ -20,7 +20,7 @@ from sirc._modes import exact
 if TYPE_CHECKING:
     from sirc.head import Head
 
-_ROWS = 4096
+_ROWS, _ROWS_ELSEWHERE = 4096, 1 << 15
 _COLUMNS = 512
 _STATE = ("mean", "scatter", "class_count", "class_sum")
 
@@ -63,10 +63,11 @@ class Moments:
         if self.classes is not None and (labels is None or len(labels) != len(rows)):
             got = "none" if labels is None else str(len(labels))
             raise ValueError(f"`labels` must give the class of each of the {len(rows)} rows; got {got}")
-        for start in range(0, len(rows), _ROWS):
-            block = rows[start : start + _ROWS].to(torch.float64, copy=True)
+        size = _ROWS if rows.device.type == "cpu" else _ROWS_ELSEWHERE
+        for start in range(0, len(rows), size):
+            block = rows[start : start + size].to(torch.float64, copy=True)
             if self.classes is not None and labels is not None:
-                self._count_classes(block, labels[start : start + _ROWS].to(block.device))
+                self._count_classes(block, labels[start : start + size].to(block.device))
             mean = block.mean(0)
             self._shift_mean(len(block), mean)
             if self.second and self._scatter is not None:

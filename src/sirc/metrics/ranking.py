@@ -18,7 +18,8 @@ Negative = Literal["wrong", "ood"]
 Positive = Literal["correct", "id"]
 Shares = tuple[Tensor, Tensor, Tensor]
 
-_CHUNK = 1 << 20  # thresholds looked at together, so that memory stays near that of the scores
+# Thresholds looked at together, so that memory stays near that of the scores; a GPU wants more, and fewer launches.
+_CHUNK, _CHUNK_ELSEWHERE = 1 << 20, 1 << 22
 
 
 @final
@@ -73,6 +74,7 @@ class Ranking:
         else:
             mass = torch.cat((weights.new_zeros(inside), weights))[order]
             self._ood = mass.cumsum(0)[kept]
+        self._ood_total = float(self._ood[-1]) if self.num_ood else 1.0
         self._areas: dict[tuple[float, ...], Tensor] = {}
 
     def __len__(self) -> int:
@@ -263,17 +265,17 @@ class Ranking:
         return c[0], x[0], o[0]
 
     def _as_shares(self, where: slice) -> Shares:
-        ood_total = float(self._ood[-1]) if self.num_ood else 1.0
         return (
             self._correct[where].double() / self.num_correct,
             self._wrong[where].double() / max(1, self.num_wrong),
-            self._ood[where].double() / ood_total,
+            self._ood[where].double() / self._ood_total,
         )
 
     def _chunks(self) -> Iterator[Shares]:
         """Shares at runs of thresholds, each run after the last point of the one before it, the first after 0."""
-        for start in range(0, len(self.thresholds), _CHUNK):
-            c, x, o = self._as_shares(slice(max(0, start - 1), start + _CHUNK))
+        size = _CHUNK if self.thresholds.device.type == "cpu" else _CHUNK_ELSEWHERE
+        for start in range(0, len(self.thresholds), size):
+            c, x, o = self._as_shares(slice(max(0, start - 1), start + size))
             if start == 0:
                 zero = c.new_zeros(1)
                 c, x, o = torch.cat((zero, c)), torch.cat((zero, x)), torch.cat((zero, o))
@@ -287,14 +289,15 @@ class Ranking:
             for c, x, o in self._chunks():
                 inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
                 dc, di, do = c.diff(), inside.diff(), o.diff()
-                columns = torch.stack([step * bad[1:] for bad in (wrong, o) for step in (dc, di, do)], -1)
+                columns = torch.stack([step * bad[1:] for bad in (wrong, o) for step in (dc, di, do)])
                 # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
-                size = 1 if alpha.device.type == "cpu" else max(1, _CHUNK * 16 // len(columns))
+                size = 1 if alpha.device.type == "cpu" else max(1, _CHUNK * 16 // len(inside))
                 for first in range(0, len(alpha), size):
                     some = slice(first, first + size)
                     covered = torch.lerp(o[None, 1:], inside[None, 1:], alpha[some, None])
-                    inverse = torch.where(covered > 0, covered.reciprocal(), 0.0)
-                    total[some] += inverse @ columns
+                    # Where nothing is covered there is nothing to count.
+                    inverse = covered.reciprocal_().nan_to_num_(posinf=0.0)
+                    total[some] += inverse @ columns.T
             self._areas = {key: total[:, [0, 3, 1, 2, 4, 5]]}
         return self._areas[key]
 
@@ -304,8 +307,7 @@ class Ranking:
         Thresholds at a coverage or a risk rest on these: at α = 1 both are ratios of counts, so 1 of 20 is 0.05.
         """
         wrong = self._wrong[where].double()
-        ood_total = float(self._ood[-1]) if self.num_ood else 1.0
-        ood = self._ood[where].double() * (self.num_correct + self.num_wrong) / ood_total
+        ood = self._ood[where].double() * (self.num_correct + self.num_wrong) / self._ood_total
         return self._correct[where].double() + wrong, wrong, ood
 
     def _coverage_risk(self, where: slice, alpha: float, beta: float) -> tuple[Tensor, Tensor]:

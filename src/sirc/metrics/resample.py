@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ METRICS = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
 # Draws lie side by side in memory, so that one look-up serves all of a block. A block holds about this many counts
 # (on a CPU, what its cache does) and a number of draws within these bounds.
 _BLOCK, _BLOCK_ELSEWHERE = 1 << 20, 1 << 26
-_FEWEST, _MOST = 8, 64
+_FEWEST, _MOST, _MOST_ELSEWHERE = 8, 64, 128
 _EXACT = 1 << 22  # counts that float32 tells apart by halves, with room to spare
 
 
@@ -75,8 +76,9 @@ def bootstrap(
             values = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
             for negative, by_metric in values.items():
                 for metric, value in by_metric.items():
-                    found.setdefault((score, negative, metric), []).append(value.double().cpu())
-    return {key: torch.cat(parts) for key, parts in found.items()}
+                    found.setdefault((score, negative, metric), []).append(value.double())
+    # Brought to the CPU at the end, so that a GPU is not waited for after every number.
+    return {key: torch.cat(parts).cpu() for key, parts in found.items()}
 
 
 class Draws:
@@ -94,21 +96,37 @@ class Draws:
 
     def blocks(self) -> Iterator[Values]:
         """Blocks of draws: by group, how often each sample was drawn, (n, draws of the block)."""
-        room = _BLOCK if self.device.type == "cpu" else _BLOCK_ELSEWHERE
-        size = min(_MOST, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
+        on_cpu = self.device.type == "cpu"
+        room, most = (_BLOCK, _MOST) if on_cpu else (_BLOCK_ELSEWHERE, _MOST_ELSEWHERE)
+        size = min(most, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
         streams = {name: torch.Generator().manual_seed(_mixed(self.seed, name)) for name in self.sizes}
-        for start in range(0, self.draws, size):
-            count = min(size, self.draws - start)
-            yield {name: self._counts(n, count, streams[name]) for name, n in self.sizes.items()}
+        spans = [min(size, self.draws - start) for start in range(0, self.draws, size)]
+        # The numbers of the next block are drawn while the caller works on this one.
+        with ThreadPoolExecutor(max(1, len(self.sizes))) as pool:
+            waiting: dict[str, Future[Tensor]] = {}
+            for number, draws in enumerate([0, *spans]):
+                drawn = {name: future.result() for name, future in waiting.items()}
+                if number < len(spans):
+                    waiting = {n: pool.submit(_drawn, k, spans[number], streams[n]) for n, k in self.sizes.items()}
+                if drawn:
+                    yield {name: self._counts(self.sizes[name], draws, places) for name, places in drawn.items()}
 
-    def _counts(self, n: int, draws: int, stream: torch.Generator) -> Tensor:
+    def _counts(self, n: int, draws: int, drawn: Tensor) -> Tensor:
         dtype = torch.float32 if n < _EXACT else torch.float64
         if n == 0:
             return torch.zeros(0, draws, dtype=dtype, device=self.device)
-        # One draw at a time, so that a draw takes the same numbers from the stream in a block of any size.
-        drawn = torch.stack([torch.randint(n, (n,), generator=stream) for _ in range(draws)]).mul_(draws)
-        drawn += torch.arange(draws)[:, None]
-        return torch.bincount(drawn.view(-1), minlength=n * draws).view(n, draws).to(self.device, dtype)
+        place = drawn.to(self.device, torch.int64).mul_(draws)
+        place += torch.arange(draws, device=self.device)[:, None]
+        return torch.bincount(place.view(-1), minlength=n * draws).view(n, draws).to(dtype)
+
+
+def _drawn(n: int, draws: int, stream: torch.Generator) -> Tensor:
+    """Which samples each draw takes, (draws, n)."""
+    places = torch.empty(draws, n, dtype=torch.int32)
+    # One draw at a time, so that a draw takes the same numbers from the stream in a block of any size.
+    for row in places if n else ():
+        torch.randint(n, (n,), generator=stream, dtype=torch.int32, out=row)
+    return places
 
 
 def _mixed(seed: int, name: str) -> int:
@@ -263,9 +281,23 @@ def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha:
 def _running(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights scaled to add up to 1, and their running sum from 0 on (summed first: counts add up without rounding)."""
     running = weights.new_zeros(len(weights) + 1, weights.shape[1])
-    torch.cumsum(weights, 0, out=running[1:])
+    if weights.device.type == "cpu":
+        torch.cumsum(weights, 0, out=running[1:])
+    else:
+        running[1:] = _cumsum_in_parts(weights)
     scale = running[-1].clamp_min(torch.finfo(running.dtype).tiny).reciprocal()
     return weights.mul_(scale), running.mul_(scale)
+
+
+def _cumsum_in_parts(weights: Tensor) -> Tensor:
+    """The running sum along the first axis, which a GPU would run along with one thread for each draw."""
+    n, draws = weights.shape
+    part = 1 << (n.bit_length() + 1) // 2
+    padded = weights.new_zeros(-(-n // part) * part, draws)
+    padded[:n] = weights
+    within = padded.view(-1, part, draws).cumsum_(1)
+    within[1:] += within[:-1, -1].cumsum(0)[:, None]
+    return padded[:n]
 
 
 def _mean(weights: Tensor, values: Tensor) -> Tensor:

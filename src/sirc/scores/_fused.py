@@ -1,4 +1,4 @@
-"""The one pass over the logits: per-row sums, blocked to stay in cache, or compiled into one kernel."""
+"""The one pass over the logits: per-row sums, blocked to stay in a CPU's cache, or in one kernel of a GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _log = logging.getLogger("sirc")
 _BLOCK = {"cpu": 1 << 19}
 _BLOCK_ELSEWHERE = 1 << 25
 _LARGE = 1 << 24
+_WIDEST = 1 << 15  # the most classes whose row the kernel holds in registers
 
 RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _compiled: Callable[[Tensor], RowSums] | None = None
@@ -23,6 +24,20 @@ _broken: set[str] = set()
 def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
     """Prediction, v₁, v₂, t, w, q and ‖π − 1/K‖₁ of each row (see `softmax.py`), float64 but the first."""
     kind = logits.device.type
+    if (
+        compile is None
+        and kind == "cuda"
+        and "kernel" not in _broken
+        and len(logits)
+        and 1 < logits.shape[1] <= _WIDEST
+    ):
+        try:
+            return _kernel_sums(logits)
+        except torch.OutOfMemoryError:
+            _log.debug("out of memory for the results of the kernel")
+        except Exception as error:  # no Triton, or a card that it does not know
+            _broken.add("kernel")
+            _log.debug("the kernel is not usable: %s", error)
     if compile is None:
         compile = kind == "cuda" and logits.numel() >= _LARGE
     if compile and kind not in _broken and len(logits):
@@ -34,6 +49,13 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
             _broken.add(kind)
             _log.debug("torch.compile is not usable on %s, running eagerly: %s", kind, error)
     return _blocked_sums(logits)
+
+
+def _kernel_sums(logits: Tensor) -> RowSums:
+    from sirc.scores._kernel import kernel_sums  # which needs Triton
+
+    prediction, sums = kernel_sums(logits.detach())
+    return prediction, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]
 
 
 def _blocked_sums(logits: Tensor) -> RowSums:

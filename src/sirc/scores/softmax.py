@@ -8,12 +8,13 @@ k ≠ ŷ (so that the largest f is 1), the sums t = Σf, w = Σf², q = Σf·(v�
     H          = exp(−g)·[t·log1p(s)/s + (g·t + q)/(1 + s)]
     1 − ‖π‖₂   = exp(−g)·[2t + exp(−g)(t² − w)] / [(1 + s)²(1 + ‖π‖₂)]
 
-where every term is positive and exp(−g) enters the logarithms as −g. All in float64, whatever the logits' type:
-a confident row keeps its rank however large its gap.
+where every term is positive and exp(−g) enters the logarithms as −g. All of it is float64, whatever the logits' type
+(but for the exponentials of narrower logits on a GPU): a confident row keeps its rank however large its gap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -40,8 +41,9 @@ class Softmax:
     def of(cls, logits: Tensor, *, compile: bool | None = None) -> Softmax:
         """Read (n, K) logits once.
 
-        `compile=None` fuses the pass with `torch.compile` for large CUDA inputs, where it saves memory traffic;
-        on a CPU the blocked eager pass is the faster one. `True` and `False` decide for you.
+        `compile=None` is the fastest pass: on CUDA one kernel, whose exponentials are of float32 unless the logits are
+        float64 (`_kernel.py` says what that moves), elsewhere float64 in blocks that a cache holds. `False` is the
+        latter on any device, `True` the same in float64 fused by `torch.compile`.
         """
         return cls(*row_sums(logits, compile=compile))
 
@@ -54,17 +56,26 @@ class Softmax:
     @property
     def gap(self) -> Tensor:
         """g = v₁ − v₂."""
-        return self.top - self.second
+        return self._once("gap", lambda: self.top - self.second)
 
     @property
     def rest(self) -> Tensor:
         """s = Σ_{k≠ŷ} exp(v_k − v₁), the runner-up and below against the winner; may underflow to 0."""
-        return self.t * torch.exp(-self.gap)
+        return self._once("rest", lambda: self.t * torch.exp(-self.gap))
 
     @property
     def norm(self) -> Tensor:
         """‖π‖₂."""
-        return torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest)
+        return self._once("norm", lambda: torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest))
+
+    def _once(self, name: str, formula: Callable[[], Tensor]) -> Tensor:
+        """Computed for the first score that asks, kept for the others; a compiler finds by itself what is the same."""
+        if torch.compiler.is_compiling():
+            return formula()
+        kept: dict[str, Tensor] = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = formula()
+        return kept[name]
 
 
 def log_one_minus_max(p: Softmax) -> Tensor:
@@ -75,9 +86,12 @@ def log_one_minus_max(p: Softmax) -> Tensor:
 def log_entropy(p: Softmax) -> Tensor:
     """log H[π], finite where H itself underflows."""
     s = p.rest
-    # log1p(s)/s is 0/0 at s = 0; where s is small its series has all digits, also for a runtime without log1p.
-    series = 1 - s * (1 / 2 - s * (1 / 3 - s * (1 / 4 - s * (1 / 5 - s / 6))))
-    ratio = torch.where(s > 1e-3, torch.log1p(s) / s.clamp_min(1e-3), series)
+    if torch.compiler.is_compiling():
+        # Where s is small the series has all digits, also for a runtime without log1p.
+        series = 1 - s * (1 / 2 - s * (1 / 3 - s * (1 / 4 - s * (1 / 5 - s / 6))))
+        ratio = torch.where(s > 1e-3, torch.log1p(s) / s.clamp_min(1e-3), series)
+    else:
+        ratio = torch.where(s > 1e-18, torch.log1p(s) / s, 1.0)  # below, 1 is all its digits, and at 0 it is 0/0
     return torch.log(p.t * ratio + (p.gap * p.t + p.q) / (1 + s)) - p.gap
 
 
