@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-PAPER = pd.read_csv(Path(__file__).with_name("paper_tables.csv"), keep_default_na=False)
+PAPER = pd.read_csv(Path(__file__).parents[1] / "results" / "paper_tables.csv", keep_default_na=False)
 SCHEMA = ["model", "seed", "score", "negative", "metric", "alpha", "beta", "value"]
 HOSTILE = "a_b%|</script>&#{}~^\\$*`中"
 

@@ -538,3 +538,16 @@ def test_without_ood_sweeps_and_curves_are_of_id_data():
     ev = sirc.evaluate(given)
     assert set(ev.sweep([1], [0.5])["negative"]) == {"wrong"}
     assert set(ev.curves("risk_coverage")) == {"one", "two", "oracle"}
+
+
+def test_some_scores_of_an_evaluation_are_the_same_evaluation():
+    given, ood = small_problem(scores=("one", "two", "three"))
+    whole = sirc.evaluate(given, ood=ood, alpha=[0.3, 0.6], beta=0.2, groups={"both": ["a", "b"]}, pool="datasets")
+    some = whole.only(["three", "one"])
+    assert some.scores == ["three", "one"]
+    expected = pd.concat([whole.table[whole.table["score"] == name] for name in ("three", "one")], ignore_index=True)
+    pd.testing.assert_frame_equal(some.table, expected)
+    with pytest.raises(ValueError, match="unknown score 'four'; this evaluation has one, two, three"):
+        whole.only(["four"])
+    with pytest.raises(ValueError, match="at least one score"):
+        whole.only([])

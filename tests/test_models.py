@@ -527,3 +527,59 @@ def test_preprocessing_that_nobody_published_is_told():
         preprocess_of("mine:f")
     with pytest.raises(ValueError, match="must be an image classifier; its preprocessing is a ObjectDetection"):
         preprocess_of("torchvision:fasterrcnn_resnet50_fpn")
+
+
+def first_outputs(model, side):
+    """The shapes (C, H, W) of what the first and the last convolution give for an image."""
+    seen = []
+    convs = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    for layer in (convs[0], convs[1], convs[-1]):
+        layer.register_forward_hook(lambda _, __, y: seen.append(tuple(y.shape[1:])))
+    model.eval()(torch.zeros(1, 3, side, side))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "stride", "side"),
+    [
+        ("torchvision:resnet18", 3, 2, 32),
+        ("torchvision:densenet121", 3, 2, 32),
+        ("torchvision:mobilenet_v2", 3, 1, 64),
+        ("timm:resnet18", 3, 2, 32),
+        ("timm:mobilenetv2_050", 3, 1, 64),
+    ],
+)
+def test_a_half_stem_reduces_the_image_half_as_much(name, kernel, stride, side):
+    model = build(name, num_classes=5, stem="half")
+    first = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    assert (first.kernel_size, first.stride) == ((kernel, kernel), (stride, stride))
+    stem, after, last = first_outputs(model, 64)
+    assert stem[1:] == after[1:] == (side, side)
+    assert last[1:] == (4, 4)
+    whole = first_outputs(build(name, num_classes=5), 64)
+    assert whole[-1][1:] == (2, 2)
+    assert model.eval()(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
+
+
+def test_a_half_stem_draws_weights_by_the_model_s_rule(tmp_path):
+    torch.manual_seed(3)
+    model = build("torchvision:resnet18", num_classes=5, stem="half")
+    # Kaiming's rule for fan-out: variance 2/(3 · 3 · 64).
+    assert model.conv1.weight.shape == (64, 3, 3, 3)
+    assert model.conv1.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)
+    torch.manual_seed(3)
+    own = build("torchvision:resnet18", num_classes=5)
+    assert torch.equal(model.conv1.weight, own.conv1.weight[:, :, 2:5, 2:5] * (7 / 3))
+    assert torch.equal(model.layer4[1].conv2.weight, own.layer4[1].conv2.weight)
+    save_weights(model, tmp_path / "half.safetensors")
+    again = build("torchvision:resnet18", num_classes=5, stem="half", checkpoint=tmp_path / "half.safetensors")
+    assert fingerprint(again) == fingerprint(model)
+
+
+def test_stems_that_cannot_be_are_told():
+    with pytest.raises(ValueError, match='`stem` must be "own" or "half"; got \'small\''):
+        build("torchvision:resnet18", stem="small")
+    with pytest.raises(ValueError, match='first convolution has stride 2; that of `torchvision:vgg11` has stride'):
+        build("torchvision:vgg11", num_classes=2, stem="half")
+    with pytest.raises(ValueError, match='`stem` must be "own" where `pretrained` is given'):
+        build("torchvision:resnet18", pretrained=True, stem="half")

@@ -13,12 +13,12 @@ import sirc
 from report_reader import read_page, read_score
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.demo import run_demo
-from sirc.errors import ConfigError
+from sirc.errors import ConfigError, StoreError
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings
 from sirc.results import SCHEMA, load_runs
 from sirc.scores import registry
-from sirc.stages import fit_run
+from sirc.stages import extract_run, fit_run
 from sirc.study import read_results, run_study
 from test_cli import MODEL, TOML
 from tiny_images import write_images
@@ -538,3 +538,35 @@ def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
     assert len(both) == len(mine) == len(first)
     np.testing.assert_allclose(both["value"], both["value_study"], rtol=1e-6, atol=1e-9)
     assert not [step for step in run_demo("demo", figures=False, overrides=SMALL_DEMO)[0].steps if not step.skipped]
+
+
+def test_tables_page_and_figures_show_the_scores_that_the_report_names(experiment):
+    shown = ["msp", "sirc(msp,residual)"]
+    narrow = Experiment.read("tiny.toml", [f"report.specs={shown}", 'fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
+    study = run_study([narrow], formats=["svg"])
+    wanted = ["msp", "sirc(msp, residual)"]
+    assert set(study.results["score"]) == {"msp", "l1", "sirc(msp, residual)"}
+    assert set(pd.read_csv(study.folder / "table.csv")["score"]) == set(wanted)
+    page = read_page(study.folder / "report.html")
+    assert [score["spec"] for score in page["models"][0]["scores"]] == wanted
+    assert [run.evaluation.scores for run in study.shown] == [wanted, wanted]
+    assert study.runs[0].evaluation.scores == ["msp", "l1", "sirc(msp, residual)"]
+    # Another choice makes them anew, and nothing else.
+    wider = Experiment.read("tiny.toml", ['fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
+    assert done(run_study([wider], formats=["svg"])) == ["tables", "page", "figures"]
+    with pytest.raises(ConfigError, match=r"`report.specs` must be among `fit.specs`; `vim` is not"):
+        Experiment.read("tiny.toml", ['report.specs=["vim"]', 'fit.specs=["msp"]'])
+    with pytest.raises(ConfigError, match=r"`report.specs` must be scores: "):
+        Experiment.read("tiny.toml", ['report.specs=["mspp"]'])
+
+
+def test_weights_trained_with_another_warm_up_are_refused(experiment):
+    run_study([experiment], figures=False)
+    warm = Experiment.read("tiny.toml", ["train.warmup=1"])
+    with pytest.raises(StoreError, match=r"another recipe: warmup is not known, got 1\.0"):
+        run_study([warm], figures=False)
+    with pytest.raises(StoreError, match=r"trained with other settings: warmup is not known, got 1\.0"):
+        extract_run(warm, warm.runs[0])
+    run_study([warm], figures=False, redo=["train"])
+    with pytest.raises(StoreError, match=r"trained with other settings: warmup is 1\.0, got nothing"):
+        extract_run(experiment, experiment.runs[0])

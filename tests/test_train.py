@@ -232,6 +232,20 @@ def test_the_learning_rate_is_the_paper_s():
     assert learning_rate(cosine, 10) == pytest.approx(0)
 
 
+def test_a_warm_up_rises_in_a_straight_line():
+    recipe = Train(warmup=2, epochs=10, milestones=(1, 6))
+    rates = [learning_rate(recipe, epoch) for epoch in (0, 0.5, 1, 1.5, 1.99, 2, 5.9, 6)]
+    plain = [0.1 * 0.01, 0.1 * 0.2575, 0.01 * 0.505, 0.01 * 0.7525, 0.01 * 0.99505, 0.01, 0.01, 0.001]
+    assert rates == pytest.approx(plain)
+    cosine = Train(schedule="cosine", epochs=10, warmup=4)
+    assert learning_rate(cosine, 0) == pytest.approx(0.001)
+    assert learning_rate(cosine, 5) == pytest.approx(0.05)
+    assert "warmup" not in Train().decisive()
+    assert recipe.decisive()["warmup"] == 2
+    with pytest.raises(ValueError, match="`warmup` must be between 0 and the 3 epochs; got 5"):
+        Train(epochs=3, warmup=5)
+
+
 def test_every_image_is_seen_once_in_an_epoch_by_one_process():
     for world in (1, 2, 3):
         orders = [Order(21, 8, 7, Share(rank, world, torch.device("cpu"))) for rank in range(world)]

@@ -6,17 +6,18 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sirc import distributed
 from sirc._choices import OnError
 from sirc._files import PathLike
-from sirc._reading import Plan, Unreadable, data_fingerprint
+from sirc._reading import Reader, Unreadable, data_fingerprint
 from sirc._runner import Runner
 from sirc.errors import ImageError, StoreError
 from sirc.models import fingerprint
@@ -25,6 +26,17 @@ from sirc.progress import Progress, Task
 from sirc.store import OutputStore
 
 _STALE_SECONDS = 600  # a temporary file this old has no writer any more
+_KNOWN: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+@contextmanager
+def known_weights(model: nn.Module) -> Iterator[str]:
+    """Take the model's fingerprint once for all datasets; inside, nothing may change its weights."""
+    _KNOWN[model] = fingerprint(model)
+    try:
+        yield _KNOWN[model]
+    finally:
+        del _KNOWN[model]
 
 
 @final
@@ -34,7 +46,7 @@ class Extraction:
     def __init__(
         self,
         runner: Runner,
-        reading: Plan,
+        reading: Reader,
         on_error: OnError,
         progress: Progress,
         name: str,
@@ -61,7 +73,8 @@ class Extraction:
         """The store, with every shard of this process that is missing written, and all others waited for."""
         rank, world = distributed.rank(), distributed.world()
         with distributed.failing_together():
-            model, data = fingerprint(self.runner.model), data_fingerprint(self.reading.dataset)
+            model = _KNOWN.get(self.runner.model) or fingerprint(self.runner.model)
+            data = data_fingerprint(self.reading.dataset)
             self._settle_layer(path, overwrite)
             if overwrite and distributed.is_main():
                 self._create(path, shard_size, model, data, overwrite=True)

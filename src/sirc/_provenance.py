@@ -54,8 +54,10 @@ def check_trained(experiment: Experiment, run: Run) -> None:
         return
     known = json.loads(read_metadata(run.weights).get("recipe", "{}"))
     settings = experiment.train.decisive() | {f"preprocess.{k}": v for k, v in asdict(experiment.preprocess).items()}
-    asked = {key: json.dumps(value) for key, value in settings.items() if key in known}
-    if words := differences({key: known[key] for key in asked}, asked):
+    # Not every note has every key: older ones lack some, and no warm-up is not written down.
+    asked = {key: json.dumps(value) for key, value in settings.items() if key in known or key == "warmup"}
+    kept = {key: value for key, value in known.items() if key in asked or key == "warmup"}
+    if words := differences(kept, asked):
         raise StoreError(
             f"'{run.weights}' was trained with other settings: {words}. Use those, or train again: "
             "`sirc train … --overwrite`."
@@ -71,6 +73,7 @@ def extract_stamp(experiment: Experiment, run: Run, name: str) -> Stamp:
         **{f"data.{name}.{key}": value for key, value in asdict(experiment.source(name)).items() if key != "group"},
         **{f"extract.{key}": getattr(extract, key) for key in ("precision", "dtype", "shard_size")},
         **({"fit.count": fitting.count, "fit.seed": fitting.seed} if name == "train" else {}),
+        **_held_out(experiment, name),
     }
     return Stamp(run.folder, f"extract-{name}", settings)
 
@@ -129,7 +132,14 @@ def fit_inputs(experiment: Experiment, store: OutputStore, val: OutputStore | No
     if val is not None:
         source = json.dumps(asdict(experiment.source("validation")), sort_keys=True, default=str)
         inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
+        inputs |= _held_out(experiment, "validation")
     return inputs
+
+
+def _held_out(experiment: Experiment, name: str) -> dict[str, object]:
+    """How many images of each class are held out, where that decides which a set has."""
+    held = experiment.data.holdout
+    return {"data.holdout": held} if held and name in ("train", "validation") else {}
 
 
 def network(experiment: Experiment, run: Run) -> nn.Module:
@@ -152,6 +162,7 @@ def built(experiment: Experiment) -> nn.Module:
         num_classes=config.num_classes,
         pretrained=config.pretrained,
         checkpoint=config.checkpoint,
+        stem=config.stem,
         options=config.options,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -50,14 +51,35 @@ class Unreadable:
 class Reading:
     """One batch: the dataset indices of its rows, what the model is given (None if no row is left), what was lost."""
 
-    index: list[int]
+    index: Sequence[int]
     batch: object
     lost: list[Unreadable]
 
 
+class Reader(ABC):
+    """Where extraction gets its batches from."""
+
+    dataset: Items
+    batch_size: int
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    @abstractmethod
+    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
+        """Read these rows in order; batches restart with each span, so they do not depend on who reads which."""
+
+    def where(self, index: int) -> str:
+        """Name an item for messages."""
+        dataset: Any = self.dataset
+        while isinstance(dataset, Subset):
+            dataset, index = dataset.dataset, int(dataset.indices[index])
+        return str(dataset.where(index)) if hasattr(dataset, "where") else f"item {index}"
+
+
 @final
 @dataclass(frozen=True)
-class Plan:
+class Plan(Reader):
     """How a dataset is read: its items, how many at a time, and by whom."""
 
     dataset: Items
@@ -66,18 +88,17 @@ class Plan:
     collate: Callable[[list[Any]], object] = default_collate
     options: Mapping[str, Any] | None = None
 
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
         """Read these rows in order; batches restart with each span, so they do not depend on who reads which."""
         if not spans:
             return
-        count = usable_workers(self.workers if workers is None else workers)
+        batches = _SpanBatches(spans, self.batch_size)
+        # Starting a process takes longer than most batches; one that gets none would only delay.
+        count = min(usable_workers(self.workers if workers is None else workers), len(batches))
         options = {k: v for k, v in (self.options or {}).items() if count or k not in _FOR_WORKERS}
         loader = DataLoader(
             _Marked(self.dataset),
-            batch_sampler=_SpanBatches(spans, self.batch_size),
+            batch_sampler=batches,
             num_workers=count,
             collate_fn=_Collate(self.collate),
             pin_memory=pin,
@@ -86,13 +107,6 @@ class Plan:
         )
         for index, batch, lost in loader:
             yield Reading(index, batch, [Unreadable(*item) for item in lost])
-
-    def where(self, index: int) -> str:
-        """Name an item for messages."""
-        dataset: Any = self.dataset
-        while isinstance(dataset, Subset):
-            dataset, index = dataset.dataset, int(dataset.indices[index])
-        return str(dataset.where(index)) if hasattr(dataset, "where") else f"item {index}"
 
 
 def is_fatal(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sirc._calls import LABEL_KEYS, call_model, evaluating, model_logits
 from sirc._checks import dtype_name
 from sirc._choices import Precision
-from sirc._reading import Plan
+from sirc._reading import Reader
 from sirc.head import Head, capture_features, find_head
 
 
@@ -48,7 +48,7 @@ class Runner:
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
-    def find_layer(self, reading: Plan) -> None:
+    def find_layer(self, reading: Reader) -> None:
         """Find the head, if it is not known, with the first item that can be read."""
         if not self.features or self.layer is not None:
             return

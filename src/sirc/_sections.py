@@ -10,6 +10,7 @@ from typing import Literal, final
 from sirc._checks import check_positive
 from sirc._choices import OnError, Precision
 from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG
+from sirc._stems import Stem
 from sirc._toml import dotted
 from sirc.data.source import Source
 
@@ -34,12 +35,15 @@ class Model:
 
     `name` is `timm:NAME`, `torchvision:NAME` or `package.module:function`. `pretrained` is true for the library's
     default weights or names others; `checkpoint` is a file of weights; `options` go to whatever builds the model.
+    `stem = "half"`, for images of about 64 px: the first layers reduce an image half as much (a 3×3 convolution without
+    the pooling after it, or one of stride 1).
     """
 
     name: str
     num_classes: int | None = None
     pretrained: bool | str = False
     checkpoint: str | None = None
+    stem: Stem = "own"
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,6 +59,8 @@ class Model:
             raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("`checkpoint` must be left out where `pretrained` is given; got both. Choose one.")
+        if self.pretrained and self.stem != "own":
+            raise ValueError('`stem` must be left out where `pretrained` is given, as the weights are for "own".')
 
     @property
     def own(self) -> bool:
@@ -94,6 +100,7 @@ class Train:
     """The recipe: SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
 
     `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
+    In the first `warmup` epochs the learning rate rises in a straight line, from a hundredth of what it would be.
     `cache = "device"` keeps all images, resized, on the accelerator. `graph` records the step as a CUDA graph, where
     one process trains on a GPU. `on_error = "skip"` goes on without images that
     cannot be read.
@@ -108,6 +115,7 @@ class Train:
     schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[int, ...] = (30, 60)
     gamma: float = 0.1
+    warmup: float = 0.0
     precision: Precision = "fp32"
     channels_last: bool = False
     compile: bool = False
@@ -132,6 +140,8 @@ class Train:
             raise ValueError("`nesterov` must be false where `momentum` is 0; got true.")
         if any(a >= b for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
             raise ValueError(f"`milestones` must be epochs ≥ 1 that increase; got {list(self.milestones)}.")
+        if not 0 <= self.warmup <= self.epochs:
+            raise ValueError(f"`warmup` must be between 0 and the {self.epochs} epochs; got {self.warmup}.")
         _at_least("workers", self.workers, 0)
 
     def decisive(self) -> dict[str, object]:
@@ -143,6 +153,8 @@ class Train:
         settings = asdict(self)
         for name in ("workers", "compile", "graph", "channels_last", "tensorboard", "on_error"):
             del settings[name]
+        if not self.warmup:  # so that runs from before there was one are taken up
+            del settings["warmup"]
         augment = {f"augment.{name}": value for name, value in settings.pop("augment").items()}
         flat = settings | augment
         return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
@@ -154,6 +166,7 @@ class Extract:
     """How outputs are computed and stored.
 
     `dtype` is that of stored logits and features, "model" as they come. `shard_size` rows go to one file.
+    `cache = "device"` decodes the images once and keeps them on the accelerator, for all networks of a study.
     """
 
     batch_size: int = 256
@@ -162,6 +175,7 @@ class Extract:
     precision: Precision = "fp32"
     channels_last: bool = False
     dtype: Literal["model", "float32", "float16"] = "model"
+    cache: Literal["none", "device"] = "none"
     on_error: OnError = "stop"
 
     def __post_init__(self) -> None:
@@ -221,19 +235,35 @@ class Fit:
 
 @final
 @dataclass(frozen=True)
+class Report:
+    """Which of the scores are in tables, page and figures; all by default. `results.csv` has every one."""
+
+    specs: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
 class Data:
     """Where the images are: ID training and test sets, an ID validation set, and OOD sets by the names tables print.
 
-    Relative paths of datasets start at `root`, which is relative to the current folder.
+    Relative paths of datasets start at `root`, which is relative to the current folder. `holdout` training images of
+    each class are neither trained nor fitted on, and are the validation set; the same ones for every seed.
     """
 
     train: Source
     test: Source
     root: str = "data"
     validation: Source | None = None
+    holdout: int = 0
     ood: dict[str, Source] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _at_least("holdout", self.holdout, 0)
+        if self.holdout and self.validation is not None:
+            raise ValueError(
+                f"`holdout` must be left out where `validation` is given, as both say which images validate; got "
+                f"{self.holdout}. Drop one of the two."
+            )
         for name, source in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             known = source.benchmark if source is not None else None
             if known is not None and known.role == "OOD":
@@ -255,6 +285,11 @@ class Data:
                     f"`{key}` must share no class with the ID set; it does with {shared.pop()}. Leave it out, or read "
                     'its images as a "folder".'
                 )
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validation images: a set of their own, or some that are held out of the training set."""
+        return self.validation is not None or self.holdout > 0
 
 
 def folder_name(name: str) -> str:

@@ -73,12 +73,15 @@ class DeviceAugment:
     images, that is what torchvision gives.
     """
 
-    def __init__(self, augment: Augment, preprocess: Preprocess, images: Tensor, *, seed: int) -> None:
+    def __init__(
+        self, augment: Augment, preprocess: Preprocess, images: Tensor, *, seed: int, rows: Tensor | None = None
+    ) -> None:
         self.augment = augment
         self.images = images
+        self.rows = rows  # which of the images these are; all, if None
         self.seed = seed
-        count, _, height, width = images.shape
-        self.count = count
+        height, width = images.shape[-2:]
+        self.count = len(images if rows is None else rows)
         self.input = height, width
         size = [height, width] if augment.crop != "resized" or preprocess.size is None else crop_size(preprocess)
         self.output = size[0], size[1]
@@ -95,7 +98,7 @@ class DeviceAugment:
         """The augmented, normalised images of these indices."""
         if self._boxes is None:
             raise ValueError("Call `start(epoch)` before the first batch: it draws the crops.")
-        images = self.images[index].float()  # crops have fractions
+        images = self.images[index if self.rows is None else self.rows[index]].float()  # crops have fractions
         clamp = self.augment.crop == "resized"
         return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
 

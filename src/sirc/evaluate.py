@@ -129,6 +129,21 @@ class Evaluation:
             self._table = pd.DataFrame(rows, columns=COLUMNS)
         return self._table.copy()
 
+    def only(self, scores: Sequence[str]) -> Evaluation:
+        """The same evaluation of some of the scores."""
+        for score in as_names(scores):
+            self._check_score(score)
+        return Evaluation(
+            {score: self.confidences[score] for score in as_names(scores)},
+            self.correct,
+            self.ood,
+            alpha=self.alpha,
+            beta=self.beta,
+            groups=self.groups,
+            pool=self.pool,
+            recall=self.recall,
+        )
+
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
         self._check_score(score)
@@ -353,16 +368,8 @@ class Evaluation:
         for score in chosen:
             for metric in METRICS if sets else ():
                 samples[score, MEAN, metric] = torch.stack([samples[score, name, metric] for name in sets]).mean(0)
-        point = Evaluation(
-            {score: self.confidences[score] for score in chosen},
-            self.correct,
-            self.ood,
-            alpha=a,
-            beta=b,
-            groups=self.groups,
-            pool=self.pool,
-            recall=self.recall,
-        )
+        point = self.only(chosen)
+        point.alpha, point.beta = as_fractions("alpha", a), as_fractions("beta", b)
         table = point.table
         frame = table[(table["metric"] != "error") & table["negative"].isin(wanted)].reset_index(drop=True)
         rows = [

@@ -11,20 +11,32 @@ from pathlib import Path
 from typing import final
 
 from sirc._files import PathLike, atomic_write
-from sirc._sections import PAPER_SPECS, Augment, Data, Extract, Fit, Model, Train, folder_name
+from sirc._sections import PAPER_SPECS, Augment, Data, Extract, Fit, Model, Report, Train, folder_name
 from sirc._toml import Document, closest, dotted, dump
 from sirc.data.source import Source, source_path
 from sirc.errors import ConfigError
 from sirc.preprocess import Preprocess
 
-__all__ = ["PAPER_SPECS", "Augment", "Data", "Experiment", "Extract", "Fit", "Model", "Run", "Source", "Train"]
+__all__ = [
+    "PAPER_SPECS",
+    "Augment",
+    "Data",
+    "Experiment",
+    "Extract",
+    "Fit",
+    "Model",
+    "Report",
+    "Run",
+    "Source",
+    "Train",
+]
 
 FILE = "experiment.toml"
 # What may differ between two commands on one folder: words, places, speed, rounding; which runs and OOD sets there are.
 _FREE = re.compile(
-    r"title|out|seeds|data\.root|"
+    r"title|out|seeds|data\.root|report\..*|"
     r"train\.(workers|compile|graph|channels_last|tensorboard|on_error)|"
-    r"extract\.(workers|batch_size|channels_last|on_error)"
+    r"extract\.(workers|batch_size|channels_last|cache|on_error)"
 )
 
 
@@ -84,6 +96,7 @@ class Experiment:
     train: Train | None = None
     extract: Extract = field(default_factory=Extract)
     fit: Fit = field(default_factory=Fit)
+    report: Report = field(default_factory=Report)
 
     def __post_init__(self) -> None:
         if words := folder_name(self.name):
@@ -93,10 +106,12 @@ class Experiment:
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
         _check_preprocess(self.preprocess)
-        if self.data.validation is None and (spec := self.fit.needs_validation):
+        self._check_report()
+        if not self.data.validates and (spec := self.fit.needs_validation):
             raise ValueError(
                 f"`fit.specs` must do without validation images, as there are none; `{spec}` is tuned on them. Add "
-                "`data.validation`, ID images that are not among the training or test images."
+                "`data.validation`, ID images that are not among the training or test images, or hold some training "
+                "images out: `data.holdout = 10`."
             )
         if self.tuned and self.data.validation == self.data.test:
             raise ValueError(
@@ -184,12 +199,12 @@ class Experiment:
     @property
     def names(self) -> tuple[str, ...]:
         """All datasets: train, test, validation where there is one, then the OOD sets."""
-        return ("train", "test", *(["validation"] if self.data.validation else []), *self.data.ood)
+        return ("train", "test", *(["validation"] if self.data.validates else []), *self.data.ood)
 
     @property
     def tuned(self) -> bool:
         """Whether some of its scores are tuned on its validation images."""
-        return self.data.validation is not None and self.fit.tunes
+        return self.data.validates and self.fit.tunes
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -201,7 +216,8 @@ class Experiment:
         if name not in self.names:
             hint = closest(name, self.names) or f" It has {', '.join(self.names)}."
             raise ValueError(f"`{self.name}` has no dataset '{name}'.{hint}")
-        ours = {"train": self.data.train, "test": self.data.test, "validation": self.data.validation}
+        validation = self.data.validation or self.data.train  # which has the images that are held out
+        ours = {"train": self.data.train, "test": self.data.test, "validation": validation}
         return ours.get(name) or self.data.ood[name]
 
     def require(self, names: Iterable[str] | None = None) -> None:
@@ -209,16 +225,17 @@ class Experiment:
         missing: list[tuple[str, Source, Path]] = []
         for name in self.names if names is None else names:
             source = self.source(name)
+            at = "train" if name == "validation" and self.data.holdout else name
             try:
                 path = source_path(source, self.root)
             except ValueError as error:
                 words = str(error)
-                raise self._error((*_key(name), "path"), words.removeprefix("`path` ")) from error
+                raise self._error((*_key(at), "path"), words.removeprefix("`path` ")) from error
             if path is None or source.options.get("download") is True:
                 continue
-            path = Path(str(path).replace("{split}", source.split or ("train" if name == "train" else "test")))
+            path = Path(str(path).replace("{split}", source.split or ("train" if at == "train" else "test")))
             if not path.exists():
-                missing.append((name, source, path))
+                missing.append((at, source, path))
         if not missing:
             return
         name, source, path = missing[0]
@@ -230,6 +247,20 @@ class Experiment:
             f"needs '{path.absolute()}', which is not there{f'; nor are {more}' if more else ''}. "
             f"{look or 'Say'} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
         )
+
+    def _check_report(self) -> None:
+        from sirc.scores.spec import parse
+
+        known = {str(parse(text)) for text in self.fit.specs}
+        for text in self.report.specs:
+            try:
+                name = str(parse(text))
+            except ValueError as error:
+                raise ValueError(f"`report.specs` must be scores: {error}") from error
+            if name not in known:
+                raise ValueError(
+                    f"`report.specs` must be among `fit.specs`; `{text}` is not. Add it there, or drop it."
+                )
 
     def _expanded(self, key: str) -> Path:
         text = self.data.root if key == "data.root" else self.out

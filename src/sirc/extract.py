@@ -16,7 +16,8 @@ from sirc._checks import check_positive
 from sirc._choices import OnError, Precision
 from sirc._extraction import Extraction
 from sirc._files import PathLike
-from sirc._reading import Plan, Unreadable, check_repeatable, plan
+from sirc._held_reading import HeldPlan, HeldSet
+from sirc._reading import Reader, Unreadable, check_repeatable, plan
 from sirc._runner import Runner
 from sirc.head import Head
 from sirc.models import fingerprint
@@ -129,14 +130,19 @@ def extract(
         raise ValueError(f"`workers` must be a whole number ≥ 0; got {workers!r}.")
     _check_joined()
     runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
-    reading = plan(data, batch_size=check_positive("batch_size", batch_size), workers=workers)
+    check_positive("batch_size", batch_size)
+    held = isinstance(data, HeldSet)
+    reading: Reader | None = (
+        HeldPlan(data, batch_size) if isinstance(data, HeldSet) else plan(data, batch_size=batch_size, workers=workers)
+    )
     lost: list[Unreadable] = []
     if reading is None:
         result = _as_it_comes(runner, data, path, shard_size, size, overwrite, progress, name)
     else:
         if size not in (None, len(reading)):
             raise ValueError(f"`size` must be the length of the data, {len(reading)}; got {size}. Leave it out.")
-        check_repeatable(reading.dataset)
+        if not held:  # what is held was read once, and is the same ever after
+            check_repeatable(reading.dataset)
         work = Extraction(runner, reading, on_error, progress, name, lost)
         result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
         skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in lost]
@@ -155,7 +161,7 @@ def _check_joined() -> None:
         )
 
 
-def _skipped(reading: Plan, skipped: list[int], why: dict[int, str]) -> str:
+def _skipped(reading: Reader, skipped: list[int], why: dict[int, str]) -> str:
     """Count and name the images without a row; those that other processes or earlier runs met are without a reason."""
     lines = [f"\n  {reading.where(index)}{': ' + why[index] if index in why else ''}" for index in skipped[:20]]
     more = f"\n  … and {len(skipped) - 20} more" if len(skipped) > 20 else ""

@@ -16,6 +16,7 @@ from torch import nn
 from sirc._checks import check_positive
 from sirc._files import PathLike
 from sirc._imports import current_folder
+from sirc._stems import STEMS, Stem, halve_stem
 from sirc._toml import closest
 from sirc._weights import fingerprint, load_weights, save_weights
 from sirc.preprocess import Preprocess
@@ -31,16 +32,24 @@ def build(
     num_classes: int | None = None,
     pretrained: bool | str = False,
     checkpoint: PathLike | None = None,
+    stem: Stem = "own",
     options: Mapping[str, object] | None = None,
 ) -> nn.Module:
     """Build a classifier from `timm:NAME`, `torchvision:NAME` or `package.module:function`.
 
     `pretrained=True` takes the library's default weights, a string names others: `"IMAGENET1K_V1"` (torchvision), a tag
-    such as `"a1_in1k"` (timm). `checkpoint` is a file of weights instead (see `load_weights`). `options` go to the
-    builder. A function gets `num_classes` and `pretrained` where it takes them, and is looked for in the current folder
-    too.
+    such as `"a1_in1k"` (timm). `checkpoint` is a file of weights instead (see `load_weights`). `stem="half"` lets the
+    first layers reduce an image half as much, for images of about 64 px. `options` go to the builder. A function gets
+    `num_classes` and `pretrained` where it takes them, and is looked for in the current folder too.
     """
     source, _, rest = _split(name)
+    if stem not in STEMS:
+        raise ValueError(f'`stem` must be "own" or "half"; got {stem!r}.')
+    if pretrained and stem != "own":
+        raise ValueError(
+            f'`stem` must be "own" where `pretrained` is given, as the weights are for that; got "{stem}". Train the '
+            "network, or give a `checkpoint` of one that was trained so."
+        )
     if pretrained and checkpoint is not None:
         raise ValueError(f"give one of `pretrained` and `checkpoint`; got {pretrained!r} and '{checkpoint}'.")
     if num_classes is not None:
@@ -50,6 +59,8 @@ def build(
     model = (
         make(rest, num_classes, pretrained, arguments) if make else _function(name, num_classes, pretrained, arguments)
     )
+    if stem == "half":
+        halve_stem(model, name)
     if checkpoint is not None:
         load_weights(model, os.path.expanduser(os.path.expandvars(checkpoint)))
     return model

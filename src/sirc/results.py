@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 import pandas as pd
+import torch
+from torch import Tensor
 
+from sirc._confidences import score_labelled
 from sirc._files import PathLike
 from sirc._provenance import check_outputs
 from sirc.evaluate import COLUMNS, Evaluation, evaluate
 from sirc.experiment import FILE, Experiment, Run
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
+from sirc.scores.spec import parse
 from sirc.store import OutputStore
 
 SCHEMA = ["model", "seed", *COLUMNS]
@@ -46,21 +50,30 @@ class RunResults:
         table.insert(1, "seed", self.seed)
         return table
 
+    @property
+    def shown(self) -> RunResults:
+        """The same with the scores alone that its experiment wants in tables, page and figures."""
+        wanted = shown_scores(self.evaluation.scores, [self.experiment] if self.experiment else [])
+        return self if wanted == self.evaluation.scores else replace(self, evaluation=self.evaluation.only(wanted))
 
-def load_run(experiment: Experiment, run: Run) -> RunResults:
-    """Evaluate a run from its stored outputs and its scorer."""
+
+def load_run(experiment: Experiment, run: Run, *, device: torch.device | str = "cpu") -> RunResults:
+    """Evaluate a run from its stored outputs and its scorer, which scores them on `device`."""
     check_outputs(experiment, run, ["test", *experiment.data.ood])
     scorer = Scorer.load(run.scorer)
     test = OutputStore(run.store("test"))
     ood = {name: OutputStore(run.store(name)) for name in experiment.data.ood}
-    evaluation = evaluate(scorer, test, ood, groups=groups_of(experiment))
+    found, correct = score_labelled(scorer, "test", _placed(test, device))
+    inside = {score: (values.cpu(), correct.cpu()) for score, values in found.items()}
+    outside = {name: _on_cpu(scorer(_placed(store, device))) for name, store in ood.items()}
+    evaluation = evaluate(inside, ood=outside, groups=groups_of(experiment))
     return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
 
 
-def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:
+def load_runs(folders: Sequence[PathLike], *, device: torch.device | str = "cpu") -> list[RunResults]:
     """Evaluate all runs of the studies in these folders."""
     studies = [study for folder in folders for study in load_studies(folder)]
-    return [load_run(study, run) for study in studies for run in study.runs]
+    return [load_run(study, run, device=device) for study in studies for run in study.runs]
 
 
 def load_studies(folder: PathLike) -> list[Experiment]:
@@ -95,6 +108,23 @@ def groups_of(experiment: Experiment) -> dict[str, list[str]]:
     return {group: members for group, members in names.items() if members}
 
 
+def shown_scores(scores: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
+    """Those of the scores that the experiments want in tables, page and figures: all, unless `report.specs` says."""
+    wanted = {str(parse(text)) for experiment in experiments for text in experiment.report.specs}
+    if not all(experiment.report.specs for experiment in experiments):
+        return list(scores)
+    return [score for score in scores if str(parse(score)) in wanted] or list(scores)
+
+
 def results_table(runs: Sequence[RunResults]) -> pd.DataFrame:
     """Put the rows of all runs into one table."""
     return pd.concat([run.table for run in runs], ignore_index=True)[SCHEMA]
+
+
+def _placed(store: OutputStore, device: torch.device | str) -> Iterator[Outputs]:
+    """The shards of a store, each on the device in its turn."""
+    return (outputs.to(device) for outputs in store)
+
+
+def _on_cpu(confidences: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {score: values.cpu() for score, values in confidences.items()}

@@ -8,11 +8,14 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from sirc import distributed, models
+from sirc import distributed
 from sirc._checkpoint import Epoch
 from sirc._checks import differences
 from sirc._choices import OnError
-from sirc._files import atomic_write
+from sirc._extraction import known_weights
+from sirc._files import atomic_write, read_metadata
+from sirc._held import Held, Holding
+from sirc._held_reading import HeldSet, refuse_fatal
 from sirc._provenance import (
     built,
     check_outputs,
@@ -28,21 +31,29 @@ from sirc._provenance import (
 )
 from sirc._reading import UNREADABLE
 from sirc.data import ImageSet, open_source
-from sirc.errors import ImageError
+from sirc.data.source import geometry_of, tested_with
+from sirc.errors import ImageError, StoreError
 from sirc.experiment import Experiment, Run
 from sirc.extract import extract
 from sirc.head import Head, find_head
-from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.store import OutputStore
 from sirc.train import train
 
+_HOLDOUT_SEED = 0  # one for all runs: which images validate is no matter of the network's seed
+
 
 def train_run(
-    experiment: Experiment, run: Run, *, cpu: bool = False, overwrite: bool = False, progress: Progress = SILENT
+    experiment: Experiment,
+    run: Run,
+    *,
+    cpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+    holding: Holding | None = None,
 ) -> list[Epoch]:
-    """Train the network of one seed; a finished run only returns its history."""
+    """Train the network of one seed; a finished run only returns its history. `holding` keeps images for other runs."""
     recipe = experiment.train
     if recipe is None:
         raise ValueError(
@@ -51,8 +62,9 @@ def train_run(
         )
     _seed(run.seed)
     model = built(experiment)
-    images = images_of(experiment, "train", augmented=True)
-    validation = images_of(experiment, "validation" if experiment.data.validation else "test", augmented=True)
+    images = images_of(experiment, "train", augmented=True, holding=holding)
+    tested = "validation" if experiment.data.validates else "test"
+    validation = images_of(experiment, tested, augmented=True, holding=holding)
     return train(
         model,
         images,
@@ -65,6 +77,7 @@ def train_run(
         overwrite=overwrite,
         progress=progress,
         name=f"seed {run.seed}",
+        holding=holding,
     )
 
 
@@ -77,43 +90,48 @@ def extract_run(
     on_error: OnError | None = None,
     overwrite: bool = False,
     progress: Progress = SILENT,
+    holding: Holding | None = None,
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all that a study needs.
 
-    These are train, test and every OOD set, and validation if scores are tuned on it.
+    These are train, test and every OOD set, and validation if scores are tuned on it. With `cache = "device"`, images
+    that are in `holding` already are not decoded again, and others stay in it.
     """
     settings = experiment.extract
+    names = list(names or experiment.stored)
     check_trained(experiment, run)
+    _check_held_out(experiment, run, names, holding)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
     stores = {}
     head: Head | None = None
-    for name in names or experiment.stored:
-        images = images_of(experiment, name)
-        if head is None:
-            head = _head_of(model, images)
-            save_head(head, run.head, models.fingerprint(model))
-        stores[name] = extract(
-            model,
-            images,
-            run.store(name),
-            head=head,
-            batch_size=settings.batch_size,
-            workers=settings.workers,
-            precision=settings.precision,
-            channels_last=settings.channels_last,
-            dtype=None if settings.dtype == "model" else getattr(torch, settings.dtype),
-            shard_size=settings.shard_size,
-            on_error=on_error or settings.on_error,
-            overwrite=overwrite,
-            progress=progress,
-            name=f"{run.folder.name}, {name}",
-        )
-        with distributed.failing_together():
-            stamp = extract_stamp(experiment, run, name)
-            if distributed.is_main() and not stamp.valid():
-                stamp.write([])
+    with known_weights(model) as weights:
+        for name in names:
+            images = images_of(experiment, name, holding=holding)
+            if head is None:
+                head = _head_of(model, images)
+                save_head(head, run.head, weights)
+            stores[name] = extract(
+                model,
+                images if settings.cache == "none" else _held(experiment, name, images, device, progress, holding),
+                run.store(name),
+                head=head,
+                batch_size=settings.batch_size,
+                workers=settings.workers,
+                precision=settings.precision,
+                channels_last=settings.channels_last,
+                dtype=None if settings.dtype == "model" else getattr(torch, settings.dtype),
+                shard_size=settings.shard_size,
+                on_error=on_error or settings.on_error,
+                overwrite=overwrite,
+                progress=progress,
+                name=f"{run.folder.name}, {name}",
+            )
+            with distributed.failing_together():
+                stamp = extract_stamp(experiment, run, name)
+                if distributed.is_main() and not stamp.valid():
+                    stamp.write([])
     return stores
 
 
@@ -162,42 +180,95 @@ def fit_run(
     return scorer
 
 
-def images_of(experiment: Experiment, name: str, *, augmented: bool = False) -> ImageSet:
+def images_of(
+    experiment: Experiment, name: str, *, augmented: bool = False, holding: Holding | None = None
+) -> ImageSet:
     """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
 
-    The training images that scores are fitted on may be a random subset, `fit.count` of them. Test and validation
-    images have the class numbers of the training images, also where they lack a class.
+    `data.holdout` images of each class are kept out of the training images, and are the validation images. The
+    training images that scores are fitted on may be a random subset, `fit.count` of them. Test and validation images
+    have the class numbers of the training images, also where they lack a class.
     """
     experiment.require([name])
-    images = _open(experiment, name, None if augmented else experiment.preprocess)
-    source, count = experiment.source(name), experiment.fit.count
-    if name == "train" and not augmented and count is not None and count < len(images):
-        images = images.subset(count, seed=experiment.fit.seed)
+    source, count, holdout = experiment.source(name), experiment.fit.count, experiment.data.holdout
+    if holdout and name in ("train", "validation"):
+        rest, held_out = _open(experiment, "train", holding).held_out(holdout, seed=_HOLDOUT_SEED)
+        images = rest if name == "train" else held_out
+    else:
+        images = _open(experiment, name, holding)
+    images = images.named(name)
+    if not augmented:
+        images = images.with_transform(tested_with(source, experiment.preprocess))
+        if name == "train" and count is not None and count < len(images):
+            images = images.subset(count, seed=experiment.fit.seed)
     if name in ("test", "validation") and source.benchmark is None and images.classes:
         experiment.require(["train"])
-        images = images.numbered_by(_open(experiment, "train", None).classes)
+        images = images.numbered_by(_open(experiment, "train", holding).classes)
     return images
 
 
-def _open(experiment: Experiment, name: str, preprocess: Preprocess | None) -> ImageSet:
+def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSet:
+    """A dataset without preprocessing, whole."""
+    source, root = experiment.source(name), experiment.root
     ours = name in ("train", "test", "validation")
+    split = ("train" if name == "train" else "test") if ours else None
 
     def opened() -> ImageSet:
-        return open_source(
-            experiment.source(name),
-            root=experiment.root,
-            split=("train" if name == "train" else "test") if ours else None,
-            preprocess=preprocess,
-            labelled=ours,
-            name=name,
+        return open_source(source, root=root, split=split, preprocess=None, labelled=ours, name=name)
+
+    def one_by_one() -> ImageSet:
+        # One process goes first, as archives are unpacked when they are opened.
+        first: ImageSet | None = None
+        with distributed.failing_together():
+            if distributed.is_main():
+                first = opened()
+        with distributed.failing_together():
+            images = first or opened()
+            if holding is not None:
+                _ = images.whereabouts  # looks at every file; done now, the copies made of it need not
+        return images
+
+    if holding is None:
+        return one_by_one()
+    return holding.opened(repr((source, str(root), split, ours, name)), one_by_one)
+
+
+def _held(
+    experiment: Experiment,
+    name: str,
+    images: ImageSet,
+    device: torch.device | str,
+    progress: Progress,
+    holding: Holding | None,
+) -> HeldSet:
+    """The images, to be read from the device; decoded when the first of their outputs is missing."""
+    preprocess = geometry_of(experiment.source(name), experiment.preprocess)
+
+    def load() -> Held:
+        return (holding or Holding()).pixels(
+            images,
+            preprocess,
+            device=torch.device(device),
+            workers=experiment.extract.workers,
+            lose=refuse_fatal(images),
+            progress=progress,
         )
 
-    # One process goes first, as archives are unpacked when they are opened.
-    first: ImageSet | None = None
-    with distributed.failing_together():
-        if distributed.is_main():
-            first = opened()
-    return first or opened()
+    return HeldSet(images, preprocess, load)
+
+
+def _check_held_out(experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None) -> None:
+    """Refuse to validate on images that the network was trained on, as where `holdout` was set after training."""
+    if experiment.train is None or not experiment.data.holdout or not {"train", "validation"} & {*names}:
+        return
+    known = json.loads(read_metadata(run.weights).get("recipe", "{}")) if run.weights.exists() else {}
+    asked = images_of(experiment, "train", augmented=True, holding=holding).fingerprint
+    if known.get("training images") not in (None, json.dumps(asked)):
+        raise StoreError(
+            f"'{run.weights}' must be trained without the images that are held out, {experiment.data.holdout} of each "
+            "class; it was trained on other images. Use that `data.holdout`, or train again: `sirc train … "
+            "--overwrite`."
+        )
 
 
 def _seed(seed: int) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -17,13 +18,14 @@ import torch
 import sirc
 from sirc import distributed
 from sirc._files import PathLike, atomic_write, refuse_existing
+from sirc._held import Holding
 from sirc._provenance import is_fitted, stale_outputs
 from sirc._results_file import read_results, write_results
 from sirc._stamps import Stamp, digest
 from sirc.data import ImageSet, open_source
 from sirc.experiment import Experiment, Run
 from sirc.progress import SILENT, Progress, Task
-from sirc.results import SCHEMA, RunResults, load_run, results_table, title_of
+from sirc.results import SCHEMA, RunResults, load_run, results_table, shown_scores, title_of
 from sirc.stages import extract_run, fit_run, train_run
 from sirc.store import OutputStore
 
@@ -55,18 +57,24 @@ class Study:
     steps: list[Step] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     results: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCHEMA))
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _loaded: dict[Path, RunResults] = field(default_factory=dict)
 
     def load(self, experiment: Experiment, run: Run) -> RunResults:
         """Evaluate a run from what is stored, once."""
         if run.folder not in self._loaded:
-            self._loaded[run.folder] = load_run(experiment, run)
+            self._loaded[run.folder] = load_run(experiment, run, device=self.device)
         return self._loaded[run.folder]
 
     @property
     def runs(self) -> list[RunResults]:
         """All runs, evaluated."""
         return [self.load(experiment, run) for experiment in self.experiments for run in experiment.runs]
+
+    @property
+    def shown(self) -> list[RunResults]:
+        """All runs with the scores that tables, page and figures are to show."""
+        return [run.shown for run in self.runs]
 
     @property
     def page(self) -> Path | None:
@@ -94,17 +102,19 @@ def run_study(
     _check_distinct(experiments)
     if unknown := set(redo) - set(REDO):
         raise ValueError(f"`redo` must be among {', '.join(REDO)}; got {', '.join(sorted(unknown))}.")
-    study = Study(Path(folder) if folder is not None else _common_folder(experiments), experiments)
+    where = Path(folder) if folder is not None else _common_folder(experiments)
+    study = Study(where, experiments, device=torch.device(device))
     for experiment in experiments:
         experiment.require(_needed(experiment))
     runs = [(experiment, run) for experiment in experiments for run in experiment.runs]
     stages = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 2 + figures
     worker = _Worker(study, torch.device(device), frozenset(redo), progress)
     with progress.task("study", stages, unit="stages") as worker.whole:
-        for experiment, run in runs:
-            worker.outputs(experiment, run)
-            if distributed.is_main():
-                experiment.save(overwrite=True)  # each stage has compared its part with what is there
+        with worker.holding:
+            for experiment, run in runs:
+                worker.outputs(experiment, run)
+                if distributed.is_main():
+                    experiment.save(overwrite=True)  # each stage has compared its part with what is there
         with distributed.failing_together():
             if distributed.is_main():
                 worker.results(runs)
@@ -126,6 +136,7 @@ class _Worker:
         self.device = device
         self.redo = redo
         self.progress = progress
+        self.holding = Holding()
 
     @contextmanager
     def step(self, name: str, skipped: Callable[[], bool] = lambda: False) -> Iterator[bool]:
@@ -144,13 +155,19 @@ class _Worker:
         cpu = self.device.type == "cpu"
         if experiment.train is not None:
             with self.step(f"{name}: train", run.weights.exists):
-                train_run(experiment, run, cpu=cpu, overwrite="train" in self.redo, progress=self.progress)
+                overwrite = "train" in self.redo
+                train_run(
+                    experiment, run, cpu=cpu, overwrite=overwrite, progress=self.progress, holding=self.holding
+                )
         names = list(experiment.stored)
         stale = names if "extract" in self.redo else stale_outputs(experiment, run)
         with self.step(f"{name}: extract", lambda: not stale and all(_complete(run.store(n)) for n in names)):
+            given = partial(
+                extract_run, experiment, run, device=self.device, progress=self.progress, holding=self.holding
+            )
             if stale:
-                extract_run(experiment, run, stale, device=self.device, overwrite=True, progress=self.progress)
-            extract_run(experiment, run, device=self.device, progress=self.progress)
+                given(stale, overwrite=True)
+            given()
         with self.step(f"{name}: fit", lambda: is_fitted(experiment, run)) as nothing:
             fit_run(experiment, run, device=self.device, overwrite=not nothing, progress=self.progress)
         distributed.barrier()
@@ -178,7 +195,10 @@ class _Worker:
         """Write the tables in every format."""
         from sirc.tables import save_tables
 
-        self._make("tables", lambda: save_tables(self.study.results, self.study.folder, overwrite=True))
+        results = self.study.results
+        scores = shown_scores(list(results["score"].unique()), self.study.experiments)
+        shown = results[results["score"].isin(scores)]
+        self._make("tables", lambda: save_tables(shown, self.study.folder, overwrite=True), scores=scores)
 
     def page(self, runs: Sequence[tuple[Experiment, Run]]) -> None:
         """Write the page in which α, β and the recall can be dragged."""
@@ -187,8 +207,9 @@ class _Worker:
         file = self.study.folder / PAGE
         self._make(
             "page",
-            lambda: [report(self.study.runs, file, overwrite=True, progress=self.progress)],
+            lambda: [report(self.study.shown, file, overwrite=True, progress=self.progress)],
             runs=_named(runs),
+            scores=_shown(runs),
         )
 
     def figures(self, runs: Sequence[tuple[Experiment, Run]], formats: Sequence[str]) -> None:
@@ -197,9 +218,9 @@ class _Worker:
 
         def draw() -> list[Path]:
             images, folder = sample_sets(runs[0][0]), self.study.folder / "figures"
-            return figures(self.study.runs, folder, formats=formats, images=images, progress=self.progress)
+            return figures(self.study.shown, folder, formats=formats, images=images, progress=self.progress)
 
-        self._make("figures", draw, formats=list(formats), runs=_named(runs))
+        self._make("figures", draw, formats=list(formats), runs=_named(runs), scores=_shown(runs))
 
     def _make(self, stage: str, make: Callable[[], list[Path]], **inputs: object) -> None:
         """Make files that follow from the results and from `inputs`, unless they are there."""
@@ -273,6 +294,10 @@ def _complete(path: Path) -> bool:
 
 def _named(runs: Sequence[tuple[Experiment, Run]]) -> list[list[object]]:
     return [[title_of(experiment), run.seed] for experiment, run in runs]
+
+
+def _shown(runs: Sequence[tuple[Experiment, Run]]) -> list[list[str]]:
+    return [shown_scores(experiment.fit.specs, [experiment]) for experiment, _ in runs]
 
 
 def _evaluated(experiment: Experiment, run: Run) -> dict[str, object]:

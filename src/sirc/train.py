@@ -20,6 +20,7 @@ from sirc._calls import model_logits
 from sirc._captured import CapturedStep, captured
 from sirc._checkpoint import Epoch, Records
 from sirc._feeding import IGNORED, Batch, Feed, LoaderFeed, Order, Share, input_shape
+from sirc._held import Holding
 from sirc._holding import DeviceFeed
 from sirc._telling import list_of, tensorboard, words
 from sirc._trial import check_labels, compiled
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sirc.experiment import Train
 
 
+_FIRST = 0.01  # of the learning rate: where a warm-up begins
 _REPORT_SECONDS = 1.0  # reading the loss waits for the device
 
 
@@ -49,6 +51,7 @@ def train(
     overwrite: bool = False,
     progress: Progress = SILENT,
     name: str = "train",
+    holding: Holding | None = None,
 ) -> list[Epoch]:
     """Train `model` in place on `images` and return the history; the weights are in `folder`/model.safetensors.
 
@@ -59,6 +62,8 @@ def train(
 
     Under `torchrun` or `accelerate launch` each process takes its share of every global batch. The gradient is that of
     the mean loss over the global batch, whatever the number of processes. They must share `folder`.
+
+    With `cache = "device"`, images that are in `holding` already are not decoded again, and others stay in it.
     """
     from accelerate import Accelerator
 
@@ -83,7 +88,7 @@ def train(
     if history:
         progress.note(f"{name}: going on after epoch {len(history)} of {recipe.epochs}")
     with distributed.failing_together():
-        feed = _feed(images, validation, recipe, preprocess, seed, share, progress)
+        feed = _feed(images, validation, recipe, preprocess, seed, share, progress, holding)
     network = _compiled(model, feed.order, shape, recipe, progress) if recipe.compile else model
     loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, feed, recipe)
     if recipe.graph and not loop.records_graph:
@@ -215,8 +220,12 @@ def _validate(loop: _Loop) -> tuple[float | None, float | None]:
 def learning_rate(recipe: Train, epoch: float) -> float:
     """The learning rate at a point in training, in epochs; a pure function, so that it has no state to lose."""
     if recipe.schedule == "cosine":
-        return recipe.lr * 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
-    return recipe.lr * recipe.gamma ** sum(epoch >= milestone for milestone in recipe.milestones)
+        lr = recipe.lr * 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
+    else:
+        lr = recipe.lr * recipe.gamma ** sum(epoch >= milestone for milestone in recipe.milestones)
+    if epoch < recipe.warmup:
+        lr *= _FIRST + (1 - _FIRST) * epoch / recipe.warmup
+    return lr
 
 
 def _recipe(model: nn.Module, images: ImageSet, recipe: Train, preprocess: Preprocess, seed: int) -> dict[str, object]:
@@ -270,12 +279,13 @@ def _feed(
     seed: int,
     share: Share,
     progress: Progress,
+    holding: Holding | None,
 ) -> Feed:
     order = Order(len(images), recipe.batch_size, seed, share)
     given = images, validation, order, recipe.augment, preprocess
     skip = recipe.on_error == "skip"
     if recipe.cache == "device":
-        return DeviceFeed(*given, workers=recipe.workers, skip=skip, progress=progress)
+        return DeviceFeed(*given, workers=recipe.workers, skip=skip, progress=progress, holding=holding)
     return LoaderFeed(*given, workers=recipe.workers, skip=skip)
 
 

@@ -112,10 +112,10 @@ def calibration_data(
                 f"'{val}' must hold outputs of this run's network; they are another's. Extract them again."
             )
         return given
-    if study.data.validation is None or study.tuned:
+    if not study.data.validates or study.tuned:
         check_outputs(study, run, ["test"])
         why = "tuned scores on its validation images" if study.tuned else "has no validation images"
-        way = "give `--val`" if study.tuned else "give `--val`, or `data.validation` in the TOML"
+        way = "give `--val`" if study.tuned else "give `--val`, or `data.validation` or `data.holdout` in the TOML"
         progress.note(
             f"note: the experiment {why}, so its test images set the threshold. What the test set says of this "
             f"threshold is then no longer honest: {way}."

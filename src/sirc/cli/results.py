@@ -180,12 +180,15 @@ def add_to(app: typer.Typer) -> None:
 
 def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
     """End with the table and the paths of what was made."""
+    from sirc.results import shown_scores
     from sirc.tables import table as make
 
     if not len(study.results):
         return  # another process tells
     known = set(study.results["negative"])
-    result(make(study.results, negatives=[n for n in negatives if n in known] if negatives else None).text())
+    wanted = [n for n in negatives if n in known] if negatives else None
+    scores = shown_scores(list(study.results["score"].unique()), study.experiments)
+    result(make(study.results[study.results["score"].isin(scores)], negatives=wanted).text())
     for path in study.files:
         if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
             result(str(path))

@@ -118,10 +118,11 @@ def _numbers(option: str, text: str) -> list[float]:
 
 def _judging(study: Experiment, run: Run, progress: Progress) -> str:
     """Which of a run's ID outputs choose: those of the validation images, if they are there and tuned nothing."""
-    if study.data.validation is not None and run.store("validation").exists() and not study.tuned:
+    if study.data.validates and run.store("validation").exists() and not study.tuned:
         return "validation"
     why = "tuned its scores on the validation images" if study.tuned else "has no outputs of validation images"
-    way = "" if study.tuned else " With `data.validation` in the TOML: `sirc extract … --only validation`."
+    added = " With `data.validation` or `data.holdout` in the TOML: `sirc extract … --only validation`."
+    way = "" if study.tuned else added
     progress.note(
         f"note: '{run.folder}' {why}, so its test images choose the score. What the test set says of the score chosen "
         f"is then no longer honest.{way}"

@@ -118,7 +118,8 @@ def plot(
         except (ValueError, OSError) as error:
             images = None
             progress.note(f"without samples of the images, which cannot be opened: {error}")
-        made = figures(load_runs(runs), folder, formats=chosen_formats(format_), images=images, progress=progress)
+        shown = [run.shown for run in load_runs(runs)]
+        made = figures(shown, folder, formats=chosen_formats(format_), images=images, progress=progress)
     for path in made:
         result(str(path))
 
@@ -146,7 +147,8 @@ def report(
     if out is not None:
         refuse_existing(out, overwrite)
     with reporting(quiet=quiet) as progress:
-        page = write(load_runs(runs), out or runs[0] / PAGE, title=title, overwrite=True, progress=progress)
+        shown = [run.shown for run in load_runs(runs)]
+        page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=progress)
     result(str(page))
     if open_:
         open_page(page)

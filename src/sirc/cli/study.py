@@ -67,12 +67,16 @@ def train(
     """
     set_ = [*(set_ or ()), *([f"train.on_error={on_error.value}"] if on_error else [])]
     study, runs = _read(experiment, set_, seed)
-    study.require(["train", "validation" if study.data.validation else "test"])
+    study.require(["train", "validation" if study.data.validates else "test"])
     with started(device, quiet) as (where, progress):
+        from sirc._held import Holding
         from sirc.stages import train_run
 
+        holding = Holding()
         for run in runs:
-            history = train_run(study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress)
+            history = train_run(
+                study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, holding=holding
+            )
             keep(study)
             last = history[-1]
             error = last.error if last.validation_error is None else last.validation_error
@@ -111,8 +115,10 @@ def extract(
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
     with started(device, quiet) as (where, progress):
+        from sirc._held import Holding
         from sirc.stages import extract_run
 
+        holding = Holding()
         for run in runs:
             stores = extract_run(
                 study,
@@ -122,6 +128,7 @@ def extract(
                 on_error=on_error.value if on_error else None,
                 overwrite=overwrite,
                 progress=progress,
+                holding=holding,
             )
             keep(study)
             for store in stores.values():

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -136,7 +137,49 @@ class ImageSet(ABC, Dataset[object]):
 
     def subset(self, count: int, *, seed: int) -> ImageSet:
         """Choose `count` of the images at random, seeded, kept in their order."""
-        return Subset(self, count, seed=seed)
+        count = check_positive("count", count)
+        if count > len(self):
+            raise ValueError(
+                f"`count` must be at most the number of images; got {count} of the {len(self)} of '{self.name}'. "
+                "Leave `count` out to take them all."
+            )
+        return Subset(self, np.random.default_rng(check_seed(seed)).permutation(len(self))[:count])
+
+    def held_out(self, count: int, *, seed: int) -> tuple[ImageSet, ImageSet]:
+        """Cut the images in two: the rest, and `count` of each class, chosen at random by the seed and the class."""
+        check_positive("count", count)
+        check_seed(seed)
+        if self.labels is None:
+            raise ValueError(
+                f"images must have labels to be held out class by class; those of '{self.name}' have none. Use a "
+                "folder for each class."
+            )
+        labels = self.labels.numpy()
+        held = np.zeros(len(self), dtype=bool)
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            if count >= len(members):
+                what = self.classes[label] if label < len(self.classes) else label
+                raise ValueError(
+                    f"`holdout` must be smaller than every class, so that each keeps images to train on; got {count}, "
+                    f"and {what!r} of '{self.name}' has {len(members)}. Hold out fewer, or drop the class."
+                )
+            # Each class draws for itself: what is held out of one does not depend on the others.
+            order = np.random.default_rng([seed, int(label)]).permutation(len(members))
+            held[members[order[:count]]] = True
+        return Subset(self, np.flatnonzero(~held)), Subset(self, np.flatnonzero(held))
+
+    def origin(self) -> tuple[ImageSet, npt.NDArray[np.int64]]:
+        """The set that these images are part of, and their numbers in it."""
+        return self, np.arange(len(self))
+
+    @property
+    def whereabouts(self) -> str:
+        """Which images these are and where they lie, for what is kept of them while a program runs.
+
+        Unlike the fingerprint it tells two folders apart whose files have the same names and sizes.
+        """
+        return f"{self._identity()} {self.where(0)} {self.where(len(self) - 1)}" if len(self) else self._identity()
 
     def __repr__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""
@@ -157,32 +200,30 @@ class ImageSet(ABC, Dataset[object]):
 
 @final
 class Subset(ImageSet):
-    """Some images of another set, chosen at random by a seed, in that set's order."""
+    """Some images of another set, by their numbers, in that set's order."""
 
-    def __init__(self, whole: ImageSet, count: int, *, seed: int) -> None:
-        count = check_positive("count", count)
-        if count > len(whole):
-            raise ValueError(
-                f"`count` must be at most the number of images; got {count} of the {len(whole)} of '{whole.name}'. "
-                "Leave `count` out to take them all."
-            )
-        chosen = np.random.default_rng(check_seed(seed)).permutation(len(whole))[:count]
-        self.indices = np.sort(chosen)
+    def __init__(self, whole: ImageSet, indices: npt.ArrayLike) -> None:
+        self.indices = np.sort(np.asarray(indices, dtype=np.int64))
         labels = None if whole.labels is None else whole.labels[torch.from_numpy(self.indices)]
         super().__init__(name=whole.name, labels=labels, classes=whole.classes, transform=whole.transform)
-        self._whole = whole
+        self.whole = whole
 
     def __len__(self) -> int:
         return len(self.indices)
 
+    def origin(self) -> tuple[ImageSet, npt.NDArray[np.int64]]:
+        """The set that is no subset itself, and the numbers of these images in it."""
+        whole, indices = self.whole.origin()
+        return whole, indices[self.indices]
+
     def image(self, index: int) -> Image:
         """Read one of the chosen images."""
-        return self._whole.image(int(self.indices[index]))
+        return self.whole.image(int(self.indices[index]))
 
     def where(self, index: int) -> str:
         """Name one of the chosen images as the whole set does."""
-        return self._whole.where(int(self.indices[index]))
+        return self.whole.where(int(self.indices[index]))
 
     def _identity(self) -> str:
         chosen = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
-        return f"{self._whole._identity()} {chosen}"
+        return f"{self.whole._identity()} {chosen}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
@@ -143,7 +143,7 @@ def open_source(
         opened = opened.subset(source.count, seed=source.seed)
     if name is not None:
         opened = opened.named(name)
-    return opened.with_transform(_transform(preprocess, known))
+    return opened.with_transform(None if preprocess is None else tested_with(source, preprocess))
 
 
 def _open_benchmark(source: Source, known: Benchmark, root: Path, split: str | None, labelled: bool) -> ImageSet:
@@ -185,9 +185,17 @@ def _open_plain(source: Source, root: Path, split: str | None, labelled: bool) -
     return call_function(source.dataset, path, wanted, source.options, labelled=labelled)
 
 
-def _transform(preprocess: Preprocess | None, known: Benchmark | None) -> Transform | None:
-    if preprocess is None:
-        return None
+def tested_with(source: Source, preprocess: Preprocess) -> Transform:
+    """The preprocessing of a dataset in a test: benchmarks of small images have their own."""
+    known = source.benchmark
     if known is not None and known.scaled is not None:
         return preprocess.scaled(known.scaled)
     return preprocess.test()
+
+
+def geometry_of(source: Source, preprocess: Preprocess) -> Preprocess:
+    """The same as a `Preprocess`, whose resize and crop are what `tested_with` does before it normalises."""
+    known = source.benchmark
+    if known is not None and known.scaled is not None:
+        return replace(preprocess, resize=preprocess.size, crop=None, interpolation=known.scaled)
+    return preprocess
