@@ -1,0 +1,161 @@
+"""RESULTS.md: what was done, the paper's tables beside ours, its claims one by one, and every score of the project."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from _results_claims import separation_claims
+from _results_claims_detection import detection_claims
+from _results_claims_mixture import mixture_claims
+from _results_claims_scores import score_claims
+from _results_families import PAPER
+from _results_limits import intervals, left_out, otherwise, short
+from _results_scores import score_sections, ties
+from _results_setup import done, networks
+from _results_study import MEAN, ROOT, WRONG, Study, named, table
+from _results_training import not_finished
+from _results_verdicts import FAILS, HOLDS, PARTLY, RULE, UNDECIDED, UNTESTED, Claim, judge
+
+VERDICTS = (HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED)
+CLAIMS = (separation_claims, score_claims, mixture_claims, detection_claims)
+_KEPT = "\x00"
+
+
+def document(folder: Path, *, paper: Path = ROOT / "results" / "paper_tables.csv") -> str:
+    """The whole text, from the tables in a folder and from the experiments of its name."""
+    experiments = sorted((ROOT / "experiments").glob(f"{folder.resolve().name}_*.toml"))
+    study = Study(folder, paper=paper, experiments=experiments)
+    every = _claims(study)
+    missed = [claim for claim in every if claim.beyond] if study.shared is not None else []
+    claims = [claim for claim in every if claim not in missed]
+    parts = [
+        "# Results",
+        _summary(study, claims, len(missed)),
+        "## What was done",
+        *done(study),
+        "## The paper's scores",
+        *_main_tables(study),
+        "## The paper's claims",
+        RULE,
+        intervals(study),
+        _claim_table(claims, study.models),
+        otherwise(study, claims, _claims),
+        left_out(missed),
+        *(claim.written(number) for number, claim in enumerate(claims, start=1)),
+        "## Every score of the project",
+        *score_sections(study),
+        "## Where this falls short",
+        short(study),
+    ]
+    return "\n\n".join(_wrapped(block) for block in "\n\n".join(part for part in parts if part).split("\n\n")) + "\n"
+
+
+def _claims(study: Study) -> list[Claim]:
+    return [claim for some in CLAIMS for claim in some(study)]
+
+
+def _wrapped(block: str) -> str:
+    """Prose in lines of 120 characters; tables, headings and code as they are."""
+    if block.startswith(("|", "#", "```")):
+        return block
+    indent = "  " if block.startswith("- ") else ""
+    whole = re.sub("`[^`]*`", lambda code: code[0].replace(" ", _KEPT), block)  # a spec stays on one line
+    lines = (
+        textwrap.fill(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in whole.splitlines()
+    )
+    return "\n".join(lines).replace(_KEPT, " ")
+
+
+def _summary(study: Study, claims: list[Claim], missed: int) -> str:
+    best, close = ties(study, study.scores)
+    also = f", and {len(close)} others are not surely worse" if close else ""
+    late = not_finished(study)
+    lines = [
+        f"Of {len(claims)} claims {_told([claim.verdict for claim in claims])}"
+        f"{f'; {missed} more take figures that were not kept' if missed else ''}.",
+        *(f"{model} by itself: {_told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
+        f"Of {len(study.scores)} scores and combinations, `{best}` has the lowest AURR over all networks{also}.",
+        *(f"{model} errs on {error:.0f}% of the test images: it was not trained to the end." for model, error in late),
+        "Intervals are those of the training runs; the noise of the test images is not in them."
+        if study.shared is not None
+        else "",
+    ]
+    return (
+        f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)} on real photographs. "
+        "Every figure below is computed by `python scripts/results.py write` from the tables beside it.\n\n"
+        + "\n".join(f"- {line}" for line in lines if line)
+    )
+
+
+def _told(verdicts: Sequence[str]) -> str:
+    counts = {word: verdicts.count(word) for word in VERDICTS}
+    return ", ".join(f"{count} {_plural(word, count)}" for word, count in counts.items() if count)
+
+
+def _plural(verdict: str, count: int) -> str:
+    several = {
+        HOLDS: "hold",
+        PARTLY: "hold in part",
+        FAILS: "do not hold",
+        UNDECIDED: "are undecided",
+        UNTESTED: "were not tested",
+    }
+    single = {UNDECIDED: "is undecided", UNTESTED: "was not tested"}
+    return several[verdict] if count != 1 else single.get(verdict, verdict)
+
+
+def _main_tables(study: Study) -> list[str]:
+    parts = [
+        "With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets): mean ± 2 "
+        "std over seeds, as the paper prints them, with its own figure for the network of the same name on "
+        "ImageNet-200. The OOD sets are others, so that OOD columns compare in kind only. Bold: the best here."
+    ]
+    scores = [score for score in PAPER if score in study.scores]
+    columns = [(WRONG, "auroc"), (MEAN, "auroc"), (MEAN, "fpr@95")]
+    for model in study.models:
+        best = {column: _best(study, model, scores, *column) for column in columns}
+        rows = []
+        for score in scores:
+            cells = []
+            for column in columns:
+                cells.append(_cell(study, model, score, *column, best[column]))
+                cells.append(_number(study.paper(model, score, *column)))
+            rows.append([named(score), *cells])
+        header = ["", "ID✗ AUROC", "paper", "OOD AUROC", "paper", "OOD FPR@95", "paper"]
+        parts += [f"### {model}", table(header, rows)]
+    return parts
+
+
+def _best(study: Study, model: str, scores: list[str], negative: str, metric: str) -> str:
+    sign = 1 if metric == "auroc" else -1
+    return max(scores, key=lambda score: sign * study.mean(model, score, negative, metric))
+
+
+def _cell(study: Study, model: str, score: str, negative: str, metric: str, best: str) -> str:
+    spread = study.two_std(model, score, negative, metric)
+    text = f"{study.mean(model, score, negative, metric):.1f}" + ("" if math.isnan(spread) else f" ±{spread:.1f}")
+    return f"**{text}**" if score == best else text
+
+
+def _number(value: float) -> str:
+    return "–" if pd.isna(value) else f"{value:.1f}"
+
+
+def _claim_table(claims: list[Claim], models: Sequence[str]) -> str:
+    """Verdicts over all networks and for each by itself, with the counts for / against / open."""
+    alone = models if len(models) > 1 else []
+    lines = [f"| | claim | verdict | for | against | open | {' | '.join(alone)} |".replace("|  |", "|")]
+    lines += ["|--:|---|---|--:|--:|--:|" + "---|" * len(alone)]
+    for number, claim in enumerate(claims, start=1):
+        title = claim.title.replace("|", "\\|")
+        cells = [str(number), title, claim.verdict, *map(str, claim.counts)]
+        for model in alone:
+            cells.append(f"{judge(claim.outcomes(model))} {'/'.join(map(str, claim.counts_of(model)))}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,166 @@
+"""Measure a study's networks and set what they found beside the paper's: RESULTS.md, figure by figure.
+
+`collect` takes the ranks of all scores from the machine that holds the stored outputs; `measure` makes the intervals,
+with --from-results those of the training runs alone; `write` makes the document, and with --check says whether it is
+up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import pandas as pd
+import torch
+from _results_draws import MIDDLE, Wanted, draw
+from _results_families import PAPER, SETTINGS, SWEPT
+from _results_measure import compare, results, sizes
+from _results_ranks import Ranks, ranks_of, read_ranks, write_ranks
+from _results_seeds import RULE_FILE, check_shared, rule_text, runs_of
+
+from sirc._files import atomic_write
+from sirc._results_file import read_results, write_results
+from sirc.results import load_run, load_studies
+from sirc.store import OutputStore
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def collect(folders: Sequence[Path], out: Path, *, device: str, limit: float) -> None:
+    """Write the ranks of every run of the studies in these folders."""
+    studies = [study for folder in folders for study in load_studies(folder)]
+
+    def runs() -> Iterator[Ranks]:
+        for study in studies:
+            for run in study.runs:
+                start = time.monotonic()
+                store = Path(run.store("train"))
+                trained = len(OutputStore(store)) if store.is_dir() else 0  # only told; outputs may be gone
+                found = ranks_of(load_run(study, run, device=device), trained)
+                size, took = " scores of ".join(map(str, found.ranks.shape)), time.monotonic() - start
+                _tell(f"{found.model}, seed {found.seed}: {size} rows, {took:.1f} s")
+                yield found
+
+    for path in write_ranks(runs(), out, limit=int(limit * 2**20)):
+        _tell(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def measure(paths: Sequence[Path], out: Path, *, draws: int, seed: int, workers: int) -> None:
+    """Write comparisons.csv and sets.csv, and results.csv where `sirc run` has not left it."""
+    runs = read_ranks(paths)
+    _tell(f"{len(runs)} runs of {len(runs[0].scores)} scores, {draws} draws, {workers} at a time")
+    wanted = Wanted(PAPER, (*SWEPT, "msp"), [at for at in SETTINGS if at != MIDDLE])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the runs themselves go side by side
+    try:
+        samples = draw(runs, wanted, draws=draws, seed=seed, workers=workers, tell=_tell)
+    finally:
+        torch.set_num_threads(threads)
+    if not (out / "results.csv").is_file():
+        write_results(results(runs), out / "results.csv")
+        _tell(f"{out / 'results.csv'}: made from the ranks, as it was not there")
+    _write_table(compare(runs, samples), out / "comparisons.csv")
+    _write_table(sizes(runs), out / "sets.csv")
+    atomic_write(out / RULE_FILE, partial(_put, rule_text(None)))
+
+
+def measure_seeds(file: Path, paths: Sequence[Path], out: Path, *, shared: Sequence[Sequence[str]]) -> None:
+    """Write comparisons.csv from results.csv alone, and sets.csv from ranks of any run where there are some."""
+    if paths:
+        _write_table(sizes(read_ranks(paths)), out / "sets.csv")
+    if not (out / "sets.csv").is_file():
+        raise ValueError(
+            f"results do not say how many images there are: '{out}' must hold sets.csv; it does not. Give the ranks of "
+            "a run, too, or write it: set, group, images."
+        )
+    runs, samples = runs_of(read_results(file), pd.read_csv(out / "sets.csv", keep_default_na=False))
+    check_shared(runs, shared)
+    _write_table(compare(runs, samples, shared=shared), out / "comparisons.csv")
+    atomic_write(out / RULE_FILE, partial(_put, rule_text(shared)))
+
+
+def write(folder: Path, document: Path, *, check: bool) -> None:
+    """Write the document, or complain if it is not what would be written."""
+    from _results_document import document as made
+
+    text = made(folder)
+    if check:
+        if not document.is_file() or document.read_text(encoding="utf-8") != text:
+            raise ValueError(
+                f"'{document}' must be what `write` makes of '{folder}'; it differs. Run "
+                f"`python scripts/results.py write {folder}` and commit what it writes."
+            )
+        return
+    atomic_write(document, partial(_put, text))
+    _tell(f"{document}: {len(text.splitlines())} lines")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("collect", help="write the ranks of all scores, where the stored outputs are")
+    one.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders that `sirc run` left")
+    one.add_argument("--out", type=Path, required=True, help="a folder, or one file *.safetensors for all")
+    one.add_argument("--device", default="cpu", help="where scores are computed (default: cpu)")
+    one.add_argument("--limit", type=float, default=15.5, help="MiB of a file in the folder (default: 15.5)")
+    two = commands.add_parser("measure", help="write comparisons.csv, sets.csv and, if need be, results.csv from ranks")
+    two.add_argument("ranks", nargs="*", type=Path, metavar="COLLECTED", help="files of `collect`, or their folder")
+    two.add_argument("--from-results", type=Path, metavar="CSV", help="intervals from its seeds, not from ranks")
+    two.add_argument(
+        "--share",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="NETWORK",
+        help="networks whose seeds scatter alike, to share one spread (with --from-results)",
+    )
+    two.add_argument("--out", type=Path, required=True, help="the folder of the results")
+    two.add_argument("--draws", type=int, default=200, help="of the bootstrap (default: 200)")
+    two.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    two.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs side by side (default: the CPUs)")
+    three = commands.add_parser("write", help="write RESULTS.md from the tables")
+    three.add_argument("folder", type=Path, help="that of results.csv, comparisons.csv and sets.csv")
+    three.add_argument("--document", type=Path, default=ROOT / "RESULTS.md", help="the file (default: RESULTS.md)")
+    three.add_argument("--check", action="store_true", help="only see whether the document is up to date")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "collect":
+            collect(options.runs, options.out, device=options.device, limit=options.limit)
+        elif options.command == "measure":
+            if options.draws < 2 or options.workers < 1:
+                raise ValueError("--draws must be at least 2 and --workers at least 1; they are not")
+            if options.from_results is not None:
+                measure_seeds(options.from_results, options.ranks, options.out, shared=options.share)
+                return
+            if options.share or not options.ranks:
+                raise ValueError("measure needs files of `collect`, or --from-results, which alone goes with --share")
+            measure(options.ranks, options.out, draws=options.draws, seed=options.seed, workers=options.workers)
+        else:
+            write(options.folder, options.document, check=options.check)
+    except (ValueError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+
+
+def _write_table(table: pd.DataFrame, path: Path) -> None:
+    text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    atomic_write(path, partial(_put, text))
+    _tell(f"{path}: {len(table)} rows")
+
+
+def _put(text: str, file: BinaryIO) -> None:
+    file.write(text.encode())
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
