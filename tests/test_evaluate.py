@@ -98,6 +98,30 @@ def test_the_table_holds_every_score_and_negative(pool, recall):
             assert as_dict(table, score, negative) == pytest.approx(values, abs=1e-13), negative
 
 
+@pytest.mark.parametrize("types", [("f4", "f4", "f4"), ("f8", "f8", "f8"), ("f8", "f4", "f8"), ("f4", "f4", "f8")])
+def test_the_table_is_that_of_rankings_sorted_one_by_one(types):
+    rng = np.random.default_rng(1)
+    inside, *sets = (rng.normal(size=n).round(2).astype(dtype) for n, dtype in zip((700, 300, 90), types, strict=True))
+    right = rng.random(700) < 0.6
+    for values in (inside, *sets):
+        values[:12] = [np.inf, np.inf, -np.inf, 0.0, -0.0, 0.0, -0.0, 0.01, 0.01, 3.0, 3.0, -3.0]
+    ood = dict(zip("ab", sets, strict=True))
+    ev = sirc.evaluate({"s": (inside, right)}, ood={name: {"s": x} for name, x in ood.items()}, groups={"G": ["b"]})
+    rankings = {
+        "wrong": Ranking(inside[right], inside[~right]),
+        **{name: Ranking(inside[right], inside[~right], x) for name, x in (*ood.items(), ("G", ood["b"]))},
+        "pooled": Ranking(inside[right], inside[~right], np.concatenate(sets)),
+    }
+    for negative, r in rankings.items():
+        kind, alpha = ("wrong", 1.0) if negative == "wrong" else ("ood", 0.5)
+        found = as_dict(ev.table, "s", negative)
+        assert found["auroc", None, None] == r.auroc(kind)
+        assert found["fpr@95", None, None] == r.fpr(kind)
+        for metric in ("aurr", "aurc", "augrc"):
+            assert found[metric, alpha, 0.5] == getattr(r, metric)(alpha, 0.5), (negative, metric)
+        assert found["risk@95", alpha, 0.5] == r.risk_at_recall(0.95, alpha, 0.5)
+
+
 def test_the_table_is_a_copy():
     ev = sirc.evaluate(*small_problem()[:1])
     table = ev.table

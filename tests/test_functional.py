@@ -8,6 +8,7 @@ import reference
 import reference_logits
 import test_features_more
 from sirc import functional
+from sirc.scores.softmax import Softmax
 
 RNG = np.random.default_rng(0)
 V, Z = RNG.normal(size=(30, 6)) * 3, RNG.normal(size=(30, 9))
@@ -142,3 +143,14 @@ def test_several_s2_take_a_number_each():
 def test_bad_input_is_told_the_rule(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_what_a_summary_gives_away_is_the_caller_s_own():
+    p = Softmax.of(torch.tensor([[2.0, 1.0, 0.0], [0.5, 3.0, 1.0]]))
+    before = {
+        name: getattr(functional, name)(p) for name in ("msp", "doctor", "entropy", "margin", "max_logit", "energy")
+    }
+    for name in before:
+        getattr(functional, name)(p).neg_()
+    for name, values in before.items():
+        assert torch.equal(getattr(functional, name)(p), values)

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sirc
-from sirc import _held, _held_reading
+from sirc import _decoding, _held, _held_reading
 from sirc._feeding import IGNORED, Order, Share
 from sirc._held import Holding
 from sirc._holding import DeviceFeed
@@ -226,6 +226,16 @@ def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     assert not [pixels for pixels in kept if pixels() is not None]
 
 
+def test_what_is_held_goes_at_the_end_of_its_context(tmp_path):
+    images = image_folder(write_images(tmp_path / "images", count=10))
+    with Holding() as holding:
+        pixels = weakref.ref(get(holding, images).pixels)
+        gc.collect()
+        assert pixels() is not None
+    gc.collect()
+    assert pixels() is None  # though `holding` is still there
+
+
 def test_training_and_extraction_share_one_tensor(tiny, decoded):
     experiment = tiny("train.cache=device", "seeds=[1]")
     holding = Holding()
@@ -314,6 +324,23 @@ def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch)
     monkeypatch.setattr(_held, "memory", lambda device: (float("inf"), 1))
     get(holding, one)
     assert len(holding._decoded) == 1
+
+
+@pytest.mark.parametrize(("device", "there"), [("cpu", "is all the memory for cpu"), ("cuda:0", "are free on cuda:0")])
+def test_a_set_larger_than_memory_is_refused(device, there, monkeypatch):
+    monkeypatch.setattr(_decoding, "memory", lambda device: (10 * 2**30, 40 * 2**30))
+    _decoding.check_room(8 * 2**30, torch.device(device), "huge")
+    words = rf'`cache = "device"` needs 9.0 GiB for `huge`; 10.0 GiB {there}. Use `cache = "none"`'
+    with pytest.raises(ValueError, match=words):
+        _decoding.check_room(9 * 2**30, torch.device(device), "huge")
+
+
+def test_the_memory_of_the_machine_bounds_what_is_held(tmp_path, monkeypatch):
+    fewer, more = (image_folder(write_images(tmp_path / str(count), count=count)) for count in (9, 10))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 100, "SC_PHYS_PAGES": 50}.__getitem__)
+    assert len(get(Holding(), fewer)) == 9  # 3888 of 5000 bytes
+    with pytest.raises(ValueError, match=r"needs 0.0 GiB for `10`; 0.0 GiB is all the memory for cpu"):
+        get(Holding(), more)  # 4320
 
 
 def test_more_workers_give_the_same_pixels(tmp_path):

@@ -1,5 +1,6 @@
 """`data.holdout`: validation images cut out of the training set, the same for every seed, never trained on."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from sirc.data import image_folder
 from sirc.data.base import Subset
 from sirc.errors import ConfigError
 from sirc.experiment import Experiment
-from sirc.stages import extract_run, images_of, train_run
+from sirc.stages import extract_run, fit_run, images_of, train_run
 from sirc.study import run_study
 from test_cli import MODEL, TOML
 from tiny_images import write_images
@@ -161,6 +162,28 @@ def test_images_that_were_trained_on_do_not_validate(tiny):
     extract_run(after, after.run(1), ["test"])
     train_run(after, after.run(1), cpu=True, overwrite=True)
     assert len(extract_run(after, after.run(1), ["validation"])["validation"]) == 12
+
+
+def test_outputs_of_another_number_held_out_are_not_fitted(tiny):
+    experiment = tiny()
+    train_run(experiment, experiment.run(1), cpu=True)
+    extract_run(experiment, experiment.run(1), ["train", "validation"])
+    with pytest.raises(sirc.StoreError, match=r"was extracted with other settings: data.holdout is 4, got 5"):
+        fit_run(tiny("data.holdout=5"), experiment.run(1))
+    assert fit_run(experiment, experiment.run(1))
+
+
+def test_a_network_from_elsewhere_may_have_seen_what_is_held_out(tiny, command):
+    experiment = tiny()
+    train_run(experiment, experiment.run(1), cpu=True)
+    elsewhere = re.sub(r"\[train\].*?(?=\[extract\])", "", Path("tiny.toml").read_text(), flags=re.DOTALL)
+    checkpoint = f'num_classes = 3\ncheckpoint = "{experiment.run(1).weights.as_posix()}"'
+    Path("elsewhere.toml").write_text(elsewhere.replace("num_classes = 3", checkpoint).replace("seeds = [1, 2]", ""))
+    for only, told in (("validation", True), ("test", False)):
+        settings = ["--set", "name=other", "--set", "data.holdout=4", "--only", only]
+        code, _, err = command("extract", "elsewhere.toml", *settings)
+        assert code == 0, err
+        assert ("must not have seen the 4 images of each class that are held out" in err) == told
 
 
 def test_select_judges_on_what_is_held_out(tiny, command):

@@ -42,7 +42,9 @@ for dtype in ("float16", "bfloat16", "float32", "float64"):
         results[f"{dtype} {classes}"] = differences(torch.as_tensor(v).to(getattr(torch, dtype)))
 big = float(np.finfo(np.float32).max)
 extreme = [[big, -big, 0, 1], [big] * 4, [-big] * 4, [0, 0, -big, -big], [-0.0, 0.0, 0.0, 0.0], [0, 0, 3, 3]]
+extreme += [[0, 0, -1030, -2000], [1e4, 0, -1e4, -700]]  # so far below that nothing is left of them
 results["extreme"] = differences(torch.tensor(extreme, dtype=torch.float32))
+results["one row"] = differences(torch.tensor([[0.5, 2.0, -1.0]]))
 strided = torch.as_tensor(random.normal(size=(40, 9)))
 results["columns apart"] = differences(strided.T.contiguous().T)
 results["rows apart"] = differences(strided[::3, 1:6])

@@ -579,7 +579,7 @@ def test_a_half_stem_draws_weights_by_the_model_s_rule(tmp_path):
 def test_stems_that_cannot_be_are_told():
     with pytest.raises(ValueError, match='`stem` must be "own" or "half"; got \'small\''):
         build("torchvision:resnet18", stem="small")
-    with pytest.raises(ValueError, match='first convolution has stride 2; that of `torchvision:vgg11` has stride'):
+    with pytest.raises(ValueError, match="first convolution has stride 2; that of `torchvision:vgg11` has stride"):
         build("torchvision:vgg11", num_classes=2, stem="half")
     with pytest.raises(ValueError, match='`stem` must be "own" where `pretrained` is given'):
         build("torchvision:resnet18", pretrained=True, stem="half")

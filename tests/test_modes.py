@@ -17,6 +17,9 @@ _WAYS = {
     "the older switch": "torch.backends.cuda.matmul.allow_tf32 = True",
     "the newer switch": 'torch.backends.cuda.matmul.fp32_precision = "tf32"',
     "the newer switch for all": 'torch.backends.fp32_precision = "tf32"',
+    "the older function and a newer switch": (
+        'torch.set_float32_matmul_precision("high"); torch.backends.mkldnn.matmul.fp32_precision = "bf16"'
+    ),
     "nothing": "pass",
 }
 _PROGRAM = """
@@ -55,6 +58,22 @@ def test_products_are_full_inside_and_as_told_afterwards(way):
     program = _PROGRAM.format(source=source, way=_WAYS[way])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch before 2.9 has no such switch")
+def test_a_switch_for_all_backends_still_leads_afterwards():
+    for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        backend.fp32_precision = "none"  # whatever another test left
+    try:
+        torch.backends.fp32_precision = "tf32"
+        with full_products():
+            pass
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"
 
 
 def test_threads_that_overlap_leave_it_as_it_was():

@@ -226,6 +226,27 @@ def test_more_scores_and_runs_have_fewer_thresholds_each_and_all_levels_still(la
     assert sizes[1] == 256  # however many there are, no fewer
 
 
+@pytest.mark.parametrize("score", ["plain", "tied", "infinite", "zeros"])
+@pytest.mark.parametrize("size", [1, 8])
+def test_fewer_points_are_those_that_would_have_been_placed(score, size):
+    groups = [np.unique(x)[: 160 * size] for x in varied()[score]]
+    for most in (512, 400):
+        grid = make_grid(groups, points=most)
+        for points in (511, 400, 333, 257, 256):
+            fewer, expected = grid.fewer(points), make_grid(groups, points=min(points, most))
+            for name in ("thresholds", "ranks", "counts"):
+                np.testing.assert_array_equal(getattr(fewer, name), getattr(expected, name))
+
+
+def test_thresholds_are_placed_once_however_small_the_page_must_be(monkeypatch):
+    calls = []
+    monkeypatch.setattr(payloads, "make_grid", lambda *given: calls.append(given) or make_grid(*given))
+    monkeypatch.setattr(payloads, "LIMIT", 20_000)
+    content = payload([run(evaluation(varied()))], "")
+    assert 256 <= content["points"] < 512
+    assert len(calls) == len(varied())
+
+
 def hostile_runs():
     groups = {HOSTILE: normal((30, 9, 20)), "msp": normal((30, 9, 20), seed=1)}
     ev = evaluation(groups, names=[HOSTILE + "\u2028\x00"], groups={HOSTILE: [HOSTILE + "\u2028\x00"]})

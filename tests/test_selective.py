@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -546,3 +547,26 @@ def test_a_file_that_lacks_something_is_refused(selective, model, tmp_path, monk
             continue
         with pytest.raises(sirc.StoreError):
             SelectiveClassifier.load(tmp_path / "s.safetensors", model)
+
+
+def test_a_decision_is_not_rounded_as_the_process_may_round_products(monkeypatch):
+    entered = []
+
+    @contextmanager
+    def watched():
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    monkeypatch.setattr("sirc.selective.full_products", watched)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    images = torch.randn(40, 3, 2, 2)
+    features = model[:-1](images).detach()
+    outputs = sirc.Outputs(model[-1](features).detach(), features, torch.randint(0, 3, (40,)))
+    head = sirc.find_head(model, images[:2])
+    selective = SelectiveClassifier(model, sirc.fit(["mahalanobis"], outputs, head=head), "mahalanobis", head=head)
+    selective.set_threshold(0.0)
+    entered.clear()
+    selective(images)
+    assert entered == ["in", "out"]

@@ -1,5 +1,6 @@
 """A whole study in one call: every stage once, nothing twice, and only what depends on a lost result again."""
 
+import io
 import shutil
 import webbrowser
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 
 import sirc
 from report_reader import read_page, read_score
+from sirc._files import read_safetensors, write_safetensors
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.demo import run_demo
 from sirc.errors import ConfigError, StoreError
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings
-from sirc.results import SCHEMA, load_runs
+from sirc.results import SCHEMA, load_run, load_runs
 from sirc.scores import registry
 from sirc.stages import extract_run, fit_run
 from sirc.study import read_results, run_study
@@ -437,6 +439,117 @@ def test_a_study_read_back_is_what_it_was(experiment):
     assert moved[0].test.path == Path("elsewhere/tiny/seed-1/outputs/test").absolute()
 
 
+def bits(runs):
+    """Everything that an evaluation holds, to the last bit."""
+    sets = [
+        {"test": {**run.evaluation.confidences, "correct": run.evaluation.correct}} | run.evaluation.ood for run in runs
+    ]
+    return [
+        {(name, score): (x.dtype, x.numpy().tobytes()) for name, part in one.items() for score, x in part.items()}
+        for one in sets
+    ]
+
+
+def by_shard(scorer, store):
+    parts = [scorer(shard) for shard in store]
+    return {score: torch.cat([part[score] for part in parts]) for score in scorer.specs}
+
+
+def unscored(monkeypatch):
+    """Refuse to score anything."""
+
+    def refuse(*_):
+        raise AssertionError("scored again")
+
+    monkeypatch.setattr(sirc.Scorer, "__call__", refuse)
+
+
+KEPT = Path("runs/tiny/seed-2/confidences.safetensors")
+
+
+def test_what_was_scored_is_not_scored_again(experiment, command, monkeypatch):
+    study = run_study([experiment], figures=False)
+    page = Path("runs/tiny/report.html")
+    before, scored = page.read_bytes(), bits(study.runs)
+    assert KEPT.is_file()
+    for seed in (1, 2):
+        run = experiment.run(seed)
+        scorer = sirc.Scorer.load(run.scorer)
+        for name in ("test", "Grey", "Noise"):
+            for score, values in by_shard(scorer, sirc.OutputStore(run.store(name))).items():
+                assert scored[seed - 1][name, score] == (values.dtype, values.numpy().tobytes())
+    unscored(monkeypatch)
+    read = load_runs(["runs/tiny"])
+    assert bits(read) == scored
+    pd.testing.assert_frame_equal(pd.concat([run.table for run in read], ignore_index=True)[SCHEMA], study.results)
+    assert command("report", "runs/tiny", "--quiet")[0] == 0
+    assert done(run_study([experiment], figures=False, redo=["page"])) == ["page"]
+    assert page.read_bytes() == before
+    renamed = Experiment.read("tiny.toml", ["title=Tiny"])
+    assert done(run_study([renamed], figures=False))[:2] == [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)]
+    text = Path("tiny.toml").read_text()
+    grey, noise = (text.index(f"[data.ood.{name}]") for name in ("Grey", "Noise"))
+    end = text.index("[train]")
+    Path("tiny.toml").write_text(text[:grey] + text[noise:end] + text[grey:noise] + text[end:])
+    other = Experiment.read("tiny.toml")
+    assert list(other.data.ood) == ["Noise", "Grey"]
+    assert bits(load_run(other, run) for run in other.runs) == scored
+
+
+def damage():
+    content = bytearray(KEPT.read_bytes())
+    content[-100] ^= 1
+    KEPT.write_bytes(content)
+
+
+def forge():
+    """Whole, with its checksum, but not what the run kept."""
+    tensors, metadata = read_safetensors(KEPT)
+    forged = {name: ~x if x.dtype == torch.bool else -x for name, x in tensors.items()}
+    write_safetensors(KEPT, forged, metadata, overwrite=True)
+
+
+@pytest.mark.parametrize("spoil", [damage, forge, lambda: KEPT.write_bytes(b""), lambda: KEPT.unlink()])
+def test_confidences_that_are_not_what_was_kept_are_made_again(experiment, spoil):
+    study = run_study([experiment], figures=False)
+    before, scored, results = KEPT.read_bytes(), bits(study.runs), Path("runs/tiny/results.csv").read_bytes()
+    spoil()
+    assert bits(load_runs(["runs/tiny"])) == scored
+    assert done(run_study([experiment], figures=False)) == ["tiny, seed-2: evaluate"]
+    assert KEPT.read_bytes() == before
+    assert Path("runs/tiny/results.csv").read_bytes() == results
+
+
+@pytest.mark.parametrize("name", ["test", "Noise"])
+def test_other_outputs_have_other_confidences(experiment, name):
+    study = run_study([experiment], figures=False)
+    before = study.runs[1].evaluation
+    store = sirc.OutputStore(experiment.run(2).store(name))
+    rows = store.shard(0)
+    store.write(0, sirc.Outputs(rows.logits * 3, rows.features, rows.labels))
+    expected = by_shard(sirc.Scorer.load(experiment.run(2).scorer), store)
+    (first, second) = load_runs(["runs/tiny"])
+    found = second.evaluation.confidences if name == "test" else second.evaluation.ood[name]
+    assert all(torch.equal(found[score], values) for score, values in expected.items())
+    assert not torch.equal(found["msp"], before.confidences["msp"] if name == "test" else before.ood[name]["msp"])
+    again = run_study([experiment], figures=False)
+    assert "tiny, seed-2: evaluate" in done(again)
+    pd.testing.assert_frame_equal(again.results, pd.concat([first.table, second.table], ignore_index=True)[SCHEMA])
+
+
+def test_another_scorer_has_other_confidences(experiment, monkeypatch):
+    run_study([experiment], figures=False)
+    run, fewer = experiment.run(2), Experiment.read("tiny.toml", ['fit.specs=["energy", "max_logit"]'])
+    fit_run(fewer, run, overwrite=True)
+    found = load_run(fewer, run).evaluation
+    assert found.scores == ["energy", "max_logit"]
+    logits = sirc.OutputStore(run.store("Noise")).load().logits
+    torch.testing.assert_close(found.ood["Noise"]["max_logit"].double(), logits.double().amax(1))
+    unscored(monkeypatch)
+    with pytest.raises(AssertionError, match="scored again"):
+        load_run(fewer, run)  # reading has kept nothing
+
+
 def test_changed_settings_redo_what_follows_from_them_and_never_the_training(experiment):
     run_study([experiment], figures=False)
     weights = {seed: Path(f"runs/tiny/seed-{seed}/model.safetensors").stat().st_mtime_ns for seed in (1, 2)}
@@ -540,7 +653,7 @@ def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
     assert not [step for step in run_demo("demo", figures=False, overrides=SMALL_DEMO)[0].steps if not step.skipped]
 
 
-def test_tables_page_and_figures_show_the_scores_that_the_report_names(experiment):
+def test_tables_page_and_figures_show_the_scores_that_the_report_names(experiment, command):
     shown = ["msp", "sirc(msp,residual)"]
     narrow = Experiment.read("tiny.toml", [f"report.specs={shown}", 'fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
     study = run_study([narrow], formats=["svg"])
@@ -551,6 +664,10 @@ def test_tables_page_and_figures_show_the_scores_that_the_report_names(experimen
     assert [score["spec"] for score in page["models"][0]["scores"]] == wanted
     assert [run.evaluation.scores for run in study.shown] == [wanted, wanted]
     assert study.runs[0].evaluation.scores == ["msp", "l1", "sirc(msp, residual)"]
+    printed = command("table", "runs/tiny", "--format", "csv")
+    assert set(pd.read_csv(io.StringIO(printed[1]))["score"]) == set(wanted)
+    every = command("table", "runs/tiny/results.csv", "--format", "csv")
+    assert set(pd.read_csv(io.StringIO(every[1]))["score"]) == {"msp", "l1", "sirc(msp, residual)"}
     # Another choice makes them anew, and nothing else.
     wider = Experiment.read("tiny.toml", ['fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
     assert done(run_study([wider], formats=["svg"])) == ["tables", "page", "figures"]

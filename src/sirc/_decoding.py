@@ -85,13 +85,13 @@ def _of_many_sizes(name: str) -> ValueError:
 
 def check_room(needed: int, device: torch.device, name: str) -> None:
     """Refuse a set that the device has no memory for."""
-    if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0]
-        if needed > SHARE_OF_FREE * room:
-            raise ValueError(
-                f'`cache = "device"` needs {needed / 2**30:.1f} GiB for `{name}`; {room / 2**30:.1f} GiB are free on '
-                f'{device}. Use `cache = "none"`, or a smaller `preprocess.resize`.'
-            )
+    room = memory(device)[0]
+    if needed > SHARE_OF_FREE * room:
+        are = "are free on" if device.type == "cuda" else "is all the memory for"
+        raise ValueError(
+            f'`cache = "device"` needs {needed / 2**30:.1f} GiB for `{name}`; {room / 2**30:.1f} GiB {are} '
+            f'{device}. Use `cache = "none"`, or a smaller `preprocess.resize`.'
+        )
 
 
 def memory(device: torch.device) -> tuple[float, float]:
@@ -99,6 +99,7 @@ def memory(device: torch.device) -> tuple[float, float]:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
     try:
-        return float("inf"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
-        return float("inf"), float("inf")
+        total = float("inf")
+    return total, total  # what the system says is free leaves out what it would give back

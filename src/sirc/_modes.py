@@ -71,24 +71,28 @@ def _ask_for_full() -> Callable[[], None] | None:
             return None
         torch.set_float32_matmul_precision("highest")
         return lambda: torch.set_float32_matmul_precision(before)
-    kept = {backend: torch._C._get_fp32_precision_getter(backend, "matmul") for backend in _BACKENDS}
-    if all(value in _FULL for value in kept.values()):
+    kept = _precisions()
+    # Where the newer switches are full, the older setting can be read, whatever it is.
+    if all(value in _FULL for value in kept.values()) and torch.get_float32_matmul_precision() == "highest":
         return None
-    # Whoever set it by the older function must find it consistent: torch refuses to multiply where the two disagree.
-    try:
-        older: str | None = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        older = None
-    if older is not None:
-        torch.set_float32_matmul_precision("highest")
+    # Asked for nothing, a switch follows the one for all backends: what it follows must still lead it afterwards.
+    _set_precisions(dict.fromkeys(_BACKENDS, "none"))
+    followed = _precisions()
+    kept = {backend: "none" if value == followed[backend] else value for backend, value in kept.items()}
     _set_precisions(dict.fromkeys(_BACKENDS, "ieee"))
+    # The older one as well: torch refuses to multiply where the two disagree.
+    older = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
 
     def restore() -> None:
-        if older is not None:
-            torch.set_float32_matmul_precision(older)
+        torch.set_float32_matmul_precision(older)
         _set_precisions(kept)
 
     return restore
+
+
+def _precisions() -> dict[str, str]:
+    return {backend: torch._C._get_fp32_precision_getter(backend, "matmul") for backend in _BACKENDS}
 
 
 def _set_precisions(precisions: dict[str, str]) -> None:

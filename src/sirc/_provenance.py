@@ -19,6 +19,7 @@ from sirc.head import Head
 from sirc.store import OutputStore
 
 _HEAD_FORMAT = "sirc.Head/1"
+_PRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
 
 
 def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:
@@ -36,7 +37,7 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> Non
                 f"'{run.store(name)}' was extracted with other settings: {words}. Use those, or extract again: "
                 f"`sirc extract … --only {name} --overwrite`."
             )
-    weights = models.fingerprint(network(experiment, run))
+    weights = fingerprint_of(experiment, run)
     made_by = {run.head: load_head(run.head)[1]} | {
         run.store(name): OutputStore(run.store(name)).model for name in names
     }
@@ -68,7 +69,7 @@ def extract_stamp(experiment: Experiment, run: Run, name: str) -> Stamp:
     """The note of the settings that a store's outputs follow from."""
     extract, fitting = experiment.extract, experiment.fit
     settings: dict[str, object] = {
-        **{f"model.{key}": value for key, value in asdict(experiment.model).items()},
+        **{f"model.{key}": value for key, value in _model_settings(experiment).items()},
         **{f"preprocess.{key}": value for key, value in asdict(experiment.preprocess).items()},
         **{f"data.{name}.{key}": value for key, value in asdict(experiment.source(name)).items() if key != "group"},
         **{f"extract.{key}": getattr(extract, key) for key in ("precision", "dtype", "shard_size")},
@@ -76,6 +77,13 @@ def extract_stamp(experiment: Experiment, run: Run, name: str) -> Stamp:
         **_held_out(experiment, name),
     }
     return Stamp(run.folder, f"extract-{name}", settings)
+
+
+def _model_settings(experiment: Experiment) -> dict[str, object]:
+    settings = asdict(experiment.model)
+    if settings["stem"] == "own":  # so that outputs from before there was another are still good
+        del settings["stem"]
+    return settings
 
 
 def fitted_from(run: Run) -> dict[str, object] | None:
@@ -97,7 +105,7 @@ def is_fitted(experiment: Experiment, run: Run) -> bool:
 
 def stale_outputs(experiment: Experiment, run: Run) -> list[str]:
     """Name the datasets whose stored outputs come from other settings or other weights than there are now."""
-    weights = models.fingerprint(network(experiment, run))
+    weights = fingerprint_of(experiment, run)
     stale = []
     for name in experiment.stored:
         stamp = extract_stamp(experiment, run, name)
@@ -132,7 +140,6 @@ def fit_inputs(experiment: Experiment, store: OutputStore, val: OutputStore | No
     if val is not None:
         source = json.dumps(asdict(experiment.source("validation")), sort_keys=True, default=str)
         inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
-        inputs |= _held_out(experiment, "validation")
     return inputs
 
 
@@ -152,6 +159,18 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
             )
         models.load_weights(model, run.weights)
     return model.eval()
+
+
+def fingerprint_of(experiment: Experiment, run: Run) -> str:
+    """The fingerprint of a run's network; that of trained weights is taken once, while their file is the same."""
+    if experiment.train is None or not run.weights.exists():
+        return models.fingerprint(network(experiment, run))
+    file = run.weights.stat()
+    settings = json.dumps(asdict(experiment.model), sort_keys=True, default=str)
+    key = (settings, str(run.weights.resolve()), file.st_ino, file.st_size, file.st_mtime_ns)
+    if key not in _PRINTS:
+        _PRINTS[key] = models.fingerprint(network(experiment, run))
+    return _PRINTS[key]
 
 
 def built(experiment: Experiment) -> nn.Module:

@@ -102,8 +102,7 @@ class Train:
     `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
     In the first `warmup` epochs the learning rate rises in a straight line, from a hundredth of what it would be.
     `cache = "device"` keeps all images, resized, on the accelerator. `graph` records the step as a CUDA graph, where
-    one process trains on a GPU. `on_error = "skip"` goes on without images that
-    cannot be read.
+    one process trains on a GPU. `on_error = "skip"` goes on without images that cannot be read.
     """
 
     epochs: int = 90
@@ -247,7 +246,8 @@ class Data:
     """Where the images are: ID training and test sets, an ID validation set, and OOD sets by the names tables print.
 
     Relative paths of datasets start at `root`, which is relative to the current folder. `holdout` training images of
-    each class are neither trained nor fitted on, and are the validation set; the same ones for every seed.
+    each class are neither trained nor fitted on, and are the validation set; the same ones for every seed. A network
+    that was trained elsewhere must not have seen them.
     """
 
     train: Source

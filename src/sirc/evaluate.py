@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
@@ -18,6 +19,7 @@ from sirc._confidences import Data, Plain, id_confidences, ood_confidences
 from sirc._files import PathLike
 from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
 from sirc.metrics._groups import as_flags, as_scores
+from sirc.metrics._merging import Inside, sorted_scores
 from sirc.metrics.ranking import Curve, Ranking
 from sirc.metrics.resample import METRICS, bootstrap
 from sirc.scores import Scorer
@@ -281,37 +283,57 @@ class Evaluation:
 
     def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
         nan = float("nan")
-        inside = self._rank(score, WRONG)
+        rank = self._ranked(score)
+        inside = rank(WRONG)
         rows = [(score, WRONG, "error", nan, nan, 1 - inside.accuracy)]
         if inside.num_wrong:
-            rows += [(score, WRONG, m, nan, nan, v) for m, v in self._separation(inside, "wrong").items()]
             # Without OOD data the mixture is all ID: selective classification as it was before.
-            rows += [(score, WRONG, *cell) for cell in self._cells(inside, torch.ones(1, dtype=torch.float64))]
-        mixture: dict[str, list[tuple[str, float, float, float]]] = {}
-        for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
-            ranking = self._rank(score, negative)
-            found = [(m, nan, nan, v) for m, v in self._separation(ranking, "ood").items()]
-            mixture[negative] = found + self._cells(ranking, self.alpha)
+            cells = self._cells(inside, "wrong", torch.ones(1, dtype=torch.float64))
+            rows += [(score, WRONG, *cell) for cell in cells]
+        mixture = {
+            negative: self._cells(rank(negative), "ood", self.alpha)
+            for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]
+        }
         if self.ood:
             each = [mixture[name] for name in self.ood]
             mean = [(*cells[0][:3], sum(cell[3] for cell in cells) / len(cells)) for cells in zip(*each, strict=True)]
-            mixture = {**{name: mixture[name] for name in self.ood}, MEAN: mean, **mixture}
+            mixture[MEAN] = mean
         for negative in [n for n in self.negatives if n != WRONG]:
             rows += [(score, negative, *cell) for cell in mixture[negative]]
         return rows
 
-    def _cells(self, ranking: Ranking, alpha: Tensor) -> list[tuple[str, float, float, float]]:
-        """The metrics of the mixture for each α and β."""
-        found = []
-        for metric, grid in self._mixture_metrics(ranking, alpha, self.beta).items():
-            values = torch.as_tensor(grid)
-            for i, a in enumerate(alpha.tolist()):
-                found += [(metric, a, b, float(values[i, j])) for j, b in enumerate(self.beta.tolist())]
-        return found
+    def _ranked(self, score: str) -> Callable[[str], Ranking]:
+        """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""
+        tensors = [self.confidences[score], *(by_score[score] for by_score in self.ood.values())]
+        if any(values.device.type != "cpu" for values in tensors):
+            return partial(self._rank, score)
+        inside = Inside(tensors[0], self.correct)
+        sets = {name: sorted_scores(values) for name, values in zip(self.ood, tensors[1:], strict=True)}
 
-    def _separation(self, ranking: Ranking, negative: Literal["wrong", "ood"]) -> dict[str, float]:
-        at = f"fpr@{100 * self.recall:g}"
-        return {"auroc": ranking.auroc(negative), at: ranking.fpr(negative, recall=self.recall)}
+        def rank(negative: str) -> Ranking:
+            members = [] if negative == WRONG else self._members(negative)
+            if self.pool == "datasets" and len(members) > 1:
+                return self._rank(score, negative)  # has weights
+            if not members:
+                return inside.alone()
+            return inside.beside(
+                sets[members[0]] if len(members) == 1 else sorted_scores(*(sets[name] for name in members))
+            )
+
+        return rank
+
+    def _cells(
+        self, ranking: Ranking, negative: Literal["wrong", "ood"], alpha: Tensor
+    ) -> list[tuple[str, float, float, float]]:
+        """The metrics of separation, and those of the mixture for each α and β."""
+        nan, at = float("nan"), f"{100 * self.recall:g}"
+        found = ranking._at_once(negative, self.recall, *(x.to(ranking.thresholds.device) for x in (alpha, self.beta)))
+        cells = [("auroc", nan, nan, found.auroc), (f"fpr@{at}", nan, nan, found.fpr)]
+        grids = {"aurr": found.aurr, f"risk@{at}": found.risk, "aurc": found.aurc, "augrc": found.augrc}
+        for metric, grid in grids.items():
+            for a, row in zip(alpha.tolist(), grid.tolist(), strict=True):
+                cells += [(metric, a, b, value) for b, value in zip(self.beta.tolist(), row, strict=True)]
+        return cells
 
     def _mixture_metrics(self, ranking: Ranking, alpha: Tensor, beta: Tensor) -> dict[str, float | Tensor]:
         return {

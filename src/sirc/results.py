@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sirc._confidences import score_labelled
 from sirc._files import PathLike
+from sirc._kept_confidences import Confidences, Kept
 from sirc._provenance import check_outputs
-from sirc.evaluate import COLUMNS, Evaluation, evaluate
+from sirc.evaluate import COLUMNS, Evaluation
 from sirc.experiment import FILE, Experiment, Run
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
@@ -57,16 +58,23 @@ class RunResults:
         return self if wanted == self.evaluation.scores else replace(self, evaluation=self.evaluation.only(wanted))
 
 
-def load_run(experiment: Experiment, run: Run, *, device: torch.device | str = "cpu") -> RunResults:
-    """Evaluate a run from its stored outputs and its scorer, which scores them on `device`."""
+def load_run(experiment: Experiment, run: Run, *, device: torch.device | str = "cpu", keep: bool = False) -> RunResults:
+    """Evaluate a run from its stored outputs and its scorer, which scores them on `device`.
+
+    Confidences that an earlier call kept are taken as they are while outputs and scorer are those that they come from;
+    with `keep`, those that had to be computed are kept in the run's folder.
+    """
     check_outputs(experiment, run, ["test", *experiment.data.ood])
     scorer = Scorer.load(run.scorer)
     test = OutputStore(run.store("test"))
     ood = {name: OutputStore(run.store(name)) for name in experiment.data.ood}
-    found, correct = score_labelled(scorer, "test", _placed(test, device))
-    inside = {score: (values.cpu(), correct.cpu()) for score, values in found.items()}
-    outside = {name: _on_cpu(scorer(_placed(store, device))) for name, store in ood.items()}
-    evaluation = evaluate(inside, ood=outside, groups=groups_of(experiment))
+    kept = Kept(experiment, run)
+    found = kept.read()
+    if found is None:
+        found = _scored(scorer, test, ood, device)
+        if keep:
+            kept.write(found)
+    evaluation = Evaluation(found.inside, found.correct, found.outside, groups=groups_of(experiment))
     return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
 
 
@@ -119,6 +127,14 @@ def shown_scores(scores: Sequence[str], experiments: Sequence[Experiment]) -> li
 def results_table(runs: Sequence[RunResults]) -> pd.DataFrame:
     """Put the rows of all runs into one table."""
     return pd.concat([run.table for run in runs], ignore_index=True)[SCHEMA]
+
+
+def _scored(
+    scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str
+) -> Confidences:
+    inside, correct = score_labelled(scorer, "test", _placed(test, device))
+    outside = {name: _on_cpu(scorer(_placed(store, device))) for name, store in ood.items()}
+    return Confidences(_on_cpu(inside), correct.cpu(), outside)
 
 
 def _placed(store: OutputStore, device: torch.device | str) -> Iterator[Outputs]:

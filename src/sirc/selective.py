@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
@@ -16,6 +16,7 @@ from sirc._calls import call_model, model_logits
 from sirc._checks import check_number
 from sirc._files import PathLike
 from sirc._graph import ConfidenceGraph, Kept, feature_terms
+from sirc._modes import full_products
 from sirc._tap import Tap
 from sirc.errors import NotFittedError
 from sirc.head import Head, find_head
@@ -231,7 +232,8 @@ class SelectiveClassifier(nn.Module):
         return self
 
     def _confidence(self, outputs: Outputs) -> Tensor:
-        return self.scorer(outputs)[self.spec]
+        # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
+        return self.scorer(outputs, compile=False)[self.spec]
 
     def _as_outputs(self, data: Outputs | OutputStore | Iterable[object], labelled: bool = True) -> Outputs:
         if isinstance(data, Outputs):
@@ -318,11 +320,17 @@ class _Limit(Kept):
         self.register_buffer("value", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
 
 
+@contextmanager
+def _rounding_nothing(device: torch.device) -> Iterator[None]:
+    with full_products(), torch.autocast(device.type, enabled=False):
+        yield
+
+
 def _precisely(device: torch.device) -> AbstractContextManager[object]:
-    """Leave a caller's autocast: it is for the network, and would round the score."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    """Leave a caller's autocast, and TF32: they are for the network, and would round the score."""
+    if not torch.compiler.is_compiling():
+        return _rounding_nothing(device)
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def _few(images: Any) -> Any:

@@ -100,7 +100,7 @@ def extract_run(
     settings = experiment.extract
     names = list(names or experiment.stored)
     check_trained(experiment, run)
-    _check_held_out(experiment, run, names, holding)
+    _check_held_out(experiment, run, names, holding, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -257,9 +257,19 @@ def _held(
     return HeldSet(images, preprocess, load)
 
 
-def _check_held_out(experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None) -> None:
+def _check_held_out(
+    experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None, progress: Progress
+) -> None:
     """Refuse to validate on images that the network was trained on, as where `holdout` was set after training."""
-    if experiment.train is None or not experiment.data.holdout or not {"train", "validation"} & {*names}:
+    if not experiment.data.holdout or not {"train", "validation"} & {*names}:
+        return
+    if experiment.train is None:
+        if "validation" in names and distributed.is_main():
+            progress.note(
+                f"note: the network was trained elsewhere, and must not have seen the {experiment.data.holdout} images "
+                "of each class that are held out: it is surer of images it has seen. If it has, give others in "
+                "`data.validation`, and drop `data.holdout`."
+            )
         return
     known = json.loads(read_metadata(run.weights).get("recipe", "{}")) if run.weights.exists() else {}
     asked = images_of(experiment, "train", augmented=True, holding=holding).fingerprint

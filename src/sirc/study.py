@@ -19,6 +19,7 @@ import sirc
 from sirc import distributed
 from sirc._files import PathLike, atomic_write, refuse_existing
 from sirc._held import Holding
+from sirc._kept_confidences import Kept
 from sirc._provenance import is_fitted, stale_outputs
 from sirc._results_file import read_results, write_results
 from sirc._stamps import Stamp, digest
@@ -63,7 +64,7 @@ class Study:
     def load(self, experiment: Experiment, run: Run) -> RunResults:
         """Evaluate a run from what is stored, once."""
         if run.folder not in self._loaded:
-            self._loaded[run.folder] = load_run(experiment, run, device=self.device)
+            self._loaded[run.folder] = load_run(experiment, run, device=self.device, keep=True)
         return self._loaded[run.folder]
 
     @property
@@ -156,9 +157,7 @@ class _Worker:
         if experiment.train is not None:
             with self.step(f"{name}: train", run.weights.exists):
                 overwrite = "train" in self.redo
-                train_run(
-                    experiment, run, cpu=cpu, overwrite=overwrite, progress=self.progress, holding=self.holding
-                )
+                train_run(experiment, run, cpu=cpu, overwrite=overwrite, progress=self.progress, holding=self.holding)
         names = list(experiment.stored)
         stale = names if "extract" in self.redo else stale_outputs(experiment, run)
         with self.step(f"{name}: extract", lambda: not stale and all(_complete(run.store(n)) for n in names)):
@@ -176,9 +175,11 @@ class _Worker:
         """Evaluate every run, and put all results into one table."""
         tables = []
         for experiment, run in runs:
-            stamp = Stamp(run.folder, "results", _evaluated(experiment, run))
+            kept = Kept(experiment, run)
+            stamp = Stamp(run.folder, "results", _evaluated(experiment, run, kept))
             file = run.folder / "results.csv"
-            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", stamp.valid) as nothing:
+            valid = partial(_both, stamp, kept)
+            with self.step(f"{experiment.name}, {run.folder.name}: evaluate", valid) as nothing:
                 if not nothing:
                     stamp.clear()
                     write_results(self.study.load(experiment, run).table, file)
@@ -300,16 +301,17 @@ def _shown(runs: Sequence[tuple[Experiment, Run]]) -> list[list[str]]:
     return [shown_scores(experiment.fit.specs, [experiment]) for experiment, _ in runs]
 
 
-def _evaluated(experiment: Experiment, run: Run) -> dict[str, object]:
+def _both(stamp: Stamp, kept: Kept) -> bool:
+    return stamp.valid() and kept.valid()
+
+
+def _evaluated(experiment: Experiment, run: Run, kept: Kept) -> dict[str, object]:
     """What an evaluation follows from."""
-    stores = {name: OutputStore(run.store(name)) for name in ("test", *experiment.data.ood)}
     return {
-        "scorer": digest(run.scorer),
-        "stores": {name: [store.model, store.data, len(store)] for name, store in stores.items()},
+        **kept.inputs,
         "groups": {name: source.in_group for name, source in experiment.data.ood.items()},
         "model": title_of(experiment),
         "seed": run.seed,
-        "sirc": sirc.__version__,
     }
 
 

@@ -65,7 +65,9 @@ def table(
     negative: Annotated[
         list[str] | None, typer.Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")
     ] = None,
-    score: Annotated[list[str] | None, typer.Option(help="A score to show; repeat. Default: all.")] = None,
+    score: Annotated[
+        list[str] | None, typer.Option(help="A score to show; repeat. Default: those of `[report]`, or all.")
+    ] = None,
     spread: Annotated[bool, typer.Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write to this file; its ending chooses the format.")] = None,
     overwrite: Replace = False,
@@ -81,11 +83,12 @@ def table(
         raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
     if out is not None:
         refuse_existing(out, overwrite)
+    results = _results(runs)
     made = make(
-        _results(runs),
+        results,
         metrics=metric or ("auroc", "fpr@95"),
         negatives=negative or None,
-        scores=[str(parse(text)) for text in score] if score else None,
+        scores=[str(parse(text)) for text in score] if score else _shown(results, runs),
         spread=spread,
     )
     if out is not None:
@@ -179,6 +182,19 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
 def chosen_formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
     """Give the formats asked for, each once; all if none was."""
     return tuple(dict.fromkeys(kind.value for kind in chosen or FigureFormat))
+
+
+def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
+    """The scores that the studies want shown; None, for all, where a path is no study's folder."""
+    from sirc.results import load_studies, shown_scores
+
+    try:
+        studies = [study for path in paths for study in load_studies(path)]
+    except FileNotFoundError:
+        return None
+    if not any(study.report.specs for study in studies):
+        return None
+    return shown_scores(list(results["score"].unique()), studies)
 
 
 def _results(paths: Sequence[Path]) -> pd.DataFrame:

@@ -68,11 +68,11 @@ def train(
     set_ = [*(set_ or ()), *([f"train.on_error={on_error.value}"] if on_error else [])]
     study, runs = _read(experiment, set_, seed)
     study.require(["train", "validation" if study.data.validates else "test"])
-    with started(device, quiet) as (where, progress):
-        from sirc._held import Holding
+    from sirc._held import Holding
+
+    with started(device, quiet) as (where, progress), Holding() as holding:
         from sirc.stages import train_run
 
-        holding = Holding()
         for run in runs:
             history = train_run(
                 study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, holding=holding
@@ -114,11 +114,11 @@ def extract(
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
-    with started(device, quiet) as (where, progress):
-        from sirc._held import Holding
+    from sirc._held import Holding
+
+    with started(device, quiet) as (where, progress), Holding() as holding:
         from sirc.stages import extract_run
 
-        holding = Holding()
         for run in runs:
             stores = extract_run(
                 study,

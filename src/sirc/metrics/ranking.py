@@ -35,6 +35,19 @@ class Curve:
 
 
 @final
+@dataclass(frozen=True)
+class AtOnce:
+    """The metrics of a table; those of the mixture on the (α, β) grid."""
+
+    auroc: float
+    fpr: float
+    aurr: Tensor
+    risk: Tensor
+    aurc: Tensor
+    augrc: Tensor
+
+
+@final
 class Ranking:
     """Scores of the three groups, sorted once.
 
@@ -76,6 +89,16 @@ class Ranking:
             self._ood = mass.cumsum(0)[kept]
         self._ood_total = float(self._ood[-1]) if self.num_ood else 1.0
         self._areas: dict[tuple[float, ...], Tensor] = {}
+
+    @classmethod
+    def _of_counts(cls, thresholds: Tensor, correct: Tensor, wrong: Tensor, ood: Tensor) -> Ranking:
+        """The ranking whose thresholds, the strictest first, accept so many of each group; int32, and not checked."""
+        made = cls.__new__(cls)
+        made.thresholds, made._correct, made._wrong, made._ood = thresholds, correct, wrong, ood
+        made.num_correct, made.num_wrong, made.num_ood = (int(counts[-1]) for counts in (correct, wrong, ood))
+        made._ood_total = float(made.num_ood or 1)
+        made._areas = {}
+        return made
 
     def __len__(self) -> int:
         return self.num_correct + self.num_wrong + self.num_ood
@@ -133,16 +156,12 @@ class Ranking:
     def aurr(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        s = self._area_sums(a)
-        return _over_beta(a * s[:, 0], (1 - a) * s[:, 1], b, alpha, beta)
+        return _shaped(_aurr(self._area_sums(a), a, b), alpha, beta)
 
     def aurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        s = self._area_sums(a)
-        wrong = a * (a * s[:, 2] + (1 - a) * s[:, 3])
-        ood = (1 - a) * (a * s[:, 4] + (1 - a) * s[:, 5])
-        return _over_beta(wrong, ood, b, alpha, beta)
+        return _shaped(_aurc(self._area_sums(a), a, b), alpha, beta)
 
     def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """AURC less the area under the oracle's curve: what a better score could still gain."""
@@ -154,14 +173,31 @@ class Ranking:
         """The area under the generalised risk–coverage curve: loss over coverage, by trapezoids from (0, 0)."""
         a, b = self._mixture(alpha, beta)
         t = torch.zeros(4, dtype=torch.float64, device=a.device)
-        for c, x, o in self._chunks():
-            inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
-            t += torch.stack([_core.trapezoids(k, bad) for bad in (wrong, o) for k in (inside, o)])
-        return _over_beta(a * (a * t[0] + (1 - a) * t[1]), (1 - a) * (a * t[2] + (1 - a) * t[3]), b, alpha, beta)
+        for shares in self._chunks():
+            t += self._steps(shares).generalised()
+        return _shaped(_augrc(t, a, b), alpha, beta)
 
     def risk_at_recall(self, recall: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`."""
         return self._risk_at(self._reaching(recall), alpha, beta)
+
+    def _at_once(self, negative: Negative, recall: float, a: Tensor, b: Tensor) -> AtOnce:
+        """What `auroc`, `fpr`, `aurr`, `risk_at_recall`, `aurc` and `augrc` give, in one pass; nothing is checked.
+
+        α and β are 1-D float64 tensors on the scores' device.
+        """
+        area = 0.0
+        sums = torch.zeros(len(a), 6, dtype=torch.float64, device=a.device)
+        t = torch.zeros(4, dtype=torch.float64, device=a.device)
+        for shares in self._chunks():
+            steps = self._steps(shares)
+            pos, rise = shares[0], steps.ood if negative == "ood" else shares[1].diff()
+            area += float(_core.trapezoids_of(rise, pos))
+            sums += steps.areas(a)
+            t += steps.generalised()
+        at = self._first(recall, "correct") if recall else -1
+        fpr = float(self._shares(at)[2 if negative == "ood" else 1])
+        return AtOnce(area, fpr, _aurr(sums, a, b), self._risk_grid(at, a, b), _aurc(sums, a, b), _augrc(t, a, b))
 
     def risk_recall(self, alpha: float, beta: float) -> Curve:
         """The risk against the recall of ID✓."""
@@ -247,8 +283,9 @@ class Ranking:
 
     def _reaching(self, recall: float, positive: Positive = "correct") -> int:
         recall = check_fraction("recall", recall)
-        if recall == 0:
-            return -1
+        return self._first(recall, positive) if recall else -1
+
+    def _first(self, recall: float, positive: Positive) -> int:
         if positive == "correct":
             # As float64 shares: 19/20 reaches 0.95, which 0.95·20 need not.
             share = self._correct.double() / self.num_correct
@@ -286,20 +323,15 @@ class Ranking:
         key = tuple(alpha.tolist())
         if key not in self._areas:
             total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
-            for c, x, o in self._chunks():
-                inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
-                dc, di, do = c.diff(), inside.diff(), o.diff()
-                columns = torch.stack([step * bad[1:] for bad in (wrong, o) for step in (dc, di, do)])
-                # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
-                size = 1 if alpha.device.type == "cpu" else max(1, _CHUNK * 16 // len(inside))
-                for first in range(0, len(alpha), size):
-                    some = slice(first, first + size)
-                    covered = torch.lerp(o[None, 1:], inside[None, 1:], alpha[some, None])
-                    # Where nothing is covered there is nothing to count.
-                    inverse = covered.reciprocal_().nan_to_num_(posinf=0.0)
-                    total[some] += inverse @ columns.T
-            self._areas = {key: total[:, [0, 3, 1, 2, 4, 5]]}
+            for shares in self._chunks():
+                total += self._steps(shares).areas(alpha)
+            self._areas = {key: total}
         return self._areas[key]
+
+    def _steps(self, shares: Shares) -> _Steps:
+        c, x, o = shares
+        inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
+        return _Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
 
     def _masses(self, where: slice) -> Shares:
         """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.
@@ -318,9 +350,12 @@ class Ranking:
 
     def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         a, b = self._mixture(alpha, beta)
+        return _shaped(self._risk_grid(at, a, b), alpha, beta)
+
+    def _risk_grid(self, at: int, a: Tensor, b: Tensor) -> Tensor:
         inside, wrong, ood = (mass.sum() for mass in self._masses(slice(max(0, at), at + 1)))
         covered = a * inside + (1 - a) * ood
-        return _over_beta(_core.ratio(a * wrong, covered), _core.ratio((1 - a) * ood, covered), b, alpha, beta)
+        return _over_beta(_core.ratio(a * wrong, covered), _core.ratio((1 - a) * ood, covered), b)
 
     def _mixture(self, alpha: ArrayLike, beta: ArrayLike) -> tuple[Tensor, Tensor]:
         """α and β as 1-D float64 tensors, checked."""
@@ -359,9 +394,58 @@ class Ranking:
         return c if positive == "correct" else _core.id_share(c, x, self.accuracy), x if negative == "wrong" else o
 
 
-def _over_beta(wrong: Tensor, ood: Tensor, beta: Tensor, alpha: ArrayLike, given_beta: ArrayLike) -> float | Tensor:
+@final
+@dataclass(frozen=True)
+class _Steps:
+    """A run of thresholds: accepted shares, the first before it, and how the steps along it make recall, … grow."""
+
+    inside: Tensor
+    """The accepted share of ID input."""
+    wrong: Tensor
+    """The accepted share of ID input that is ID✗."""
+    accepted_ood: Tensor
+    recall: Tensor
+    id: Tensor
+    ood: Tensor
+
+    def areas(self, alpha: Tensor) -> Tensor:
+        """Σ Δ·bad/coverage for each α, (A, 6): ID✗ and OOD over recall, ID✗ over ID and OOD, OOD likewise."""
+        o = self.accepted_ood
+        rises = (self.recall, self.id, self.ood)
+        columns = torch.stack([step * bad[1:] for bad in (self.wrong, o) for step in rises])
+        total = torch.empty(len(alpha), 6, dtype=torch.float64, device=alpha.device)
+        # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
+        size = 1 if alpha.device.type == "cpu" else max(1, _CHUNK * 16 // len(o))
+        for first in range(0, len(alpha), size):
+            some = slice(first, first + size)
+            covered = torch.lerp(o[None, 1:], self.inside[None, 1:], alpha[some, None])
+            # Where nothing is covered there is nothing to count.
+            inverse = covered.reciprocal_().nan_to_num_(posinf=0.0)
+            total[some] = inverse @ columns.T
+        return total[:, [0, 3, 1, 2, 4, 5]]
+
+    def generalised(self) -> Tensor:
+        """The areas under ID✗, then OOD, over ID and over OOD, by trapezoids."""
+        rises = (self.id, self.ood)
+        return torch.stack([_core.trapezoids_of(k, bad) for bad in (self.wrong, self.accepted_ood) for k in rises])
+
+
+def _aurr(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return _over_beta(a * s[:, 0], (1 - a) * s[:, 1], b)
+
+
+def _aurc(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    wrong = a * (a * s[:, 2] + (1 - a) * s[:, 3])
+    return _over_beta(wrong, (1 - a) * (a * s[:, 4] + (1 - a) * s[:, 5]), b)
+
+
+def _augrc(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return _over_beta(a * (a * t[0] + (1 - a) * t[1]), (1 - a) * (a * t[2] + (1 - a) * t[3]), b)
+
+
+def _over_beta(wrong: Tensor, ood: Tensor, beta: Tensor) -> Tensor:
     """β·wrong + (1−β)·ood on the (α, β) grid."""
-    return _shaped(wrong[:, None] * beta + ood[:, None] * (1 - beta), alpha, given_beta)
+    return wrong[:, None] * beta + ood[:, None] * (1 - beta)
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:

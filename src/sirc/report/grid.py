@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32] | Ints
 
 POINTS: Final = 512
 LEVELS: Final = tuple(i / 100 for i in range(1, 90)) + tuple(i / 1000 for i in range(900, 1001))
@@ -29,6 +30,27 @@ class Grid:
     """How many different thresholds are at least as strict; consecutive ones have nothing between them."""
     counts: Ints
     """(group, threshold): how many of ID✓, ID✗ and each OOD set have at least that score."""
+    turns: Ints | None = None
+    """The number of points with which each threshold comes in; nothing where all thresholds that there are are here."""
+
+    def fewer(self, points: int, levels: Sequence[float] = LEVELS) -> Grid:
+        """What `make_grid` gives for fewer points; they hold the levels still."""
+        if len(self.ranks) <= points:
+            return self
+        if self.turns is None:
+            places, _ = _refined(self.counts, _placed(self.counts, levels, points), points)
+            return self._at(places)
+        return self._at(np.flatnonzero(self.turns <= points))
+
+    def _at(self, places: Ints) -> Grid:
+        turns = None if self.turns is None else self.turns[places]
+        return replace(
+            self,
+            thresholds=self.thresholds[places],
+            ranks=self.ranks[places],
+            counts=self.counts[:, places],
+            turns=turns,
+        )
 
 
 def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points: int = POINTS) -> Grid:
@@ -38,24 +60,26 @@ def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points
     threshold that reaches it, the strictest threshold of all, and the one that accepts everything.
     """
     thresholds, counts = _accepted(groups)
-    chosen = np.arange(len(thresholds))
-    if len(thresholds) > points:
-        chosen = _refined(counts, _placed(counts, levels, points), points)
-    return Grid(thresholds[chosen], chosen + 1, counts[:, chosen])
+    if len(thresholds) <= points:
+        return Grid(thresholds, np.arange(1, len(thresholds) + 1), counts.astype(np.int64))
+    chosen, turns = _refined(counts, _placed(counts, levels, points), points)
+    return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), turns)
 
 
-def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Ints]:
+def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
     """Give every threshold, the strictest first, and how many of each group it accepts. Equal scores are one."""
     values = np.concatenate(groups)
     order = np.argsort(values)[::-1]
     values = values[order]
     owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
-    counts = [np.cumsum(owner == group, dtype=np.int64)[ends] for group in range(len(groups))]
-    return values[ends], np.stack(counts)
+    counts = np.empty((len(groups), len(values)), dtype=np.int32)
+    for group, row in enumerate(counts):
+        np.cumsum(owner == group, out=row)
+    return (values, counts) if len(ends) == len(values) else (values[ends], counts[:, ends])
 
 
-def _placed(counts: Ints, levels: Sequence[float], points: int) -> Ints:
+def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
     """Places among all thresholds that a page must have, whatever the curve between them; at most `points`."""
     last = counts.shape[1] - 1
     reached = np.unique(np.searchsorted(counts[0] / counts[0, -1], np.asarray(levels), side="left").clip(max=last))
@@ -64,29 +88,38 @@ def _placed(counts: Ints, levels: Sequence[float], points: int) -> Ints:
     return np.union1d(reached, [0, last])
 
 
-def _refined(counts: Ints, chosen: Ints, points: int) -> Ints:
-    """Halve again and again the intervals over which the areas that a page computes are furthest from the true ones."""
+def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
+    """Halve again and again the intervals over which the areas that a page computes are furthest from the true ones.
+
+    Gives the places, and with how many points each comes in: those for fewer points are among those for more.
+    """
     seen = _looked_at(counts, chosen)
-    mixes = list(_mixes(seen + 1, counts[:, seen]))
+    mixes = list(_mixes(seen + 1, counts[:, seen].astype(np.int64)))
     at = np.searchsorted(seen, chosen)
     low, high = at[:-1], at[1:]
     worst = _worst(mixes, low, high)
+    added = [at]
     spare = points - len(at)
     while spare > 0:
         most = min(spare, _AT_ONCE, int((worst > 0).sum()))
         if not most:
             break
         split = np.argpartition(worst, -most)[-most:]
+        split = split[np.argsort(-worst[split], kind="stable")]  # with fewer points, the worst of these would be split
         begin, end = low[split], high[split]
         middle = (begin + end) // 2
         halves = _worst(mixes, np.append(begin, middle), np.append(middle, end))
         low, high, worst = np.append(low, middle), np.append(high, end), np.append(worst, halves[most:])
         high[split], worst[split] = middle, halves[:most]
+        added.append(middle)
         spare -= most
-    return seen[np.unique(np.append(low, high))]
+    places = np.concatenate(added)
+    order = np.argsort(places)
+    turns = np.maximum(np.arange(1, len(places) + 1), len(at))
+    return seen[places[order]], turns[order]
 
 
-def _looked_at(counts: Ints, chosen: Ints) -> Ints:
+def _looked_at(counts: Counts, chosen: Ints) -> Ints:
     """Places that may be chosen: all if they are few, else some of them, spread over the ranks and over each group.
 
     The risk changes most with the first samples of a group, and recall stops growing with the last ID✓: both ends of
@@ -106,84 +139,100 @@ def _looked_at(counts: Ints, chosen: Ints) -> Ints:
     return np.unique(np.concatenate(some))
 
 
-def _worst(mixes: Sequence[_Mix], low: Ints, high: Ints) -> Floats:
+def _worst(mixes: Sequence[_Mixes], low: Ints, high: Ints) -> Floats:
     """By which part of an area each interval is off in the worst case; nothing where no place is between its ends."""
     worst: Floats = np.max([mix.errors(low, high) for mix in mixes], axis=0)
     return np.where(high - low < 2, 0.0, worst)
 
 
-def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mix]:
-    """Give the mixes of OOD sets whose areas are looked at: each set alone, all equally, all samples equally."""
-    number = len(counts) - 2
-    weights = list(np.eye(number))
-    if number > 1:
-        weights += [np.full(number, 1 / number), counts[2:, -1] / counts[2:, -1].sum()]
-    for weight in weights:
-        yield _Mix.of(ranks, counts, weight, np.array(_ALPHAS))
+def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mixes]:
+    """Give the mixes of OOD sets whose areas are looked at: each set alone; all equally and all samples equally."""
+    number, alphas = len(counts) - 2, np.array(_ALPHAS)
     if not number:
-        yield _Mix.of(ranks, counts, np.empty(0), np.ones(1))
+        yield _Mixes.of(ranks, counts[None], np.empty((1, 0)), np.ones(1))
+        return
+    alone = np.stack([counts[[0, 1, 2 + i]] for i in range(number)])
+    yield _Mixes.of(ranks, alone, np.ones((number, 1)), alphas)
+    if number > 1:
+        weights = np.stack([np.full(number, 1 / number), counts[2:, -1] / counts[2:, -1].sum()])
+        yield _Mixes.of(ranks, np.broadcast_to(counts, (2, *counts.shape)), weights, alphas)
 
 
 @final
 @dataclass(frozen=True)
-class _Mix:
-    """Risks along the thresholds on one mix of OOD sets, and the areas under them, over recall and over coverage.
+class _Mixes:
+    """Risks along the thresholds on some mixes of OOD sets, and the areas under them, over recall and over coverage.
 
-    Risks have the axes α, which group's mistakes alone cost something, threshold. If all of these come out right, so
-    does every β: the risk is a sum of them.
+    Risks and areas have the axes mix, α, which group's mistakes alone cost something, threshold. If all of these come
+    out right, so does every β: the risk is a sum of them.
     """
 
     ranks: Ints
     counts: Ints
-    """(part, threshold): accepted samples of ID✓, ID✗ and each OOD set of the mix."""
+    """(mix, part, threshold): accepted samples of ID✓, ID✗ and each OOD set of the mix."""
     shares: Floats
     """The same as shares of ID, or of the set."""
     factors: Floats
-    """(α, part): what a share is of all input."""
+    """(mix, α, part): what a share is of all input."""
     risks: Floats
     areas: tuple[Floats, Floats]
+    scales: tuple[Floats, Floats]
+    """What makes an area a part of the whole one; 0 where there is none."""
 
     @classmethod
-    def of(cls, ranks: Ints, counts: Ints, weights: Floats, alphas: Floats) -> _Mix:
-        """Compute risks and areas for a mix with these weights of the OOD sets."""
-        used = weights > 0
-        inside = counts[0, -1] + counts[1, -1]
-        parts = np.vstack([counts[:2], counts[2:][used]])
-        shares = np.vstack([counts[:2] / inside, parts[2:] / parts[2:, -1:]])
-        factors = np.column_stack([alphas, alphas, np.outer(1 - alphas, weights[used])])
-        bad = parts[1:][parts[1:, -1] > 0].astype(np.float64)
-        covered = (factors @ shares)[:, None]
-        risks = np.divide(bad, covered, out=np.zeros((len(alphas), *bad.shape)), where=covered > 0)
-        alone = cls(ranks, parts, shares, factors, risks, (risks, risks))
-        first = (shares[0, :1], covered[..., :1])
-        rest = alone.guesses(np.arange(len(ranks) - 1), np.arange(1, len(ranks)))
-        recall, coverage = (
-            np.cumsum(np.concatenate([grown * risks[..., :1], more], axis=-1), axis=-1)
-            for grown, more in zip(first, rest, strict=True)
-        )
-        return cls(ranks, parts, shares, factors, risks, (recall, coverage))
-
-    def guesses(self, low: Ints, high: Ints) -> tuple[Floats, Floats]:
-        """Give the areas over intervals of which only the ends are known, over recall and over coverage.
-
-        Between the ends the risk is taken to rise in as many equal steps as there are samples that make the axis grow,
-        each step holding its last value; with one such sample that is exact.
-        """
-        before, after = self.risks[..., low], self.risks[..., high]
-        middle, half = (before + after) / 2, (after - before) / 2
-        grown = self.shares[:, high] - self.shares[:, low]
-        steps = np.minimum(self.counts[:, high] - self.counts[:, low], self.ranks[high] - self.ranks[low])
-        stepped = grown / steps.clip(min=1)
-        return (
-            grown[0] * middle + stepped[0] * half,
-            (self.factors @ grown)[:, None] * middle + (self.factors @ stepped)[:, None] * half,
-        )
+    def of(cls, ranks: Ints, counts: Ints, weights: Floats, alphas: Floats) -> _Mixes:
+        """Compute risks and areas for mixes with these weights of their OOD sets, (mix, set)."""
+        inside = counts[0, :2, -1].sum()
+        shares = np.concatenate([counts[:, :2] / inside, counts[:, 2:] / counts[:, 2:, -1:]], axis=1)
+        own = np.broadcast_to(alphas[:, None], (len(counts), len(alphas), 2))
+        factors = np.concatenate([own, (1 - alphas)[:, None] * weights[:, None]], axis=2)
+        bad = counts[:, 1:][:, counts[0, 1:, -1] > 0].astype(np.float64)
+        risks = np.empty((len(counts), len(alphas), bad.shape[1], len(ranks)))
+        areas = np.empty_like(risks), np.empty_like(risks)
+        # One mix at a time stays in a CPU's cache.
+        for mix, risk in enumerate(risks):
+            covered = factors[mix] @ shares[mix]
+            covered[covered == 0] = 1.0  # where nothing is covered there are no mistakes
+            np.divide(bad[mix], covered[:, None], out=risk)
+            first = shares[mix, 0, 0], (factors[mix] @ shares[mix, :, :1])[:, None]
+            steps = _steps(counts[mix], shares[mix], ranks, slice(None, -1), slice(1, None))
+            for area, grown, ends in zip(
+                (areas[0][mix], areas[1][mix]), first, _ends(*steps, factors[mix]), strict=True
+            ):
+                np.multiply(risk[..., :1], grown, out=area[..., :1])
+                np.multiply(risk[..., :-1], ends[0], out=area[..., 1:])
+                area[..., 1:] += risk[..., 1:] * ends[1]
+                np.cumsum(area, axis=-1, out=area)
+        scales = _inverse(areas[0][..., -1:]), _inverse(areas[1][..., -1:])
+        return cls(ranks, counts, shares, factors, risks, areas, scales)
 
     def errors(self, low: Ints, high: Ints) -> Floats:
-        """By which part of its area the worst of the paths is off over each interval."""
+        """By which part of its area the worst of the paths is off over intervals of which only the ends are known."""
+        before, after = self.risks[..., low], self.risks[..., high]
+        steps = _steps(self.counts, self.shares, self.ranks, low, high)
         worst = np.zeros(len(low))
-        for guess, area in zip(self.guesses(low, high), self.areas, strict=True):
-            error, total = np.abs(guess - (area[..., high] - area[..., low])), area[..., -1:]
-            shares = np.divide(error, total, out=np.zeros_like(error), where=total > 0)
-            worst = np.maximum(worst, shares.max(axis=(0, 1), initial=0.0))
+        for ends, area, scale in zip(_ends(*steps, self.factors), self.areas, self.scales, strict=True):
+            error = np.abs(before * ends[0] + after * ends[1] - (area[..., high] - area[..., low])) * scale
+            worst = np.maximum(worst, error.max(axis=(0, 1, 2), initial=0.0))
         return worst
+
+
+def _steps(counts: Ints, shares: Floats, ranks: Ints, low: Ints | slice, high: Ints | slice) -> tuple[Floats, Floats]:
+    """By how much each part's share grows over intervals, and by how much of it in one step."""
+    grown = shares[..., high] - shares[..., low]
+    steps = np.minimum(counts[..., high] - counts[..., low], ranks[high] - ranks[low])
+    return grown, grown / np.maximum(steps, 1)
+
+
+def _ends(grown: Floats, stepped: Floats, factors: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """What the risks at the two ends of an interval count in the area over it, over recall and over coverage.
+
+    Between the ends the risk is taken to rise in as many equal steps as there are samples that make the axis grow,
+    each step holding its last value; with one such sample that is exact.
+    """
+    for width, step in ((grown[..., :1, :], stepped[..., :1, :]), (factors @ grown, factors @ stepped)):
+        yield ((width - step) / 2)[..., None, :], ((width + step) / 2)[..., None, :]
+
+
+def _inverse(total: Floats) -> Floats:
+    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)

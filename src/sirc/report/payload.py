@@ -62,15 +62,16 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
     first = runs[0].evaluation
     levels = sorted({*LEVELS, first.recall} - {0.0})
     size = sum(len(run.evaluation.scores) for run in runs)
+    grids: dict[int, list[Grid]] = {}
+    with progress.task("page", size, unit="scores") as task:
+        for run in runs:
+            grids[id(run)] = []
+            for score in run.evaluation.scores:
+                grids[id(run)].append(make_grid(_groups(run.evaluation, score), levels, POINTS))
+                task.advance()
     points = POINTS
     while True:
-        with progress.task("page", size, unit="scores") as task:
-            packed: dict[int, list[dict[str, object]]] = {}
-            for run in runs:
-                packed[id(run)] = []
-                for score in run.evaluation.scores:
-                    packed[id(run)].append(_pack(make_grid(_groups(run.evaluation, score), levels, points)))
-                    task.advance()
+        packed = {key: [_pack(grid.fewer(points, levels)) for grid in some] for key, some in grids.items()}
         length = sum(len(str(text)) for entries in packed.values() for entry in entries for text in entry.values())
         if length <= LIMIT or points == _FEWEST:
             break
@@ -131,9 +132,9 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
     """Give the scores of ID✓, ID✗ and each OOD set."""
-    own = evaluation.confidences[score].double()
-    values = [own[evaluation.correct], own[~evaluation.correct], *(x[score].double() for x in evaluation.ood.values())]
-    return [np.asarray(value.cpu().numpy(), dtype=np.float64) for value in values]
+    own, right = evaluation.confidences[score].cpu().numpy(), evaluation.correct.cpu().numpy()
+    values = [own[right], own[~right], *(x[score].cpu().numpy() for x in evaluation.ood.values())]
+    return [value.astype(np.float64, copy=False) for value in values]
 
 
 def _sizes(evaluation: Evaluation) -> list[int]:

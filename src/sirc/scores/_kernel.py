@@ -1,9 +1,10 @@
 """The pass over the logits as one GPU kernel: each row read once, every sum taken while it is in registers.
 
 A float64 exponential of each logit would take longer than reading it. For logits in float32 or less, exponentials are
-taken in float32, summed by eights, and the sums of eight added up in float64. The sums are then those of logits v_k
-moved by no more than a few 1e-7·(1 + v₂ − v_k), which is how float32 rounds logits of size 4. The winner, v₁, v₂ and
-so the gap g are exact, and with them the order of confident rows. float64 logits keep float64 throughout.
+taken in float32, summed by eights (by sixteens for more than 16,384 classes), and these sums added up in float64. The
+sums are then those of logits v_k moved by no more than a few 1e-7·(1 + v₂ − v_k), which is how float32 rounds logits of
+size 4. For finite logits the winner, v₁, v₂ and so the gap g are exact, and with them the order of confident rows.
+float64 logits keep float64 throughout.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call,no-untyped-def,untyped-decorator"
@@ -21,7 +22,10 @@ _PER_WARP = 128  # what a warp reads at once: four neighbours for each of its th
 
 
 def kernel_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Prediction (n), and v₁, v₂, t, w, q and ‖π − 1/K‖₁ as the rows of a (6, n) float64 tensor; for K > 1."""
+    """Prediction (n), and v₁, v₂, t, w, q and ‖π − 1/K‖₁ as the rows of a (6, n) float64 tensor.
+
+    For K > 1 and finite logits: the rest are refused before, and would not all end as NaN here.
+    """
     n, k = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -45,8 +49,9 @@ def kernel_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
             wide=wide,
             native=not wide and not _INTERPRETED,
             num_warps=warps,
+            enable_fp_fusion=True,  # said, as releases of Triton differ in what they take for granted
         )
-        _finish[(triton.cdiv(n, 512),)](sums, n, k=k, block=512)
+        _finish[(triton.cdiv(n, 512),)](sums, n, k=k, block=512, enable_fp_fusion=True)
     return prediction, sums
 
 
@@ -82,13 +87,13 @@ def _row(
     c = _divided(_exp((second - top) * 0.0009765625, native) + t.to(x.dtype), k, wide)
     above = _total(_excess(f_x, c, native) + _excess(f_y, c, native)) - _excess(tl.full((), 1, x.dtype), c, native)
     tl.store(prediction + row, winner.to(tl.int64))
-    out = sums + row
+    out, step = sums + row, tl.cast(n, tl.int64)  # 5n may be more than 32 bits hold
     tl.store(out, top.to(tl.float64))
-    tl.store(out + n, second.to(tl.float64))
-    tl.store(out + 2 * n, t)
-    tl.store(out + 3 * n, w)
-    tl.store(out + 4 * n, q)
-    tl.store(out + 5 * n, above)
+    tl.store(out + step, second.to(tl.float64))
+    tl.store(out + 2 * step, t)
+    tl.store(out + 3 * step, w)
+    tl.store(out + 4 * step, q)
+    tl.store(out + 5 * step, above)
 
 
 @triton.jit
@@ -96,11 +101,11 @@ def _finish(sums, n, k: tl.constexpr, block: tl.constexpr):
     """‖π − 1/K‖₁ = 2·Σ max(π_k − 1/K, 0), as all π add up to 1: those above 1/K exceed it by what the others lack."""
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = row < n
-    at = sums + row
-    shrink = tl.exp(tl.load(at + n, mask=inside) - tl.load(at, mask=inside))
-    largest = 1 / (1 + tl.load(at + 2 * n, mask=inside) * shrink)
-    excess = shrink * largest * tl.load(at + 5 * n, mask=inside) + (largest - 1 / k)
-    tl.store(at + 5 * n, 2 * tl.maximum(excess, 0.0), mask=inside)
+    at, step = sums + row, tl.cast(n, tl.int64)
+    shrink = tl.exp(tl.load(at + step, mask=inside) - tl.load(at, mask=inside))
+    largest = 1 / (1 + tl.load(at + 2 * step, mask=inside) * shrink)
+    excess = shrink * largest * tl.load(at + 5 * step, mask=inside) + (largest - 1 / k)
+    tl.store(at + 5 * step, 2 * tl.maximum(excess, 0.0), mask=inside)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from sirc.scores.softmax import Softmax
 @score(needs="softmax")
 def max_logit(p: Softmax) -> Tensor:
     """The largest logit: max v. Hendrycks et al. 2022."""
-    return p.top
+    return p.top.clone()
 
 
 @score(needs="softmax")

@@ -45,7 +45,7 @@ def numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Output
 
 
 def numbered_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterator[tuple[Tensor, Outputs]]:
-    """Every `world`-th of the batches that `numbered` gives, from the `rank`-th on, under the same indices."""
+    """Every `world`-th block or shard, from the `rank`-th on, under the indices that `numbered` gives its rows."""
     if isinstance(train, Outputs):
         for start in range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS):
             batch = train[start : start + BLOCK_ROWS]

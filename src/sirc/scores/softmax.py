@@ -119,7 +119,7 @@ def msp(p: Softmax) -> Tensor:
 @score(needs="softmax", log_gap=log_one_minus_norm)
 def doctor(p: Softmax) -> Tensor:
     """The 2-norm of the softmax: ‖π‖₂. Granese et al. 2021."""
-    return p.norm
+    return p.norm.clone()  # the caller's own: the summary keeps its norm
 
 
 @score(needs="softmax", log_gap=log_entropy)
@@ -136,4 +136,4 @@ def _log_margin_gap(p: Softmax) -> Tensor:
 @score(needs="softmax", log_gap=_log_margin_gap, ranks="plain")
 def margin(p: Softmax) -> Tensor:
     """The distance between the two largest logits: v₁ − v₂. Inside `sirc`, log(S1max − S1) = −softplus(v₁ − v₂)."""
-    return p.gap
+    return p.gap.clone()

@@ -1,0 +1,71 @@
+"""One score against many OOD sets: ID is sorted once, each set once, and every ranking is a merge of two."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sirc.metrics.ranking import Ranking
+
+Values = npt.NDArray[Any]  # float32 or float64, negated: the strictest threshold comes first
+Counts = npt.NDArray[np.int32]
+
+
+@final
+class Inside:
+    """The ID scores of one score on the CPU, sorted, to be ranked with one OOD set after the other."""
+
+    def __init__(self, confidence: Tensor, correct: Tensor) -> None:
+        values, right = -confidence.numpy(), correct.numpy()
+        order = np.argsort(values)
+        values, right = values[order], right[order]
+        last = _last(values)
+        self._values: Values = values[last]
+        # From 0 on: what is accepted before the first threshold, too.
+        self._correct = _from_zero(np.cumsum(right, dtype=np.int32)[last])
+        self._wrong = _from_zero(np.cumsum(~right, dtype=np.int32)[last])
+
+    def alone(self) -> Ranking:
+        """Rank without OOD data."""
+        counts = self._correct[1:], self._wrong[1:], np.zeros(len(self._values), dtype=np.int32)
+        return _ranking(self._values, *counts)
+
+    def beside(self, ood: Values) -> Ranking:
+        """Rank with OOD scores, as `sorted_scores` gives them."""
+        # Of equal scores the ID one comes last, where the threshold of them all stands.
+        place = np.searchsorted(self._values, ood, side="left") + np.arange(len(ood))
+        outside = np.zeros(len(self._values) + len(ood), dtype=bool)
+        outside[place] = True
+        values = np.empty(len(outside), dtype=np.result_type(self._values, ood))
+        values[place], values[~outside] = ood, self._values
+        accepted = np.cumsum(outside, dtype=np.int32)
+        passed = np.arange(1, len(outside) + 1, dtype=np.int32) - accepted
+        last = _last(values)
+        passed = passed[last]
+        return _ranking(values[last], self._correct[passed], self._wrong[passed], accepted[last])
+
+
+def sorted_scores(*parts: Tensor | Values) -> Values:
+    """OOD scores in the order of a merge; of sets that are sorted already, their union."""
+    values = [-part.numpy() if isinstance(part, Tensor) else part for part in parts]
+    # What is sorted in parts is merged by a stable sort, which costs less than sorting anew.
+    return np.sort(values[0]) if len(values) == 1 else np.sort(np.concatenate(values), kind="stable")
+
+
+def _ranking(values: Values, correct: Counts, wrong: Counts, ood: Counts) -> Ranking:
+    return Ranking._of_counts(*(torch.from_numpy(column) for column in (-values, correct, wrong, ood)))
+
+
+def _last(values: Values) -> slice | npt.NDArray[np.bool_]:
+    """Where a run of equal scores ends; equal scores are accepted together."""
+    last = np.ones(len(values), dtype=bool)
+    np.not_equal(values[:-1], values[1:], out=last[:-1])
+    return slice(None) if last.all() else last
+
+
+def _from_zero(counts: Counts) -> Counts:
+    return np.concatenate([np.zeros(1, dtype=np.int32), counts])
