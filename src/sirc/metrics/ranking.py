@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sirc._arrays import ArrayLike, as_tensor
 from sirc._checks import check_fraction, check_number, check_positive, check_unit_interval
-from sirc.metrics import _core
+from sirc.metrics import _areas, _core
 from sirc.metrics._groups import check_scores, check_weights
 
 Negative = Literal["wrong", "ood"]
@@ -156,12 +156,12 @@ class Ranking:
     def aurr(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        return _shaped(_aurr(self._area_sums(a), a, b), alpha, beta)
+        return _shaped(_areas.aurr(self._area_sums(a), a, b), alpha, beta)
 
     def aurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        return _shaped(_aurc(self._area_sums(a), a, b), alpha, beta)
+        return _shaped(_areas.aurc(self._area_sums(a), a, b), alpha, beta)
 
     def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """AURC less the area under the oracle's curve: what a better score could still gain."""
@@ -175,7 +175,7 @@ class Ranking:
         t = torch.zeros(4, dtype=torch.float64, device=a.device)
         for shares in self._chunks():
             t += self._steps(shares).generalised()
-        return _shaped(_augrc(t, a, b), alpha, beta)
+        return _shaped(_areas.augrc(t, a, b), alpha, beta)
 
     def risk_at_recall(self, recall: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`."""
@@ -197,7 +197,14 @@ class Ranking:
             t += steps.generalised()
         at = self._first(recall, "correct") if recall else -1
         fpr = float(self._shares(at)[2 if negative == "ood" else 1])
-        return AtOnce(area, fpr, _aurr(sums, a, b), self._risk_grid(at, a, b), _aurc(sums, a, b), _augrc(t, a, b))
+        return AtOnce(
+            area,
+            fpr,
+            _areas.aurr(sums, a, b),
+            self._risk_grid(at, a, b),
+            _areas.aurc(sums, a, b),
+            _areas.augrc(t, a, b),
+        )
 
     def risk_recall(self, alpha: float, beta: float) -> Curve:
         """The risk against the recall of ID✓."""
@@ -328,10 +335,10 @@ class Ranking:
             self._areas = {key: total}
         return self._areas[key]
 
-    def _steps(self, shares: Shares) -> _Steps:
+    def _steps(self, shares: Shares) -> _areas.Steps:
         c, x, o = shares
         inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
-        return _Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
+        return _areas.Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
 
     def _masses(self, where: slice) -> Shares:
         """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.
@@ -355,7 +362,7 @@ class Ranking:
     def _risk_grid(self, at: int, a: Tensor, b: Tensor) -> Tensor:
         inside, wrong, ood = (mass.sum() for mass in self._masses(slice(max(0, at), at + 1)))
         covered = a * inside + (1 - a) * ood
-        return _over_beta(_core.ratio(a * wrong, covered), _core.ratio((1 - a) * ood, covered), b)
+        return _areas.over_beta(_core.ratio(a * wrong, covered), _core.ratio((1 - a) * ood, covered), b)
 
     def _mixture(self, alpha: ArrayLike, beta: ArrayLike) -> tuple[Tensor, Tensor]:
         """α and β as 1-D float64 tensors, checked."""
@@ -392,60 +399,6 @@ class Ranking:
     def _pair(self, shares: Shares, negative: Negative, positive: Positive) -> tuple[Tensor, Tensor]:
         c, x, o = shares
         return c if positive == "correct" else _core.id_share(c, x, self.accuracy), x if negative == "wrong" else o
-
-
-@final
-@dataclass(frozen=True)
-class _Steps:
-    """A run of thresholds: accepted shares, the first before it, and how the steps along it make recall, … grow."""
-
-    inside: Tensor
-    """The accepted share of ID input."""
-    wrong: Tensor
-    """The accepted share of ID input that is ID✗."""
-    accepted_ood: Tensor
-    recall: Tensor
-    id: Tensor
-    ood: Tensor
-
-    def areas(self, alpha: Tensor) -> Tensor:
-        """Σ Δ·bad/coverage for each α, (A, 6): ID✗ and OOD over recall, ID✗ over ID and OOD, OOD likewise."""
-        o = self.accepted_ood
-        rises = (self.recall, self.id, self.ood)
-        columns = torch.stack([step * bad[1:] for bad in (self.wrong, o) for step in rises])
-        total = torch.empty(len(alpha), 6, dtype=torch.float64, device=alpha.device)
-        # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
-        size = 1 if alpha.device.type == "cpu" else max(1, _CHUNK * 16 // len(o))
-        for first in range(0, len(alpha), size):
-            some = slice(first, first + size)
-            covered = torch.lerp(o[None, 1:], self.inside[None, 1:], alpha[some, None])
-            # Where nothing is covered there is nothing to count.
-            inverse = covered.reciprocal_().nan_to_num_(posinf=0.0)
-            total[some] = inverse @ columns.T
-        return total[:, [0, 3, 1, 2, 4, 5]]
-
-    def generalised(self) -> Tensor:
-        """The areas under ID✗, then OOD, over ID and over OOD, by trapezoids."""
-        rises = (self.id, self.ood)
-        return torch.stack([_core.trapezoids_of(k, bad) for bad in (self.wrong, self.accepted_ood) for k in rises])
-
-
-def _aurr(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return _over_beta(a * s[:, 0], (1 - a) * s[:, 1], b)
-
-
-def _aurc(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    wrong = a * (a * s[:, 2] + (1 - a) * s[:, 3])
-    return _over_beta(wrong, (1 - a) * (a * s[:, 4] + (1 - a) * s[:, 5]), b)
-
-
-def _augrc(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return _over_beta(a * (a * t[0] + (1 - a) * t[1]), (1 - a) * (a * t[2] + (1 - a) * t[3]), b)
-
-
-def _over_beta(wrong: Tensor, ood: Tensor, beta: Tensor) -> Tensor:
-    """β·wrong + (1−β)·ood on the (α, β) grid."""
-    return wrong[:, None] * beta + ood[:, None] * (1 - beta)
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
