@@ -121,7 +121,7 @@ class Records:
         if words := differences(json.loads(metadata["recipe"]), self.recipe):
             raise StoreError(
                 f"'{path}' comes from another recipe: {words}. Train into another folder (`out` or `name` in the "
-                "TOML), or delete what is there with `overwrite=True` (`--overwrite`)."
+                "TOML), or delete what is there with `overwrite=True` (`--overwrite`; `sirc run` has `--redo train`)."
             )
         rows: list[dict[str, Any]] = json.loads(metadata["history"])
         return tensors, [Epoch(**row) for row in rows]
