@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import sirc
 from sirc._captured import CapturedStep
 from sirc._feeding import Batch
-from sirc._held import Held
 from sirc._held_reading import HeldSet
+from sirc._holding import Held
 from sirc.data.base import ImageSet
 from sirc.experiment import Train
 from sirc.models import build

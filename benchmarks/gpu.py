@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from _gpu_limits import Limits, Share, in_turns, measure_limits, tf32, three_products, versions
 from _gpu_networks import extraction, training
+from _ranked import SCORES, Noisy, make_groups, on_grid, own_metrics, repeated
 from _timing import Row, report, seconds, standard_options
 from fit import SPECS
 from scores import Bench, prepare
@@ -22,14 +23,14 @@ from torch import Tensor
 
 import sirc
 from sirc import functional
-from sirc.metrics.resample import Draws, bootstrap
+from sirc.metrics.resample import Draws
 from sirc.scores import feature
 from sirc.scores.softmax import Softmax
 
 SIX = ("msp", "doctor", "entropy", "energy", "max_logit", "margin")
 PARTS = ("softmax", "products", "fit", "metrics", "extraction", "training")
 _GRID = 21
-_DRAWS, _SCORES = 1000, 16
+_DRAWS = 1000
 _SAMPLE = 20_000  # rows of which all pairs are compared
 
 
@@ -231,15 +232,12 @@ def fit(bench: Bench, limits: Limits, rows: list[Row], notes: list[str]) -> None
 
 
 def ranking(count: int, device: torch.device, repeats: int, rows: list[Row]) -> None:
-    groups = _groups((count // 4, count // 12, count - count // 4 - count // 12), device)
+    groups = make_groups((count // 4, count // 12, count - count // 4 - count // 12), device)
     together = torch.cat(groups)
     alphas = torch.linspace(0.05, 1, _GRID, dtype=torch.float64)
     betas = torch.linspace(0, 1, _GRID, dtype=torch.float64)
 
-    def ours() -> None:
-        r = sirc.Ranking(*groups)
-        r.aurr(alphas, betas), r.aurc(alphas, betas), r.risk_at_recall(0.95, alphas, betas)
-
+    ours = partial(on_grid, groups, alphas, betas)
     order = together.sort(descending=True).indices
 
     def plain() -> None:
@@ -259,59 +257,28 @@ def ranking(count: int, device: torch.device, repeats: int, rows: list[Row]) -> 
 
 
 def resampling(count: int, device: torch.device, rows: list[Row]) -> None:
-    correct, wrong, ood = _groups((count * 38 // 150, count * 12 // 150, count * 2 // 3), device)
-    inside = torch.cat((correct, wrong))
-    right = torch.arange(len(inside), device=device) < len(correct)
-    generator = torch.Generator(device).manual_seed(1)
-
-    def noisy(x: Tensor) -> Tensor:
-        return x + 0.3 * torch.randn(len(x), generator=generator, dtype=x.dtype, device=device)
-
-    confidences = {f"score {i}": noisy(inside) for i in range(_SCORES)}
-    oods = {"ood": {name: noisy(ood) for name in confidences}}
-
-    def ours(draws: int) -> None:
-        bootstrap(
-            confidences, right, oods, {"pooled": ["ood"]},
-            equal_sets=False, recall=0.95, alpha=0.5, beta=0.5, draws=draws, seed=0,
-        )  # fmt: skip
-
-    sizes = {"correct": len(correct), "wrong": len(wrong), "ood": len(ood)}
-    own = confidences["score 0"]
-    groups = (own[right], own[~right], oods["ood"]["score 0"])
+    made = make_groups((count * 38 // 150, count * 12 // 150, count * 2 // 3), device)
+    scores = Noisy.of(made, device)
+    sizes = dict(zip(("correct", "wrong", "ood"), map(len, made), strict=True))
     counts = next(Draws(sizes, 2, 0, device).blocks())
-    drawn = [
-        [g.repeat_interleave(counts[name][:, draw].long()) for g, name in zip(groups, sizes, strict=True)]
-        for draw in range(2)
-    ]
+    drawn = [repeated(scores.groups("score 0"), counts, draw) for draw in range(2)]
 
     def sort_again() -> None:
         for group in drawn:
-            r = sirc.Ranking(*group)
-            r.auroc("wrong"), r.fpr("wrong"), r.auroc("ood"), r.fpr("ood")
-            r.aurr(0.5, 0.5), r.risk_at_recall(0.95, 0.5, 0.5), r.aurc(0.5, 0.5), r.augrc(0.5, 0.5)
+            own_metrics(group)
 
-    ours(64)
-    taken = seconds(lambda: ours(_DRAWS), device)
+    scores.resample(64)
+    taken = seconds(lambda: scores.resample(_DRAWS), device)
     drawing = seconds(lambda: list(_consumed(Draws(sizes, _DRAWS, 0, device))), device)
     (again,) = in_turns(sort_again, device=device, repeats=3, calls=2)
-    what = f"{_DRAWS} paired draws of {count:,} rows, all metrics, {_SCORES} scores"
-    rows.append(_times(what, taken, "sorting each draw again with Ranking", again / 2 * _DRAWS * _SCORES))
+    what = f"{_DRAWS} paired draws of {count:,} rows, all metrics, {SCORES} scores"
+    rows.append(_times(what, taken, "sorting each draw again with Ranking", again / 2 * _DRAWS * SCORES))
     rows.append(_times(what, taken, "drawing alone, the same numbers on every device", drawing))
 
 
 def _consumed(draws: Draws) -> Iterator[None]:
     for _ in draws.blocks():
         yield None
-
-
-def _groups(sizes: tuple[int, int, int], device: torch.device) -> list[Tensor]:
-    generator = torch.Generator(device).manual_seed(0)
-
-    def normal(n: int) -> Tensor:
-        return torch.randn(n, generator=generator, dtype=torch.float64, device=device)
-
-    return [normal(n) + shift for n, shift in zip(sizes, (1.5, 0.3, 0.0), strict=True)]
 
 
 def _times(what: str, ours: float, compared: str, reference: float) -> Row:

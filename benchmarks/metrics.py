@@ -11,32 +11,16 @@ import sys
 
 import numpy as np
 import torch
+from _ranked import SCORES, Groups, Noisy, make_groups, on_grid, own_metrics, repeated
 from _timing import Row, peak_memory, report, reset_peak, seconds, standard_options, versus
 from sklearn.metrics import roc_auc_score, roc_curve
-from torch import Tensor
 
 import sirc
-from sirc.metrics.resample import Draws, bootstrap
+from sirc.metrics.resample import Draws
 
 GRID = 21
-DRAWS, SCORES = 1000, 16
+DRAWS = 1000
 _PEER_DRAWS = 3  # draws of what re-evaluates each one from scratch, scaled to all
-
-Groups = tuple[Tensor, Tensor, Tensor]
-
-
-def make_groups(sizes: tuple[int, int, int], device: torch.device, seed: int = 0) -> Groups:
-    generator = torch.Generator().manual_seed(seed)
-    shifts = (1.5, 0.3, 0.0)
-    made = [torch.randn(n, generator=generator, dtype=torch.float64) + s for n, s in zip(sizes, shifts, strict=True)]
-    return made[0].to(device), made[1].to(device), made[2].to(device)
-
-
-def on_grid(groups: Groups, alphas: Tensor, betas: Tensor) -> None:
-    r = sirc.Ranking(*groups)
-    r.aurr(alphas, betas)
-    r.aurc(alphas, betas)
-    r.risk_at_recall(0.95, alphas, betas)
 
 
 def resampled_point(groups: Groups, alpha: float, beta: float, rng: np.random.Generator) -> tuple[float, ...]:
@@ -75,46 +59,13 @@ def sklearn_metrics(correct: np.ndarray, wrong: np.ndarray, ood: np.ndarray) -> 
     float(np.diff(tpr) @ risk[1:]), float(np.diff(bad + good) @ risk[1:]), risk[np.argmax(tpr >= 0.95)]
 
 
-def own_metrics(groups: Groups) -> None:
-    r = sirc.Ranking(*groups)
-    r.auroc("wrong"), r.fpr("wrong"), r.auroc("ood"), r.fpr("ood")
-    r.aurr(0.5, 0.5), r.risk_at_recall(0.95, 0.5, 0.5), r.aurc(0.5, 0.5), r.augrc(0.5, 0.5)
-
-
-def repeated(groups: Groups, counts: dict[str, Tensor], draw: int) -> Groups:
-    """The samples of one draw, each as often as it was drawn."""
-    taken = [g.repeat_interleave(counts[name][:, draw].long()) for g, name in zip(groups, counts, strict=True)]
-    return taken[0], taken[1], taken[2]
-
-
 def bootstrap_rows(groups: Groups, device: torch.device) -> list[Row]:
     correct, wrong, ood = groups
-    generator = torch.Generator(device).manual_seed(1)
-    inside = torch.cat((correct, wrong))
-    right = torch.arange(len(inside), device=device) < len(correct)
-
-    def noisy(x: Tensor) -> Tensor:
-        return x + 0.3 * torch.randn(len(x), generator=generator, dtype=x.dtype, device=device)
-
-    confidences = {f"score {i}": noisy(inside) for i in range(SCORES)}
-    oods = {"ood": {name: noisy(ood) for name in confidences}}
-
-    def ours(draws: int) -> None:
-        bootstrap(
-            confidences, right, oods, {"pooled": ["ood"]},
-            equal_sets=False, recall=0.95, alpha=0.5, beta=0.5, draws=draws, seed=0,
-        )  # fmt: skip
-
+    scores = Noisy.of(groups, device)
     sizes = {"correct": len(correct), "wrong": len(wrong), "ood": len(ood)}
     counts = next(Draws(sizes, _PEER_DRAWS, 0, device).blocks())
-    names = list(confidences)[:2]
-    draws_of = {
-        name: [
-            repeated((confidences[name][right], confidences[name][~right], oods["ood"][name]), counts, draw)
-            for draw in range(_PEER_DRAWS)
-        ]
-        for name in names
-    }
+    names = list(scores.confidences)[:2]
+    draws_of = {name: [repeated(scores.groups(name), counts, draw) for draw in range(_PEER_DRAWS)] for name in names}
     evaluations = _PEER_DRAWS * len(names)
 
     def sort_again() -> None:
@@ -128,8 +79,8 @@ def bootstrap_rows(groups: Groups, device: torch.device) -> list[Row]:
         for drawn in arrays:
             sklearn_metrics(*drawn)
 
-    ours(8)
-    taken = seconds(lambda: ours(DRAWS), device)
+    scores.resample(8)
+    taken = seconds(lambda: scores.resample(DRAWS), device)
     rows = []
     for compared, work, limit in (
         ("re-sorting each draw with Ranking", sort_again, 3.0),

@@ -273,7 +273,7 @@ def _small_classifier():
 
 
 def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_path, monkeypatch):
-    from sirc import _held, _held_reading
+    from sirc import _held_reading, _holding
     from sirc.data import image_folder
     from sirc.preprocess import Preprocess
     from sirc.progress import SILENT
@@ -287,7 +287,7 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
         options = {"workers": 2, "lose": lambda lost: None, "progress": SILENT}
         return holding.pixels(images, preprocess, device=torch.device(device), **options)
 
-    with _held.Holding() as holding:
+    with _holding.Holding() as holding:
         held = load(holding, "cuda")
         assert load(holding, "cuda:0").pixels.data_ptr() == held.pixels.data_ptr()
         reading = _held_reading.HeldPlan(_held_reading.HeldSet(images, preprocess, lambda: held), 16)

@@ -14,10 +14,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sirc
-from sirc import _decoding, _held, _held_reading
+from sirc import _decoding, _held_reading, _holding
+from sirc._device_feed import DeviceFeed
 from sirc._feeding import IGNORED, Order, Share
-from sirc._held import Holding
-from sirc._holding import DeviceFeed
+from sirc._holding import Holding
 from sirc.data import image_folder
 from sirc.data.base import Subset
 from sirc.errors import ImageError
@@ -46,13 +46,13 @@ class Told(Progress):
 @pytest.fixture
 def decoded(monkeypatch):
     """The names of the sets that were decoded, in turn."""
-    names, original = [], _held.decode
+    names, original = [], _holding.decode
 
     def counting(images, *args, **options):
         names.append(images.name)
         return original(images, *args, **options)
 
-    monkeypatch.setattr(_held, "decode", counting)
+    monkeypatch.setattr(_holding, "decode", counting)
     return names
 
 
@@ -212,14 +212,14 @@ def test_a_study_decodes_every_set_once(tiny, decoded):
 
 def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     kept = []
-    original = _held.decode
+    original = _holding.decode
 
     def watching(*args, **options):
         pixels, lost = original(*args, **options)
         kept.append(weakref.ref(pixels))
         return pixels, lost
 
-    monkeypatch.setattr(_held, "decode", watching)
+    monkeypatch.setattr(_holding, "decode", watching)
     run_study([tiny("train.cache=device", "seeds=[1]")], figures=False)
     gc.collect()
     assert len(kept) == 5
@@ -312,7 +312,7 @@ def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch)
         image_folder(write_images(tmp_path / name, count=10)).named(name) for name in ("one", "two", "three")
     )
     size = 10 * 3 * 12 * 12
-    monkeypatch.setattr(_held, "memory", lambda device: (float("inf"), 4 * size + 4))
+    monkeypatch.setattr(_holding, "memory", lambda device: (float("inf"), 4 * size + 4))
     holding = Holding()
     for images in (one, two, one, three, one):
         get(holding, images)
@@ -321,7 +321,7 @@ def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch)
     assert decoded[3:] == ["two"]
     get(holding, three)
     assert decoded[4:] == ["three"]  # it went when `two` came back, as `one` had been used since
-    monkeypatch.setattr(_held, "memory", lambda device: (float("inf"), 1))
+    monkeypatch.setattr(_holding, "memory", lambda device: (float("inf"), 1))
     get(holding, one)
     assert len(holding._decoded) == 1
 

@@ -16,8 +16,8 @@ from torch import nn
 
 import sirc
 from sirc import _trial
+from sirc._device_feed import DeviceFeed
 from sirc._feeding import IGNORED, LoaderFeed, Order, Share
-from sirc._holding import DeviceFeed
 from sirc.data import image_folder
 from sirc.errors import ImageError
 from sirc.experiment import Augment, Train

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sirc._decoding import Lose
-from sirc._held import Held
+from sirc._holding import Held
 from sirc._reading import Reader, Reading, Unreadable
 
 if TYPE_CHECKING:

@@ -1,86 +1,142 @@
-"""Batches from memory: all images held on the device as uint8, and augmented there."""
+"""Images decoded once and kept on the device, so that every network of a study is given the same ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._feeding import IGNORED, Batch, Feed, Order, required_labels, unreadable
-from sirc._held import Held, Holding
+from sirc._decoding import SHARE_OF_FREE, Lose, check_room, decode, memory
 from sirc._reading import Unreadable
-from sirc.augment import DeviceAugment, Normalise
-from sirc.data.base import ImageSet
-from sirc.preprocess import Preprocess
-from sirc.progress import Progress
 
 if TYPE_CHECKING:
-    from sirc.experiment import Augment
+    from sirc.data.base import ImageSet
+    from sirc.preprocess import Preprocess
+    from sirc.progress import Progress
+
+_SHARE_KEPT = 0.5  # of all memory that sets may take together, so that networks have the rest
 
 
 @final
-class DeviceFeed(Feed):
-    """All images held on the device as uint8, and augmented there."""
+@dataclass(frozen=True)
+class Held:
+    """The images of a set as uint8 (N, 3, H, W) on the device; those that could not be read are blank."""
 
-    def __init__(
+    pixels: Tensor
+    rows: Tensor | None
+    """Where each image lies in `pixels`; None if they are all of them, in order."""
+    lost: tuple[Unreadable, ...]
+
+    def __len__(self) -> int:
+        return len(self.pixels if self.rows is None else self.rows)
+
+    def __getitem__(self, part: slice | Tensor) -> Tensor:
+        return self.pixels[part if self.rows is None else self.rows[part]]
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """Some images of a set, by their numbers in it, which increase."""
+
+    key: tuple[str, ...]
+    device: torch.device
+    numbers: npt.NDArray[np.int64]
+    pixels: Tensor
+    lost: dict[int, Unreadable]
+
+    def has(self, key: tuple[str, ...], numbers: npt.NDArray[np.int64]) -> bool:
+        return self.key == key and bool(np.isin(numbers, self.numbers, assume_unique=True).all())
+
+    def part(self, numbers: npt.NDArray[np.int64]) -> Held:
+        """These of the images, which are all here."""
+        whole = len(numbers) == len(self.numbers)
+        rows = None if whole else torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.device)
+        lost = []
+        for number in sorted(self.lost):
+            place = int(np.searchsorted(numbers, number))
+            if place < len(numbers) and numbers[place] == number:
+                lost.append(Unreadable(place, self.lost[number].why))
+        return Held(self.pixels, rows, tuple(lost))
+
+
+@final
+class Holding:
+    """What a study keeps of its images while it runs: the sets that were opened, and their pixels on the device.
+
+    Pixels are known by the images they are of, how these are resized and cropped, and the device. Where memory is
+    short, the set not used for longest goes. As a context manager it gives all memory back at the end.
+    """
+
+    def __init__(self) -> None:
+        self._decoded: list[_Decoded] = []  # the least recently used first
+        self._opened: dict[str, ImageSet] = {}
+
+    def __enter__(self) -> Holding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        on_gpu = any(held.device.type == "cuda" for held in self._decoded)
+        self._decoded.clear()
+        self._opened.clear()
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+    def opened(self, key: str, open_it: Callable[[], ImageSet]) -> ImageSet:
+        """Open a set, or give the one that was opened by this key: folders are listed once."""
+        if key not in self._opened:
+            self._opened[key] = open_it()
+        return self._opened[key]
+
+    def pixels(
         self,
-        train: ImageSet,
-        validation: ImageSet | None,
-        order: Order,
-        augment: Augment,
-        preprocess: Preprocess,
+        images: ImageSet,
+        geometry: Preprocess,
         *,
+        device: torch.device,
         workers: int,
-        skip: bool,
+        lose: Lose,
         progress: Progress,
-        holding: Holding | None = None,
-    ) -> None:
-        self.order = order
-        self.unreadable = set()
-        device = order.share.device
-        holding = holding or Holding()
+    ) -> Held:
+        """The images, resized and cropped by `geometry`; decoded by `workers` processes if they are not here yet."""
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())  # one name for one device
+        origin, numbers = images.origin()
+        shape = repr((geometry.resize, geometry.crop, geometry.interpolation))
+        key = (origin.whereabouts, shape, str(device))
+        found = next((held for held in reversed(self._decoded) if held.has(key, numbers)), None)
+        if found is None:
+            pixels, lost = decode(
+                images,
+                geometry,
+                device=device,
+                workers=workers,
+                lose=lose,
+                progress=progress,
+                room=lambda needed: self._make_room(needed, device, images.name),
+            )
+            found = _Decoded(key, device, numbers, pixels, {int(numbers[item.index]): item for item in lost})
+        else:
+            self._decoded = [held for held in self._decoded if held is not found]
+        self._decoded.append(found)
+        held = found.part(numbers)
+        lose(held.lost)
+        return held
 
-        def held_set(kind: str, images: ImageSet, geometry: Preprocess) -> tuple[Held, Tensor]:
-            def lose(lost: Sequence[Unreadable]) -> None:
-                self.unreadable |= unreadable(kind, images, lost, skip=skip)
-
-            found = holding.pixels(images, geometry, device=device, workers=workers, lose=lose, progress=progress)
-            return found, _blank_labels(images, found)
-
-        # A random crop is cut out of the whole image, so what is held is the image before the test-time crop.
-        side = preprocess.resize if augment.crop == "resized" and isinstance(preprocess.resize, int) else None
-        held = preprocess if side is None else Preprocess(side, side, preprocess.interpolation)
-        images, self._labels = held_set("training", train, held)
-        self._augment = DeviceAugment(augment, preprocess, images.pixels, seed=order.seed, rows=images.rows)
-        self._normalise = Normalise(preprocess, device)
-        self._tested: tuple[Held, Tensor, Tensor | None] | None = None
-        if validation is not None:
-            tested, labels = held_set("validation", validation, preprocess)
-            kept = (labels != IGNORED).nonzero()[:, 0] if tested.lost else None
-            self._tested = tested, labels, kept
-
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch."""
-        self._augment.start(epoch)
-        for index, total, counts in self.order.batches(epoch, self.order.share.device):
-            labels = self._labels[index]
-            yield Batch(self._augment(index), labels if counts else torch.full_like(labels, IGNORED), total)
-
-    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every world-th block of the validation images."""
-        if self._tested is None:
-            return
-        images, labels, kept = self._tested
-        for block in self.order.blocks(len(images if kept is None else kept)):
-            part: slice | Tensor = slice(block.start, block.stop)
-            part = part if kept is None else kept[part]
-            yield self._normalise(images[part]), labels[part]
-
-
-def _blank_labels(images: ImageSet, held: Held) -> Tensor:
-    """The labels, on the device, with `IGNORED` for what could not be read."""
-    labels = required_labels(images).clone()
-    labels[[item.index for item in held.lost]] = IGNORED
-    return labels.to(held.pixels.device)
+    def _make_room(self, needed: int, device: torch.device, name: str) -> None:
+        """Let sets go that were not used for longest, until there is room; an error if there is none even then."""
+        if device.type == "cuda" and needed > SHARE_OF_FREE * memory(device)[0]:
+            torch.cuda.empty_cache()  # what earlier networks left is kept by torch, and does not count as free
+        while (old := next((held for held in self._decoded if held.device == device), None)) is not None:
+            kept = sum(held.pixels.nbytes for held in self._decoded if held.device == device)
+            free, total = memory(device)
+            if needed <= SHARE_OF_FREE * free and kept + needed <= _SHARE_KEPT * total:
+                break
+            self._decoded = [held for held in self._decoded if held is not old]
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        check_room(needed, device, name)

@@ -14,8 +14,8 @@ from sirc._checks import differences
 from sirc._choices import OnError
 from sirc._extraction import known_weights
 from sirc._files import atomic_write, read_metadata
-from sirc._held import Held, Holding
 from sirc._held_reading import HeldSet, refuse_fatal
+from sirc._holding import Held, Holding
 from sirc._provenance import (
     built,
     check_outputs,
@@ -114,7 +114,7 @@ def extract_run(
                 save_head(head, run.head, weights)
             stores[name] = extract(
                 model,
-                images if settings.cache == "none" else _held(experiment, name, images, device, progress, holding),
+                images if settings.cache == "none" else _on_device(experiment, name, images, device, progress, holding),
                 run.store(name),
                 head=head,
                 batch_size=settings.batch_size,
@@ -233,7 +233,7 @@ def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSe
     return holding.opened(repr((source, str(root), split, ours, name)), one_by_one)
 
 
-def _held(
+def _on_device(
     experiment: Experiment,
     name: str,
     images: ImageSet,

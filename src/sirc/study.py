@@ -18,7 +18,7 @@ import torch
 import sirc
 from sirc import distributed
 from sirc._files import PathLike, atomic_write, refuse_existing
-from sirc._held import Holding
+from sirc._holding import Holding
 from sirc._kept_confidences import Kept
 from sirc._provenance import is_fitted, stale_outputs
 from sirc._results_file import read_results, write_results

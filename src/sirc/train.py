@@ -19,9 +19,9 @@ from sirc import distributed
 from sirc._calls import model_logits
 from sirc._captured import CapturedStep, captured
 from sirc._checkpoint import Epoch, Records
+from sirc._device_feed import DeviceFeed
 from sirc._feeding import IGNORED, Batch, Feed, LoaderFeed, Order, Share, input_shape
-from sirc._held import Holding
-from sirc._holding import DeviceFeed
+from sirc._holding import Holding
 from sirc._telling import list_of, tensorboard, words
 from sirc._trial import check_labels, compiled
 from sirc.augment import random_key

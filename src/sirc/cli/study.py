@@ -68,7 +68,7 @@ def train(
     set_ = [*(set_ or ()), *([f"train.on_error={on_error.value}"] if on_error else [])]
     study, runs = _read(experiment, set_, seed)
     study.require(["train", "validation" if study.data.validates else "test"])
-    from sirc._held import Holding
+    from sirc._holding import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
         from sirc.stages import train_run
@@ -114,7 +114,7 @@ def extract(
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
-    from sirc._held import Holding
+    from sirc._holding import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
         from sirc.stages import extract_run
