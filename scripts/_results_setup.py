@@ -11,6 +11,8 @@ from sirc.experiment import Experiment
 
 # What the paper's text says of its own study.
 PAPER_CLASSES, PAPER_PIXELS, PAPER_EPOCHS, PAPER_STEPS, PAPER_SEEDS = 200, 224, 90, (30, 60), 5
+# Figures that stand in the document, and what is said where they cannot be seen.
+_SHOWN = {"changes.png": "Change in FPR@95 against MSP for ID✗|ID✓, OOD|ID✓ and OOD|ID, by score and network"}
 
 
 def done(study: Study) -> list[str]:
@@ -55,6 +57,8 @@ def _recipe(experiments: dict[str, Experiment]) -> str:
             continue
         steps = f"÷{1 / train.gamma:g} at {', '.join(map(str, train.milestones))}"
         rate = f"{train.lr:g}, {steps if train.schedule == 'steps' else 'cosine'}"
+        if train.warmup:
+            rate += f", {train.warmup:g} epochs of warm-up"
         momentum = f"{train.momentum:g}{', Nesterov' if train.nesterov else ''}"
         epochs, batch, decay = str(train.epochs), str(train.batch_size), f"{train.weight_decay:g}"
         rows.append([model, epochs, batch, rate, momentum, decay, train.precision])
@@ -79,6 +83,12 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
         f"{_all(train.epochs for train in trains)} epochs for {PAPER_EPOCHS}"
         f"{', with the steps of the learning rate at the same shares' if same else ''}; {study.seed_words}, for "
         f"{PAPER_SEEDS}.",
+        *(
+            f"{model} has a warm-up of {experiment.train.warmup:g} epochs, the paper's none: at a rate of "
+            f"{experiment.train.lr:g} from the start it hardly learns in so few steps."
+            for model, experiment in experiments.items()
+            if experiment.train is not None and experiment.train.warmup
+        ),
         f"Other OOD sets{f'; {listed(named_alike)} share a name with the paper’s' if named_alike else ''}. None is "
         "adversarial.",
         "Scores are fitted in sample, as in the paper." if in_sample else "Scores are fitted by cross-fitting.",
@@ -118,10 +128,13 @@ def _files(study: Study) -> str:
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
         "history": "each network's training, epoch by epoch",
-        "figures": "the paper's figures",
+        "figures": "the paper's figures of these networks",
     }
     lines = [f"- [{name}]({at}/{name}): {what}" for name, what in known.items() if (folder / name).exists()]
-    return "\n".join(["What else was left of it:", "", *lines])
+    shown = [
+        f"\n![{words}]({at}/figures/{name})" for name, words in _SHOWN.items() if (folder / "figures" / name).is_file()
+    ]
+    return "\n".join(["What else was left of it:", "", *lines, *shown])
 
 
 def _all(values: Iterable[object]) -> str:

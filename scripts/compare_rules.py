@@ -35,19 +35,21 @@ def rules(s1: str, s2: str, alpha: float, beta: float, metric: str) -> dict[str,
     }
 
 
-def measure(run: Path, s1: str, seconds: Sequence[str], grid: Sequence[float]) -> pd.DataFrame:
+def measure(run: Path, s1: str, seconds: Sequence[str], grid: Sequence[float], device: str = "cpu") -> pd.DataFrame:
     """AURC and AURR of each rule over the (α, β) square on one run; OOD sets weigh the same."""
     head = load_head(run / "head.safetensors")
     stores = {path.name: sirc.OutputStore(path) for path in sorted((run / "outputs").iterdir()) if path.is_dir()}
-    val, test = split(stores["test"].load())
-    halves = {name: split(store.load()) for name, store in stores.items() if name not in KEPT}
+    val, test = split(stores["test"].load().to(device))
+    halves = {name: split(store.load().to(device)) for name, store in stores.items() if name not in KEPT}
     cells = [(alpha, beta, metric) for alpha in grid for beta in grid for metric in METRICS]
     specs = [spec for s2 in seconds for cell in cells for spec in rules(s1, s2, *cell).values()]
-    known = sirc.fit(list(dict.fromkeys(specs)), stores["train"], head=head)
+    known = sirc.fit(list(dict.fromkeys(specs)), stores["train"], head=head, device=device)
     with_ood = {"val": val, "ood": {name: first for name, (first, _) in halves.items()}}
     ranks = [spec for spec in known.specs if spec.startswith("bayes")]
-    learnt = sirc.fit(ranks, stores["train"], head=head, **with_ood)
-    scores = {fit: (fit(test), [fit(second) for _, second in halves.values()]) for fit in (known, learnt)}
+    learnt = sirc.fit(ranks, stores["train"], head=head, device=device, **with_ood)
+    judged = [test, *(second for _, second in halves.values())]
+    scores = {fit: [{s: values.cpu() for s, values in fit(rows).items()} for rows in judged] for fit in (known, learnt)}
+    correct = test.correct.cpu()
     rows = []
     for s2 in seconds:
         rankings: dict[tuple[sirc.Scorer, str], sirc.Ranking] = {}
@@ -55,8 +57,8 @@ def measure(run: Path, s1: str, seconds: Sequence[str], grid: Sequence[float]) -
             asked = [(rule, known, spec) for rule, spec in rules(s1, s2, alpha, beta, metric).items()]
             for rule, fit, spec in (*asked, (LEARNT, learnt, asked[-1][2])):
                 if (fit, spec) not in rankings:
-                    own, outside = scores[fit]
-                    rankings[fit, spec] = ranking(own[spec], test.correct, [conf[spec] for conf in outside])
+                    own, *outside = (confidences[spec] for confidences in scores[fit])
+                    rankings[fit, spec] = ranking(own, correct, outside)
                 value = float(getattr(rankings[fit, spec], metric)(alpha, beta))
                 rows.append((s2, rule, metric, alpha, beta, value))
     return pd.DataFrame(rows, columns=["s2", "rule", "metric", "alpha", "beta", "value"])
@@ -131,25 +133,33 @@ def _signed(value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one table for each folder of runs."""
     parser = argparse.ArgumentParser(description=__doc__, epilog="example: compare_rules.py sirc-demo/glyphs_resnet")
-    parser.add_argument("folders", nargs="+", type=Path, help="what `sirc run` or `sirc demo` left for one network")
+    parser.add_argument(
+        "networks", nargs="+", metavar="[TITLE=]FOLDER", help="what `sirc run` or `sirc demo` left for one network"
+    )
     parser.add_argument("--s1", default="msp", help="the S1 of all combinations (default: msp)")
     parser.add_argument("--s2", nargs="+", default=SECONDS, choices=SECONDS, help="the S2 scores")
     parser.add_argument("--grid", nargs="+", type=float, default=GRID, help="the values of α and of β")
     parser.add_argument("--constants", nargs=4, type=float, metavar=("q", "δ", "η", "ε"), help="of the surrogate")
+    parser.add_argument("--device", default="cpu", help="where to fit and to score: cpu, cuda (default: cpu)")
     asked = parser.parse_args(arguments)
     if asked.constants:
         ratio._SHOWN, ratio._SHIFT, ratio._POWER, ratio._ERRORS = asked.constants
     try:
-        named = {folder.name: runs_of([folder]) for folder in asked.folders}
+        named = {title: runs_of([folder]) for title, folder in map(_titled, asked.networks)}
     except ValueError as error:
         parser.error(str(error))
     networks = {
-        name: [against_sirc(measure(run, asked.s1, asked.s2, asked.grid)) for run in runs]
+        name: [against_sirc(measure(run, asked.s1, asked.s2, asked.grid, asked.device)) for run in runs]
         for name, runs in named.items()
     }
     print(summary(networks), end="\n\n")
     for name, tables in networks.items():
         print(as_markdown(f"{name}, S1 {asked.s1}", tables), end="\n\n")
+
+
+def _titled(text: str) -> tuple[str, Path]:
+    title, equals, folder = text.rpartition("=")
+    return (title, Path(folder)) if equals else (Path(folder).name, Path(folder))
 
 
 if __name__ == "__main__":

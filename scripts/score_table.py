@@ -63,7 +63,9 @@ def runs_of(folders: Iterable[Path]) -> list[Path]:
     return found
 
 
-def measure(run: Path, specs: Sequence[str], *, tune: int, draws: int) -> tuple[pd.DataFrame, dict[str, float]]:
+def measure(
+    run: Path, specs: Sequence[str], *, tune: int, draws: int, device: str = "cpu"
+) -> tuple[pd.DataFrame, dict[str, float]]:
     """The four figures of each spec on one run, and 95% intervals of their differences to what it is compared with.
 
     `tune` test rows, drawn with a fixed seed, go to `fit(val=…)`, and all others are tested, for all scores alike.
@@ -73,13 +75,13 @@ def measure(run: Path, specs: Sequence[str], *, tune: int, draws: int) -> tuple[
     stores = {name: sirc.OutputStore(run / "outputs" / name) for name in names}
     if missing := [name for name in ("train", "test") if name not in stores]:
         raise ValueError(f"'{run}' must hold outputs/{missing[0]}; it holds {', '.join(names) or 'none'}")
-    rows = stores["test"].load()
+    rows = stores["test"].load().to(device)
     if not 0 < tune < len(rows):
         raise ValueError(f"rows to tune on must be fewer than the {len(rows)} test rows, and some; got {tune}")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     val, test = rows[order[:tune]], rows[order[tune:]]
-    scorer = sirc.fit(list(specs), stores["train"], head=load_head(run / "head.safetensors"), val=val)
-    ood = {name: store for name, store in stores.items() if name not in KEPT}
+    scorer = sirc.fit(list(specs), stores["train"], head=load_head(run / "head.safetensors"), val=val, device=device)
+    ood = {name: store.load().to(device) for name, store in stores.items() if name not in KEPT}
     evaluation = sirc.evaluate(scorer, test, ood=ood, alpha=0.5, beta=0.5)
     keys = ["score", "negative", "metric"]
     own = baselines()
@@ -154,7 +156,7 @@ def by_set(specs: Sequence[str], found: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def markdown(data: Mapping[str, Sequence[Path]], *, tune: int, draws: int) -> str:
+def markdown(data: Mapping[str, Sequence[Path]], *, tune: int, draws: int, device: str = "cpu") -> str:
     """All tables, with what they were measured on."""
     tables = specs_by_table()
     specs = list(dict.fromkeys(spec for group in tables.values() for spec in group))
@@ -164,7 +166,7 @@ def markdown(data: Mapping[str, Sequence[Path]], *, tune: int, draws: int) -> st
         found = []
         for number, run in enumerate(runs, start=1):
             print(f"{title}, run {number} of {len(runs)}", file=sys.stderr)
-            found.append(measure(run, specs, tune=tune, draws=draws))
+            found.append(measure(run, specs, tune=tune, draws=draws, device=device))
         results[title] = judged(pd.concat([figures for figures, _ in found], ignore_index=True))
         facts.append(f"- {title}: {_told([known for _, known in found])}.")
     parts, alone = ["\n".join(facts)], tables["Alone"]
@@ -208,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", nargs="+", metavar="TITLE=FOLDER[,FOLDER…]", help="a column group and its runs")
     parser.add_argument("--tune", type=int, default=1000, help="test rows to tune on, not tested (default: 1000)")
     parser.add_argument("--draws", type=int, default=500, help="of the bootstrap behind the marks (default: 500)")
+    parser.add_argument("--device", default="cpu", help="where to compute: cpu, cuda (default: cpu)")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the part between the marker comments")
     options = parser.parse_args(arguments)
     data = {}
@@ -217,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(f"data must be TITLE=FOLDER[,FOLDER…]; got {text!r}")
         data[title] = [Path(folder) for folder in folders.split(",")]
     try:
-        text = markdown(data, tune=options.tune, draws=options.draws)
+        text = markdown(data, tune=options.tune, draws=options.draws, device=options.device)
         print(text) if options.write is None else write(options.write, text)
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -568,14 +568,22 @@ def test_scatter_is_the_median_variance_over_scores(scripts):
 
 @pytest.mark.skipif(not (STUDY / "results.csv").is_file(), reason="the study has no results yet")
 def test_training_is_told_from_the_histories(scripts):
-    """The committed ones: the worst network's errors, as a plain reading of its files has them."""
+    """The committed ones: what a plain reading of a network's files has."""
     text = " ".join((ROOT / "RESULTS.md").read_text().split())
     runs = [pd.read_csv(STUDY / "history" / f"resnet50-{seed}.csv") for seed in (1, 2, 3)]
-    early, last = ([100 * run["validation_error"][epoch - 1] for run in runs] for epoch in (9, 27))
+    early, last = ([100 * run["validation_error"][epoch - 1] for run in runs] for epoch in (10, 30))
+    assert "| validation %error, epoch 10 |" in text
     assert f"| ResNet-50, 3 seeds | {min(early):.1f} … {max(early):.1f} |" in text
     assert f"| {min(last):.1f} … {max(last):.1f} |" in text
-    assert "**ResNet-50 was not trained to the end.** 27 epochs are about 5,000 steps" in text
-    assert "DenseNet-121 has 2 of its 3 seeds" in text
+    assert "| ResNet-50 | 30 | 256 | 0.1, ÷10 at 10, 20, 2 epochs of warm-up |" in text
+    assert "- ResNet-50 has a warm-up of 2 epochs, the paper's none" in text
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"), [([0.1, 0.1, 0.01], 2), ([0.001, 0.05, 0.1, 0.1, 0.01, 0.001], 4), ([0.1, 0.1], 2)]
+)
+def test_the_first_step_is_where_the_rate_falls(scripts, rates, expected):
+    assert importlib.import_module("_results_training").first_step(pd.DataFrame({"lr": rates})) == expected
 
 
 @pytest.mark.skipif(not (STUDY / "results.csv").is_file(), reason="the study has no results yet")
