@@ -164,6 +164,15 @@ def test_images_that_were_trained_on_do_not_validate(tiny):
     assert len(extract_run(after, after.run(1), ["validation"])["validation"]) == 12
 
 
+def test_images_that_were_held_out_are_not_fitted_on(tiny):
+    before = tiny()
+    train_run(before, before.run(1), cpu=True)
+    after = tiny("data.holdout=0")
+    with pytest.raises(sirc.StoreError, match=r"must be trained on `data\.train`; it was trained on other images"):
+        extract_run(after, after.run(1), ["train"])
+    extract_run(after, after.run(1), ["test"])
+
+
 def test_outputs_of_another_number_held_out_are_not_fitted(tiny):
     experiment = tiny()
     train_run(experiment, experiment.run(1), cpu=True)

@@ -260,13 +260,14 @@ def _on_device(
 def _check_held_out(
     experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None, progress: Progress
 ) -> None:
-    """Refuse to validate on images that the network was trained on, as where `holdout` was set after training."""
-    if not experiment.data.holdout or not {"train", "validation"} & {*names}:
+    """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""
+    held = experiment.data.holdout
+    if not ({"train", "validation"} if held else {"train"}) & {*names}:
         return
     if experiment.train is None:
-        if "validation" in names and distributed.is_main():
+        if held and "validation" in names and distributed.is_main():
             progress.note(
-                f"note: the network was trained elsewhere, and must not have seen the {experiment.data.holdout} images "
+                f"note: the network was trained elsewhere, and must not have seen the {held} images "
                 "of each class that are held out: it is surer of images it has seen. If it has, give others in "
                 "`data.validation`, and drop `data.holdout`."
             )
@@ -274,10 +275,10 @@ def _check_held_out(
     known = json.loads(read_metadata(run.weights).get("recipe", "{}")) if run.weights.exists() else {}
     asked = images_of(experiment, "train", augmented=True, holding=holding).fingerprint
     if known.get("training images") not in (None, json.dumps(asked)):
+        wanted = f"without the images that are held out, {held} of each class" if held else "on `data.train`"
         raise StoreError(
-            f"'{run.weights}' must be trained without the images that are held out, {experiment.data.holdout} of each "
-            "class; it was trained on other images. Use that `data.holdout`, or train again: `sirc train … "
-            "--overwrite`."
+            f"'{run.weights}' must be trained {wanted}; it was trained on other images. Use those, with the "
+            "`data.holdout` of then, or train again: `sirc train … --overwrite`."
         )
 
 
