@@ -184,6 +184,16 @@ def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sirc.stages.train_run", interrupted)
+    code, out, err = command("train", "tiny.toml")
+    assert (code, out) == (130, "")
+    assert "stopped; what was finished is kept, and the same command goes on from there" in err
+
+
 def test_unreadable_images_are_named_on_stderr_and_counted_on_stdout(study, command):
     command("train", "tiny.toml", "--seed", "1", "--quiet")
     broken = Path("data/grey/b/002.png")
@@ -262,6 +272,16 @@ def test_other_settings_do_not_mix_with_old_results(study, command):
     assert code == 1
     assert "exists already and is another: model is" in err
     assert command("fit", "tiny.toml", *other, "--overwrite")[0] == 0
+
+
+def test_outputs_that_were_deleted_are_asked_for(study, command):
+    for stage in ("train", "extract"):
+        assert command(stage, "tiny.toml", "--seed", "1", "--quiet")[0] == 0
+    shutil.rmtree("runs/tiny/seed-1/outputs/train")
+    code, _, err = command("fit", "tiny.toml", "--seed", "1")
+    assert code == 1
+    assert "there are no finished outputs at 'runs/tiny/seed-1/outputs/train'" in err
+    assert "`sirc extract … --only train`" in err
 
 
 def test_preprocessing_is_one_for_all_datasets_of_a_run(study, command):

@@ -12,6 +12,7 @@ from torch import nn
 from sirc import distributed, models
 from sirc._checks import differences
 from sirc._files import read_metadata, read_safetensors, write_safetensors
+from sirc._settings import FILE as STORE_FILE
 from sirc._stamps import Stamp
 from sirc.errors import StoreError
 from sirc.experiment import Experiment, Run
@@ -27,7 +28,7 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> Non
     check_trained(experiment, run)
     for name in names:
         stamp = extract_stamp(experiment, run, name)
-        if stamp.inputs_before is None:
+        if stamp.inputs_before is None or not (run.store(name) / STORE_FILE).is_file():
             raise FileNotFoundError(
                 f"there are no finished outputs at '{run.store(name)}'. Extract them first: "
                 f"`sirc extract … --only {name}`."

@@ -11,6 +11,8 @@ from sirc.cli import check, data, deploy, results, select, show, study
 from sirc.cli._screen import say
 from sirc.errors import ConfigError
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="sirc",
     help="Selective classification with out-of-distribution data: train, extract, score, and know when to keep quiet.",
@@ -38,9 +40,12 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, ImportError, MemoryError) as error:
         say(f"error: {error}")
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
+        # Newer versions of typer make an exit of an interrupt, without a word.
+        if isinstance(ended, SystemExit) and ended.code != _INTERRUPTED:
+            raise
         say("stopped; what was finished is kept, and the same command goes on from there")
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
 
 
 def _version(wanted: bool) -> None:
