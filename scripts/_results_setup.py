@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from _results_study import ROOT, WRONG, Study, listed, table
 from _results_training import trained
@@ -115,7 +116,16 @@ def _commands(study: Study) -> str:
             f"The intervals of this document were made by `python scripts/results.py {made}`, from the "
             f"figures of each seed alone. {words[:-1]}, and with the noise of the images in the intervals:"
         )
-    return "\n".join([words, "", "```bash", *lines, "```"])
+    rerun = f"runs/{study.experiments[0].name}" if study.experiments else f"runs/{name}"
+    again = [
+        "One of them alone is repeated and compared with what is kept, figure by figure, by:",
+        "",
+        "```bash",
+        f"sirc run experiments/{Path(rerun).name}.toml",
+        f"python scripts/results.py repeat {rerun} results/{name}",
+        "```",
+    ]
+    return "\n".join([words, "", "```bash", *lines, "```", "", *again])
 
 
 def _files(study: Study) -> str:

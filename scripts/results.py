@@ -2,7 +2,7 @@
 
 `collect` takes the ranks of all scores from the machine that holds the stored outputs; `measure` makes the intervals,
 with --from-results those of the training runs alone; `write` makes the document, and with --check says whether it is
-up to date.
+up to date. `repeat` says whether a rerun gives the figures that are kept.
 """
 
 from __future__ import annotations
@@ -101,6 +101,13 @@ def write(folder: Path, document: Path, *, check: bool) -> None:
     _tell(f"{document}: {len(text.splitlines())} lines")
 
 
+def repeat(rerun: Path, folder: Path) -> None:
+    """Print how a rerun's figures lie to those that are kept."""
+    from _results_repeat import compared
+
+    print(compared(*(read_results(path / "results.csv" if path.is_dir() else path) for path in (rerun, folder))))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -129,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     three.add_argument("folder", type=Path, help="that of results.csv, comparisons.csv and sets.csv")
     three.add_argument("--document", type=Path, default=ROOT / "RESULTS.md", help="the file (default: RESULTS.md)")
     three.add_argument("--check", action="store_true", help="only see whether the document is up to date")
+    four = commands.add_parser("repeat", help="say whether a rerun gives the figures that are kept")
+    four.add_argument("rerun", type=Path, metavar="RUNS", help="a folder that `sirc run` left, or its results.csv")
+    four.add_argument("folder", type=Path, help="that of the kept results.csv")
     options = parser.parse_args(arguments)
     try:
         if options.command == "collect":
@@ -142,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.share or not options.ranks:
                 raise ValueError("measure needs files of `collect`, or --from-results, which alone goes with --share")
             measure(options.ranks, options.out, draws=options.draws, seed=options.seed, workers=options.workers)
+        elif options.command == "repeat":
+            repeat(options.rerun, options.folder)
         else:
             write(options.folder, options.document, check=options.check)
     except (ValueError, OSError) as error:

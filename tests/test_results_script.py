@@ -566,6 +566,55 @@ def test_scatter_is_the_median_variance_over_scores(scripts):
     assert found == pytest.approx({"A": np.median([0.005, 0.02, 0.0])})
 
 
+def made_up(model, seeds, generator, shift=0.0):
+    """Figures of a network: normal, each score with a mean and a spread of its own."""
+    rows = [
+        (model, seed, f"score{i}", "wrong", metric, math.nan, math.nan, i + shift + (1 + i % 7) * generator.normal())
+        for seed in seeds
+        for i in range(400)
+        for metric in ("error", "auroc")
+    ]
+    columns = ["model", "seed", "score", "negative", "metric", "alpha", "beta", "value"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_rerun_of_the_same_networks_lies_within_in_95_percent(scripts, seeds):
+    again = importlib.import_module("_results_repeat")
+    generator = np.random.default_rng(seeds)
+    kept = pd.concat([made_up("A", (1, 2, 3), generator), made_up("B", (1,), generator)])
+    rerun = made_up("A", range(seeds), generator)
+    found = again.repeated(rerun, kept)
+    assert len(found) == 800  # B has one seed, and no spread
+    assert 0.93 < found["within"].mean() < 0.97
+    one = found.iloc[5]
+    values = [
+        own.loc[(own["model"] == "A") & (own["score"] == one["score"]) & (own["metric"] == one["metric"]), "value"]
+        for own in (rerun, kept)
+    ]
+    reach = stats.t.ppf(0.975, 2) * values[1].std() * math.sqrt(1 / seeds + 1 / 3)
+    assert (one["difference"], one["reach"]) == pytest.approx((values[0].mean() - values[1].mean(), reach), rel=1e-4)
+    assert again.repeated(made_up("A", range(seeds), generator, shift=99.0), kept)["within"].mean() < 0.2
+
+
+def test_repeat_prints_what_differs(scripts, tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    for name, shift in (("kept", 0.0), ("again", 99.0)):
+        (tmp_path / name).mkdir()
+        write_results(made_up("A", (1, 2, 3), generator, shift), tmp_path / name / "results.csv")
+    scripts.main.main(["repeat", str(tmp_path / "kept"), str(tmp_path / "kept" / "results.csv")])
+    out = capsys.readouterr().out
+    assert "| A | 1, 2, 3 | 1, 2, 3 |" in out
+    assert "| 800 of 800 | 100.0% |" in out
+    assert "farthest" not in out
+    scripts.main.main(["repeat", str(tmp_path / "again"), str(tmp_path / "kept")])
+    assert capsys.readouterr().out.count("\n- A, `score") == 5
+    write_results(made_up("B", (1,), generator), tmp_path / "other.csv")
+    with pytest.raises(SystemExit):
+        scripts.main.main(["repeat", str(tmp_path / "other.csv"), str(tmp_path / "kept")])
+    assert "it has B, kept are A" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not (STUDY / "results.csv").is_file(), reason="the study has no results yet")
 def test_training_is_told_from_the_histories(scripts):
     """The committed ones: what a plain reading of a network's files has."""

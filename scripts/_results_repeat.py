@@ -1,0 +1,79 @@
+"""Whether a rerun of an experiment gives the figures that are kept: network by network, against what seeds bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+from _results_draws import t_quantile
+from _results_study import listed, table
+
+FIGURE = ["model", "score", "negative", "metric", "alpha", "beta"]
+_WORST = 5
+
+
+def repeated(rerun: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
+    """Each figure of both, the mean over seeds, and how far the rerun's may lie from the kept one's, at 95%.
+
+    That is t·s·√(1/n + 1/m), for n kept seeds with a standard deviation of s and m of the rerun. A network with one
+    kept seed has no s, and is left out.
+    """
+    own, before = (
+        results.groupby(FIGURE, sort=False, dropna=False)["value"].agg(["mean", "std", "count"])
+        for results in (rerun, kept)
+    )
+    both = own.add_suffix("_rerun").join(before, how="inner")
+    both = both[(both["count"] > 1) & both["mean"].notna() & both["mean_rerun"].notna()]
+    quantiles = {count: t_quantile(count - 1) for count in both["count"].unique()}
+    reach = both["count"].map(quantiles) * both["std"] * (1 / both["count"] + 1 / both["count_rerun"]) ** 0.5
+    found = both.assign(difference=both["mean_rerun"] - both["mean"], reach=reach)
+    return found.assign(within=found["difference"].abs() <= found["reach"] + 1e-12).reset_index()
+
+
+def told(found: pd.DataFrame, rerun: pd.DataFrame, kept: pd.DataFrame) -> str:
+    """A table of the networks, and the figures that lie farthest outside."""
+    rows = []
+    for model, own in found.groupby("model", sort=False):
+        error = own[own["metric"] == "error"].iloc[0]
+        seeds = [sorted(set(results.loc[results["model"] == model, "seed"])) for results in (rerun, kept)]
+        rows.append(
+            [
+                str(model),
+                *(", ".join(map(str, some)) for some in seeds),
+                f"{100 * error['mean_rerun']:.1f}",
+                f"{100 * error['mean']:.1f} ± {100 * error['reach']:.1f}",
+                f"{int(own['within'].sum()):,} of {len(own):,}",
+                f"{100 * own['within'].mean():.1f}%",
+            ]
+        )
+    header = ["", "seeds", "kept seeds", "ID %error", "kept", "figures within", "share"]
+    return "\n".join([table(header, rows), "", *_outside(found)])
+
+
+def compared(rerun: pd.DataFrame, kept: pd.DataFrame) -> str:
+    """What there is to say of a rerun."""
+    found = repeated(rerun, kept)
+    if found.empty:
+        raise ValueError(
+            "a rerun must have networks, scores and OOD sets of the kept results, of which there must be two seeds; "
+            f"it has {listed(sorted(set(rerun['model'])), 3)}, kept are {listed(sorted(set(kept['model'])), 3)}."
+        )
+    return told(found, rerun, kept)
+
+
+def _outside(found: pd.DataFrame) -> Iterator[str]:
+    yield "About one figure in twenty lies outside by chance; in one rerun more or fewer, as a network's hang together."
+    outside = found[~found["within"]]
+    if outside.empty:
+        return
+    ratio = outside["difference"].abs() / outside["reach"].clip(lower=1e-12)
+    yield ""
+    yield "The farthest outside:"
+    yield ""
+    for at in ratio.sort_values(ascending=False, kind="stable").index[:_WORST]:
+        row = outside.loc[at]
+        where = "" if pd.isna(row["alpha"]) else f", α = {row['alpha']:g}, β = {row['beta']:g}"
+        yield (
+            f"- {row['model']}, `{row['score']}`, {row['negative']}, {row['metric']}{where}: {row['mean_rerun']:.4f}, "
+            f"kept {row['mean']:.4f} ± {row['reach']:.4f}"
+        )
