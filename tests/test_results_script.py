@@ -635,6 +635,18 @@ def test_the_first_step_is_where_the_rate_falls(scripts, rates, expected):
     assert importlib.import_module("_results_training").first_step(pd.DataFrame({"lr": rates})) == expected
 
 
+def test_the_table_of_the_readme_is_that_of_the_document():
+    text = (ROOT / "RESULTS.md").read_text(encoding="utf-8").replace("**", "")
+    part = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("On real photographs")[2].partition("`make demo`")[0]
+    )
+    rows = re.findall(r"^\| `(.+)` (\| .+ \|)$", part, re.MULTILINE)
+    assert len(rows) == 10
+    for spec, cells in rows:
+        short = re.sub(r"^sirc\(msp, (\w+)\)$", r"\1", spec)  # as the table of S2 names it
+        assert any(f"| `{name}` {cells}"[:-1] in text for name in (spec, short)), spec
+
+
 @pytest.mark.skipif(not (STUDY / "results.csv").is_file(), reason="the study has no results yet")
 def test_the_committed_document_is_up_to_date(scripts):
     scripts.main.main(["write", str(STUDY), "--check"])
