@@ -27,13 +27,13 @@ def detection_costs_wrong(study: Study) -> Claim:
     """'Able to improve over the baseline for OOD|ID, but this comes mostly at the cost of inferior ID✗|ID✓.'"""
     checks, rows = [], []
     for score in (*DETECTING, "sirc(msp, residual)", BEST):
-        for model in study.models:
+        for model in dict.fromkeys([*study.models, *study.shown]):
             found = [study.interval(model, score, BASELINE, n, "fpr@95") for n in (ID_MEAN, MEAN, WRONG)]
             if any(interval is None for interval in found):
                 continue
             detecting, ood, wrong = (interval for interval in found if interval is not None)
             rows.append([f"{named(score)}, {model}", str(detecting), str(ood), str(wrong)])
-            if score in DETECTING:
+            if score in DETECTING and model in study.models:
                 paid = above(wrong) == YES and detecting.value < ood.value
                 outcome = NO if below(detecting) == NO else YES if below(detecting) == YES and paid else OPEN
                 checks.append(Check(model, named(score), outcome, detecting))
@@ -140,4 +140,5 @@ def runs_differ(study: Study) -> Claim:
             FAILS: f"Two standard deviations of {study.seeds} runs are a rough figure, and at 64 px noise is a set "
             "like others.",
         },
+        by_network=True,
     )

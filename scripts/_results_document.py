@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,9 +15,9 @@ from _results_claims_mixture import mixture_claims
 from _results_claims_scores import score_claims
 from _results_families import PAPER
 from _results_limits import intervals, left_out, otherwise, short
-from _results_scores import score_sections, ties
+from _results_scores import best_now, score_sections
 from _results_setup import done, networks
-from _results_study import MEAN, ROOT, WRONG, Study, named, table
+from _results_study import EVERY, MEAN, ROOT, WRONG, Study, named, table
 from _results_verdicts import FAILS, HOLDS, PARTLY, RULE, UNDECIDED, UNTESTED, Claim, judge
 
 VERDICTS = (HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED)
@@ -40,9 +40,12 @@ def document(folder: Path, *, paper: Path = ROOT / "results" / "paper_tables.csv
     every = _claims(study)
     missed = [claim for claim in every if claim.beyond] if study.shared is not None else []
     claims = [claim for claim in every if claim not in missed]
+    titles = {claim.title for claim in claims if not claim.by_network}
+    pooled = [claim for claim in _claims(study.together()) if claim.title in titles and len(study.kinds) > 1]
+    together = {claim.title: claim for claim in pooled if claim.checks}
     parts = [
         "# Results",
-        _summary(study, claims, len(missed)),
+        _summary(study, claims, together, len(missed)),
         "## What was done",
         *done(study),
         "## The paper's scores",
@@ -50,10 +53,10 @@ def document(folder: Path, *, paper: Path = ROOT / "results" / "paper_tables.csv
         "## The paper's claims",
         RULE,
         intervals(study),
-        _claim_table(claims, study.models),
+        _claim_table(claims, together, study.models),
         otherwise(study, claims, _claims),
         left_out(missed),
-        *(claim.written(number) for number, claim in enumerate(claims, start=1)),
+        *(claim.written(number, together.get(claim.title)) for number, claim in enumerate(claims, start=1)),
         "## Every score of the project",
         *score_sections(study),
         "## Where this falls short",
@@ -79,15 +82,13 @@ def _wrapped(block: str) -> str:
     return "\n".join(lines).replace(_KEPT, " ")
 
 
-def _summary(study: Study, claims: list[Claim], missed: int) -> str:
-    best, close = ties(study, study.scores)
-    also = f", and {len(close)} others are not surely worse" if close else ""
+def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim], missed: int) -> str:
     lines = [
         f"Of {len(claims)} claims {_told([claim.verdict for claim in claims])}"
         f"{f'; {missed} more take figures that were not kept' if missed else ''}.",
-        *(f"{claim.title}: {_counted(claim)}." for title in MAIN for claim in claims if claim.title == title),
+        f"Over all networks together {_told([claim.verdict for claim in together.values()])}." if together else "",
         *(f"{model} by itself: {_told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
-        f"Of {len(study.scores)} scores and combinations, `{best}` has the lowest AURR over all networks{also}.",
+        *best_now(study),
         "Intervals are those of the training runs; the noise of the test images is not in them."
         if study.shared is not None
         else "",
@@ -96,12 +97,24 @@ def _summary(study: Study, claims: list[Claim], missed: int) -> str:
         f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)} on real photographs. "
         "Every figure below is computed by `python scripts/results.py write` from the tables beside it.\n\n"
         + "\n".join(f"- {line}" for line in lines if line)
+        + f"\n\n{_main_table(claims, together)}\n\nIn each cell: comparisons for / against / open."
     )
 
 
-def _counted(claim: Claim) -> str:
-    yes, no, still = claim.counts
-    return f"{yes} of {len(claim.checks)} comparisons for, {no or 'none'} against, {still or 'none'} open"
+def _main_table(claims: Sequence[Claim], together: Mapping[str, Claim]) -> str:
+    """The claims that the paper is about."""
+    main = {claim.title: claim for claim in claims if claim.title in MAIN}
+    header = ["the paper's main claims", "by network", *([EVERY] if together else [])]
+    lines = [f"| {' | '.join(header)} |", "|---|" + "---|" * (len(header) - 1)]
+    for title in (title for title in MAIN if title in main):
+        cells = [title.replace("|", "\\|"), _verdict(main[title])]
+        lines.append(f"| {' | '.join([*cells, *([_verdict(together.get(title))] if together else [])])} |")
+    return "\n".join(lines) if main else ""
+
+
+def _verdict(claim: Claim | None) -> str:
+    """A verdict with its comparisons for / against / open."""
+    return "–" if claim is None else f"{claim.verdict} {'/'.join(map(str, claim.counts))}"
 
 
 def _told(verdicts: Sequence[str]) -> str:
@@ -158,15 +171,18 @@ def _number(value: float) -> str:
     return "–" if pd.isna(value) else f"{value:.1f}"
 
 
-def _claim_table(claims: list[Claim], models: Sequence[str]) -> str:
-    """Verdicts over all networks and for each by itself, with the counts for / against / open."""
+def _claim_table(claims: list[Claim], together: Mapping[str, Claim], models: Sequence[str]) -> str:
+    """Verdicts over the networks, for each by itself and for all as one, with the counts for / against / open."""
     alone = models if len(models) > 1 else []
-    lines = [f"| | claim | verdict | for | against | open | {' | '.join(alone)} |".replace("|  |", "|")]
-    lines += ["|--:|---|---|--:|--:|--:|" + "---|" * len(alone)]
+    more = [*alone, EVERY] if together else alone
+    lines = [f"| | claim | verdict | for | against | open | {' | '.join(more)} |".replace("|  |", "|")]
+    lines += ["|--:|---|---|--:|--:|--:|" + "---|" * len(more)]
     for number, claim in enumerate(claims, start=1):
         title = claim.title.replace("|", "\\|")
         cells = [str(number), title, claim.verdict, *map(str, claim.counts)]
         for model in alone:
             cells.append(f"{judge(claim.outcomes(model))} {'/'.join(map(str, claim.counts_of(model)))}")
+        if together:
+            cells.append(_verdict(together.get(claim.title)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

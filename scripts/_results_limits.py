@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from _results_draws import t_quantile
-from _results_families import BASELINE
+from _results_families import BASELINE, FIRST, WITH_MSP, families
 from _results_measure import compare
+from _results_scores import ties
 from _results_seeds import runs_of, scatter
 from _results_study import EVERY, WRONG, Study, listed
 from _results_verdicts import Claim
+
+from sirc.scores.spec import parse
 
 OF_IMAGES = (
     "Intervals are at 95%: the mean difference over seeds ± √((1.96·a)² + (t·b)²), where a is its standard deviation "
     "in a paired bootstrap that resamples the images, the same for all networks and scores, and b the standard "
     "deviation between seeds over √n, with Student's t for n − 1 degrees of freedom. More seeds would lower b, but "
-    "not a."
+    "hardly a."
 )
 
 
@@ -110,6 +113,8 @@ def short(study: Study) -> str:
         _of_seeds(study),
         f"The ID test set has {sizes['test']:,} images and the smallest OOD set, {smallest}, {sizes[smallest]:,}"
         f"{'; what that adds to the uncertainty is not in the intervals' if study.shared is not None else ''}.",
+        *_uneven(study, sizes),
+        *_unmeasured(study),
         "Close and Far are our grouping, as they are the authors' in the paper. The OOD sets were not searched by "
         "hand for images of the ID classes.",
         f"Nothing is corrected for the number of comparisons ({len(study.comparisons):,} in all), so that some of the "
@@ -117,6 +122,26 @@ def short(study: Study) -> str:
         "AURR and AURC depend on α and β; the tables of every score have them at 0.5 only.",
     ]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _uneven(study: Study, sizes: dict[str, int]) -> list[str]:
+    """Where OOD data are taken together, image by image, one large set may be much of them."""
+    shares = []
+    for what, members in {**{f"the {group}": own for group, own in study.groups.items()}, "all": study.sets}.items():
+        largest = max(members, key=lambda name: sizes[name])
+        shares.append(f"{largest} is {100 * sizes[largest] / sum(sizes[name] for name in members):.0f}% of {what}")
+    return [f"Where OOD data are taken together, it is image by image: {listed(shares)} OOD data."]
+
+
+def _unmeasured(study: Study) -> list[str]:
+    """The best S1 with the best S2, where that was not among the combinations."""
+    found = families(study.scores)
+    if not found[FIRST] or not found[WITH_MSP]:
+        return []
+    first = parse(ties(study, found[FIRST])[0]).args[0]
+    second = parse(ties(study, found[WITH_MSP])[0]).args[1]
+    best = f"sirc({first}, {second})"
+    return [] if best in study.scores else [f"The best S1 and the best S2 in one, `{best}`, was not measured."]
 
 
 def _of_seeds(study: Study) -> str:

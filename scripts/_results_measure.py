@@ -145,6 +145,14 @@ def results(runs: Sequence[Ranks]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def same_results(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether two tables of results have the same runs and, where both have a figure, the same."""
+    runs = [set(zip(table["model"], table["seed"], strict=True)) for table in (one, other)]
+    names = ["model", "seed", "score", "negative", "metric", "alpha", "beta"]
+    both = one.merge(other, on=names)
+    return runs[0] == runs[1] and len(both) > 0 and np.allclose(both["value_x"], both["value_y"], 1e-6, 1e-9, True)
+
+
 def sizes(runs: Sequence[Ranks]) -> pd.DataFrame:
     """How many images there are: of training, of the ID test, and of each OOD set, with its group."""
     first = runs[0]

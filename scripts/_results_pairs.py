@@ -22,11 +22,11 @@ def by_network(study: Study, pairs: Sequence[tuple[str, str]], negative: str, me
     """A row for each pair: the paper's range, and the difference on each network."""
     rows = []
     for score, baseline in pairs:
-        cells = [study.interval(model, score, baseline, negative, metric) for model in study.models]
+        cells = [study.interval(model, score, baseline, negative, metric) for model in study.shown]
         if any(cells):
             printed = study.printed_range(score, baseline, negative, metric)
             rows.append([named(score), printed, *("–" if cell is None else str(cell) for cell in cells)])
-    return table(["", "paper", *study.models], rows)
+    return table(["", "paper", *study.shown], rows)
 
 
 def signs(study: Study, model: str, score: str, baseline: str, metric: str = "auroc") -> tuple[int, int]:

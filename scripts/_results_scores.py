@@ -57,8 +57,8 @@ def ties(study: Study, scores: Sequence[str], model: str = EVERY) -> tuple[str, 
         if interval is None and turned is None:
             raise ValueError(
                 f"comparisons.csv must compare `{score}` with `{best}`, the best here; it does not, so that it is of "
-                f"other "
-                "runs than results.csv. Remove results.csv and measure again."
+                "other runs than results.csv. Measure again, into a folder that has the results.csv of these runs or "
+                "none."
             )
         if (interval.low <= 0) if interval is not None else (turned is not None and turned.high >= 0):
             equal.append(score)
@@ -104,6 +104,35 @@ def best_table(study: Study, found: Mapping[str, Sequence[str]]) -> str:
             cells.append(f"{name}{'' if gained is None else ' ' + _half(gained, 2)} ({len(close)})")
         rows.append([TITLES.get(family, f"Of all {len(study.scores)}"), *cells])
     return table(["ΔAURR ×10² to MSP", EVERY, *study.models], rows)
+
+
+def best_now(study: Study) -> list[str]:
+    """Which S1, S2 and combination are best over all networks, in words."""
+    found = families(study.scores)
+    words = {
+        FIRST: "Best S1, with Residual as S2",
+        WITH_MSP: "Best S2, with MSP as S1",
+        WITH_ENTROPY: "Best S2, with −H as S1",
+    }
+    lines = []
+    for family, title in words.items():
+        if found[family]:
+            best, *close = (str(parse(score).args[PART[family]]) for score in _with_ties(study, found[family]))
+            lines.append(f"{title}: `{best}`; {_not_worse(close)}.")
+    best, *close = _with_ties(study, study.scores)
+    lines.append(f"Best of all {len(study.scores)} scores and combinations by AURR: `{best}`; {_not_worse(close)}.")
+    return lines
+
+
+def _with_ties(study: Study, scores: Sequence[str]) -> list[str]:
+    best, close = ties(study, scores)
+    return [best, *close]
+
+
+def _not_worse(close: Sequence[str]) -> str:
+    if not close:
+        return "all others are surely worse"
+    return f"{listed([f'`{name}`' for name in close])} {'is' if len(close) == 1 else 'are'} not surely worse"
 
 
 def against_plain(study: Study, scores: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
         else "",
         f"{_all(train.epochs for train in trains)} epochs for {PAPER_EPOCHS}"
         f"{', with the steps of the learning rate at the same shares' if same else ''}; {study.seed_words}, for "
-        f"{PAPER_SEEDS}.",
+        f"{PAPER_SEEDS}: what the GPU time at hand allowed, by a timed run of a few epochs.",
         *(
             f"{model} has a warm-up of {experiment.train.warmup:g} epochs, the paper's none: at a rate of "
             f"{experiment.train.lr:g} from the start it hardly learns in so few steps."
@@ -102,12 +102,12 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
 
 def _commands(study: Study) -> str:
     name = study.folder.resolve().name
-    words = "To repeat it, with the images in `data/`:"
+    words = "To repeat it, with the images in `data/` (tables, page and figures are made by the first of these):"
     lines = [
-        f"sirc run experiments/{name}_*.toml --out runs/{name}",
-        f"python scripts/results.py collect runs/{name} --out ranks --device cuda",
-        f"python scripts/results.py measure ranks --out results/{name}",
-        f"python scripts/results.py write results/{name}",
+        f"sirc run experiments/{name}_*.toml --out again/{name}",
+        f"python scripts/results.py collect again/{name} --out ranks --device cuda",
+        f"python scripts/results.py measure ranks --out again/{name}",
+        f"python scripts/results.py write again/{name} --document again/RESULTS.md",
     ]
     if study.shared is not None:
         share = "".join(f" --share {' '.join(group)}" for group in study.shared)

@@ -76,9 +76,33 @@ class Study:
         self.printed = printed[printed["id_data"] == PAPER_DATA]
         self.printed_elsewhere = printed[printed["id_data"] != PAPER_DATA]
         self.experiments = [Experiment.read(path) for path in experiments]
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse comparisons that are of other runs than the results: figures by themselves stand in both."""
+        own = self.comparisons
+        own = own[(own["baseline"] == "") & (own["model"] != EVERY) & own["alpha"].isna()]
+        for row in own.itertuples():
+            found = self.mean(str(row.model), str(row.score), str(row.negative), str(row.metric)) / 100
+            if not math.isclose(found, float(row.value), rel_tol=1e-4, abs_tol=1e-6):
+                raise ValueError(
+                    f"results.csv and comparisons.csv in '{self.folder}' must be of the same runs; {row.metric} of "
+                    f"`{row.score}` for {row.negative} on {row.model} is {found:.4f} in one and {row.value:.4f} in the "
+                    "other. Measure the runs of this results.csv again."
+                )
 
     @cached_property
     def models(self) -> list[str]:
+        """What claims are judged on: the networks, or in `together` all of them as one."""
+        return self.kinds
+
+    @property
+    def shown(self) -> list[str]:
+        """The columns of a table by network: with several, all of them together come last."""
+        return [*self.kinds, EVERY] if len(self.kinds) > 1 else self.kinds
+
+    @cached_property
+    def kinds(self) -> list[str]:
         """The networks, in the paper's order where it has them."""
         order = list(dict.fromkeys(self.printed["model"]))
         own = list(dict.fromkeys(self.results["model"]))
@@ -107,7 +131,7 @@ class Study:
     def runs(self) -> dict[str, int]:
         """How many seeds each network has."""
         counts = self.results.groupby("model")["seed"].nunique()
-        return {model: int(counts[model]) for model in self.models}
+        return {model: int(counts[model]) for model in self.kinds}
 
     @property
     def seeds(self) -> int:
@@ -142,13 +166,22 @@ class Study:
         other.comparisons = comparisons
         return other
 
+    def together(self) -> Study:
+        """The same study with all networks as one, whose figures are the means of theirs."""
+        other = copy.copy(self)
+        other.models = [EVERY]
+        return other
+
     def each(self, model: str, score: str, negative: str, metric: str) -> list[float]:
-        """A figure of every seed, in percent."""
+        """A figure of every seed, in percent; for `EVERY` the mean over networks of the first seeds, the second …"""
+        if model == EVERY:
+            found = [self.each(name, score, negative, metric) for name in self.kinds]
+            return [sum(values) / len(values) for values in zip(*found, strict=False)]
         return [100 * value for value in self._over_seeds.get((model, score, negative, metric), [])]
 
     def mean(self, model: str, score: str, negative: str, metric: str) -> float:
         """Its mean over seeds; for `EVERY`, over networks too."""
-        models = self.models if model == EVERY else [model]
+        models = self.kinds if model == EVERY else [model]
         found = [self.each(name, score, negative, metric) for name in models]
         return sum(sum(v) / len(v) for v in found) / len(found) if all(found) else math.nan
 
@@ -178,7 +211,7 @@ class Study:
     @cached_property
     def printed_models(self) -> list[str]:
         """The paper's networks of the same kinds."""
-        return [model for model in self.models if model in set(self.printed["model"])]
+        return [model for model in self.kinds if model in set(self.printed["model"])]
 
     @cached_property
     def printed_sets(self) -> list[str]:

@@ -18,11 +18,13 @@ def histories(study: Study, model: str) -> list[pd.DataFrame]:
     """The history of each seed of a network that has results, where they were kept."""
     for experiment in study.experiments:
         if (experiment.title or experiment.name) == model:
-            short = experiment.name.removeprefix(f"{study.folder.resolve().name}_")
+            name = experiment.name
+            short = name.removeprefix(f"{study.folder.resolve().name}_")
             seeds = sorted(set(study.results.loc[study.results["model"] == model, "seed"]))
-            files = [study.folder / "history" / f"{short}-{seed}.csv" for seed in seeds]
-            if all(file.is_file() for file in files):
-                return [pd.read_csv(file) for file in files]
+            for own in (short, name):
+                files = [study.folder / "history" / f"{own}-{seed}.csv" for seed in seeds]
+                if all(file.is_file() for file in files):
+                    return [pd.read_csv(file) for file in files]
     return []
 
 

@@ -14,7 +14,8 @@ RULE = (
     "bears the claim out, or speaks against it, if its whole 95% interval does; otherwise it leaves it open. The claim "
     "**holds** if every comparison bears it out. It is **undecided** if more than half leave it open. Else it **holds "
     "in part** if more bear it out than speak against it, and **does not hold** if not. The same rule gives a verdict "
-    "for each network by itself, with its comparisons for / against / open."
+    "for each network by itself, with its comparisons for / against / open, and for all networks together, by the "
+    "means of their differences: these intervals are the narrowest."
 )
 
 
@@ -75,6 +76,8 @@ class Claim:
     """A table."""
     why: Mapping[str, str] = field(default_factory=dict)
     """By verdict: why it may be so."""
+    by_network: bool = False
+    """Whether it makes no sense of all networks together."""
     beyond: bool = False
     """Whether it takes figures that results.csv does not have: other α and β, or plain OOD detection."""
 
@@ -97,8 +100,8 @@ class Claim:
         """What each comparison says, of one network or of all."""
         return [check.outcome for check in self.checks if model in (None, check.model)]
 
-    def written(self, number: int) -> str:
-        """Its section of the document."""
+    def written(self, number: int, together: Claim | None = None) -> str:
+        """Its section of the document; `together` is the same claim about all networks as one."""
         yes, no, still = self.counts
         counted = f"{self.tested} Of {len(self.checks)} comparisons: {yes} for, {no} against, {still} open."
         if not self.checks:
@@ -106,6 +109,9 @@ class Claim:
         against = [str(check) for check in _worst(self.checks)]
         if against and yes:
             counted += f" Against it: {listed(against, 3)}."
+        if together is not None:
+            counts = "{} for, {} against, {} open".format(*together.counts)
+            counted += f" Over all networks together it {_clause(together.verdict)}: {counts}."
         title = f"### {number}. {self.title}: {self.verdict}"
         parts = [title, f"*Paper.* {self.said}", f"*Here.* {counted}", self.shown, self._why()]
         return "\n\n".join(part for part in parts if part)
@@ -119,6 +125,10 @@ class Claim:
             more = " Of the sure ones, more speak against it than for it." if no > yes else ""
             return f"Most intervals are too wide to tell.{more}"
         return self.why.get(self.verdict, "")
+
+
+def _clause(verdict: str) -> str:
+    return f"is {verdict}" if verdict in (UNDECIDED, UNTESTED) else verdict
 
 
 def _worst(checks: Sequence[Check]) -> list[Check]:

@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 from _results_draws import MIDDLE, Wanted, draw
 from _results_families import PAPER, SETTINGS, SWEPT
-from _results_measure import compare, results, sizes
-from _results_ranks import Ranks, ranks_of, read_ranks, write_ranks
+from _results_measure import compare, results, same_results, sizes
+from _results_ranks import SUFFIX, Ranks, ranks_of, read_ranks, write_ranks
 from _results_seeds import RULE_FILE, check_shared, rule_text, runs_of
 
 from sirc._files import atomic_write
@@ -30,6 +30,7 @@ from sirc.results import load_run, load_studies
 from sirc.store import OutputStore
 
 ROOT = Path(__file__).resolve().parents[1]
+HISTORY = "history"
 
 
 def collect(folders: Sequence[Path], out: Path, *, device: str, limit: float) -> None:
@@ -46,6 +47,9 @@ def collect(folders: Sequence[Path], out: Path, *, device: str, limit: float) ->
                 size, took = " scores of ".join(map(str, found.ranks.shape)), time.monotonic() - start
                 _tell(f"{found.model}, seed {found.seed}: {size} rows, {took:.1f} s")
                 yield found
+                if out.suffix != SUFFIX and Path(run.history).is_file():
+                    history = out / HISTORY / f"{study.name}-{run.seed}.csv"
+                    atomic_write(history, partial(_put, Path(run.history).read_text(encoding="utf-8")))
 
     for path in write_ranks(runs(), out, limit=int(limit * 2**20)):
         _tell(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
@@ -55,6 +59,13 @@ def measure(paths: Sequence[Path], out: Path, *, draws: int, seed: int, workers:
     """Write comparisons.csv and sets.csv, and results.csv where `sirc run` has not left it."""
     runs = read_ranks(paths)
     _tell(f"{len(runs)} runs of {len(runs[0].scores)} scores, {draws} draws, {workers} at a time")
+    made = results(runs)
+    kept = read_results(out / "results.csv") if (out / "results.csv").is_file() else None
+    if kept is not None and not same_results(kept, made):
+        raise ValueError(
+            f"'{out / 'results.csv'}' must be of the runs that were collected; it is of others. Give another folder "
+            "with --out, or one into which `sirc run` wrote these runs."
+        )
     wanted = Wanted(PAPER, (*SWEPT, "msp"), [at for at in SETTINGS if at != MIDDLE])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the runs themselves go side by side
@@ -62,12 +73,14 @@ def measure(paths: Sequence[Path], out: Path, *, draws: int, seed: int, workers:
         samples = draw(runs, wanted, draws=draws, seed=seed, workers=workers, tell=_tell)
     finally:
         torch.set_num_threads(threads)
-    if not (out / "results.csv").is_file():
-        write_results(results(runs), out / "results.csv")
+    if kept is None:
+        write_results(made, out / "results.csv")
         _tell(f"{out / 'results.csv'}: made from the ranks, as it was not there")
     _write_table(compare(runs, samples), out / "comparisons.csv")
     _write_table(sizes(runs), out / "sets.csv")
     atomic_write(out / RULE_FILE, partial(_put, rule_text(None)))
+    for file in sorted(file for path in paths for file in path.glob(f"{HISTORY}/*.csv")):
+        atomic_write(out / HISTORY / file.name, partial(_put, file.read_text(encoding="utf-8")))
 
 
 def measure_seeds(file: Path, paths: Sequence[Path], out: Path, *, shared: Sequence[Sequence[str]]) -> None:
@@ -90,11 +103,13 @@ def write(folder: Path, document: Path, *, check: bool) -> None:
     from _results_document import document as made
 
     text = made(folder)
+    if not list((ROOT / "experiments").glob(f"{folder.resolve().name}_*.toml")):
+        _tell(f"note: there is no experiments/{folder.resolve().name}_*.toml, so that the recipe is left out")
     if check:
         if not document.is_file() or document.read_text(encoding="utf-8") != text:
             raise ValueError(
                 f"'{document}' must be what `write` makes of '{folder}'; it differs. Run "
-                f"`python scripts/results.py write {folder}` and commit what it writes."
+                f"`python scripts/results.py write {folder} --document {document}` and keep what it writes."
             )
         return
     atomic_write(document, partial(_put, text))

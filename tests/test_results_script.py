@@ -247,14 +247,32 @@ def test_results_of_ranks_are_those_of_the_runs(study, networks):
     pd.testing.assert_frame_equal(read_results(study / "results.csv"), table.reset_index(drop=True), check_exact=True)
 
 
-def test_results_that_are_there_stay(scripts, networks, tmp_path):
-    (tmp_path / "results.csv").write_text("of `sirc run`")
+def test_results_that_are_there_stay(scripts, networks, tmp_path, capsys):
+    write_results(networks[0].table, tmp_path / "results.csv")
+    before = (tmp_path / "results.csv").read_text()
     list(scripts.ranks.write_ranks([scripts.ranks.ranks_of(networks[0])], tmp_path / "ranks.safetensors", limit=0))
     scripts.main.main(["measure", str(tmp_path / "ranks.safetensors"), "--out", str(tmp_path), "--draws", "2"])
-    assert (tmp_path / "results.csv").read_text() == "of `sirc run`"
+    assert (tmp_path / "results.csv").read_text() == before
     table = pd.read_csv(tmp_path / "comparisons.csv")
     assert set(table["seeds"]) == {1}
     assert (table["networks"] == 0).all()
+    for other in (networks[1].table, networks[0].table.assign(value=lambda t: t["value"] * 1.01)):
+        write_results(other, tmp_path / "results.csv")
+        with pytest.raises(SystemExit):
+            scripts.main.main(["measure", str(tmp_path / "ranks.safetensors"), "--out", str(tmp_path), "--draws", "2"])
+        assert "must be of the runs that were collected; it is of others" in capsys.readouterr().err
+
+
+def test_figures_that_differ_between_the_tables_are_refused(scripts, study, networks, tmp_path, capsys):
+    for name in ("comparisons.csv", "sets.csv", "intervals.json"):
+        (tmp_path / name).write_bytes((study / name).read_bytes())
+    table = pd.concat([run.table for run in networks])
+    write_results(table.assign(value=table["value"] * 0.99), tmp_path / "results.csv")
+    with pytest.raises(SystemExit):
+        scripts.main.main(["write", str(tmp_path), "--document", str(tmp_path / "RESULTS.md")])
+    assert re.search(
+        r"results\.csv and comparisons\.csv in .* must be of the same runs; auroc", capsys.readouterr().err
+    )
 
 
 def test_comparisons_are_differences_of_means_over_seeds_and_networks(study, networks):
@@ -306,7 +324,7 @@ def test_the_document_has_the_figures_of_the_tables(study, networks):
 
 def claim_rows(text):
     """The rows of the table of claims: number, title, verdict, counts, and what each network says by itself."""
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 8]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 9]
     return [row for row in rows if row[0].isdigit()]
 
 
@@ -327,6 +345,27 @@ def test_every_claim_has_a_verdict_that_its_counts_give(scripts, study):
         each = [[int(count) for count in shown.split("/")] for _, shown in by_network]
         assert np.sum(each, 0).tolist() == counts
         assert [word for word, _ in by_network] == [verdict(own) for own in each]
+        if row[9] != "–":
+            word, _, shown = row[9].rpartition(" ")
+            assert word == verdict([int(count) for count in shown.split("/")])
+    alone = {row[1] for row in claims if row[9] == "–"}  # others may lack cases in which an S2 fails
+    assert alone >= {"Which S2 is better depends on the network", "Training runs differ, and most on Noise"}
+
+
+def test_all_networks_together_are_judged_by_the_means_of_their_differences(scripts, study):
+    """Read off comparisons.csv: SIRC against its S1, the mean over the OOD sets."""
+    table = pd.read_csv(study / "comparisons.csv", keep_default_na=False)
+    own = table[(table["model"] == "all networks") & (table["negative"] == "OOD mean") & (table["metric"] == "auroc")]
+    pairs = [(s, s.partition("(")[2].partition(",")[0]) for s in PAPER_SPECS if s.startswith("sirc(")]
+    found = [own[(own["score"] == s) & (own["baseline"] == first)].iloc[0] for s, first in pairs]
+    counts = [sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)]
+    row = next(row for row in claim_rows((study / "RESULTS.md").read_text()) if row[1].startswith("SIRC raises"))
+    assert row[9].rpartition(" ")[2] == f"{counts[0]}/{counts[1]}/{len(pairs) - sum(counts)}"
+    seen = scripts.study.Study(study, paper=ROOT / "results" / "paper_tables.csv", experiments=[])
+    values = [np.mean(seen.each(model, "msp", "Near", "auroc")) for model in MODELS]
+    assert np.mean(seen.together().each("all networks", "msp", "Near", "auroc")) == pytest.approx(np.mean(values))
+    assert seen.together().models == ["all networks"]
+    assert seen.models == [*seen.kinds]
 
 
 def test_check_fails_once_a_figure_changes(scripts, study, tmp_path, capsys):
@@ -373,14 +412,22 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
 
 def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monkeypatch):
     """Studies are read as `sirc.results` does; here they are given."""
-    runs = [SimpleNamespace(store=lambda name: tmp_path, of=run) for run in networks[:3]]
-    monkeypatch.setattr(scripts.main, "load_studies", lambda folder: [SimpleNamespace(runs=runs)])
+    (tmp_path / "history.csv").write_text("epoch,lr\n1,0.1\n")
+    runs = [
+        SimpleNamespace(store=lambda name: tmp_path, of=run, seed=run.seed, history=tmp_path / "history.csv")
+        for run in networks[:3]
+    ]
+    monkeypatch.setattr(scripts.main, "load_studies", lambda folder: [SimpleNamespace(runs=runs, name="toy_resnet50")])
     monkeypatch.setattr(scripts.main, "load_run", lambda study, run, device: run.of)
     monkeypatch.setattr(scripts.main, "OutputStore", lambda path: range(1234))
     scripts.main.main(["collect", "runs", "--out", str(tmp_path / "ranks")])
     found = scripts.ranks.read_ranks([tmp_path / "ranks"])
     assert [(run.model, run.seed, run.trained) for run in found] == [("ResNet-50", s, 1234) for s in (1, 2, 3)]
     pd.testing.assert_frame_equal(found[1].evaluation().table, networks[1].evaluation.table, check_exact=True)
+    out = tmp_path / "toy"
+    scripts.main.main(["measure", str(tmp_path / "ranks"), "--out", str(out), "--draws", "2", "--workers", "1"])
+    kept = [(out / "history" / f"toy_resnet50-{seed}.csv").read_text() for seed in (1, 2, 3)]
+    assert kept == ["epoch,lr\n1,0.1\n"] * 3
 
 
 SHARE = ["--share", "DenseNet-121", "MobileNetV2"]
@@ -508,7 +555,7 @@ def test_verdicts_that_hang_on_a_shared_spread_are_named(scripts, by_seeds):
 
 
 def test_measuring_from_ranks_again_brings_the_images_back(scripts, by_seeds, tmp_path):
-    for name in ("results.csv", "one.safetensors", "intervals.json"):
+    for name in ("one.safetensors", "intervals.json"):
         (tmp_path / name).write_bytes((by_seeds / name).read_bytes())
     assert scripts.seeds.read_rule(tmp_path) == [["DenseNet-121", "MobileNetV2"]]
     scripts.main.main(["measure", str(tmp_path / "one.safetensors"), "--out", str(tmp_path), "--draws", "2"])
