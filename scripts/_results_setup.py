@@ -137,14 +137,17 @@ def _files(study: Study) -> str:
         "comparisons.csv": "every difference with its interval",
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
+        "data.md": "which images, in which folders",
         "history": "each network's training, epoch by epoch",
         "figures": "the paper's figures of these networks",
     }
     lines = [f"- [{name}]({at}/{name}): {what}" for name, what in known.items() if (folder / name).exists()]
     shown = [
-        f"\n![{words}]({at}/figures/{name})" for name, words in _SHOWN.items() if (folder / "figures" / name).is_file()
+        f"\n![{words}]({at}/figures/{name})\n\n{words}; left is better. The line at a bar is ± std over seeds."
+        for name, words in _SHOWN.items()
+        if (folder / "figures" / name).is_file()
     ]
-    return "\n".join(["What else was left of it:", "", *lines, *shown])
+    return "\n".join(["What else there is:", "", *lines, *shown])
 
 
 def _all(values: Iterable[object]) -> str:
