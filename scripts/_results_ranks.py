@@ -102,7 +102,7 @@ def write_ranks(runs: Iterable[Ranks], out: Path, *, limit: int) -> Iterator[Pat
 def read_ranks(paths: Sequence[Path]) -> list[Ranks]:
     """Read the runs in these files, and in the files of these folders; all must be of the same test images."""
     files = [file for path in paths for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
-    if not files:
+    if not files or not all(file.is_file() for file in files):
         listed = ", ".join(f"'{path}'" for path in paths)
         raise ValueError(f"ranks must be in files *{SUFFIX}; there are none in {listed}. Make them with `collect`.")
     runs = [run for file in files for run in _read(file)]

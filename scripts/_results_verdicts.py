@@ -15,7 +15,7 @@ RULE = (
     "**holds** if every comparison bears it out. It is **undecided** if more than half leave it open. Else it **holds "
     "in part** if more bear it out than speak against it, and **does not hold** if not. The same rule gives a verdict "
     "for each network by itself, with its comparisons for / against / open, and for all networks together, by the "
-    "means of their differences: these intervals are the narrowest."
+    "means of their differences: these intervals are the narrowest. In tables over α and β, bold is surely below 0."
 )
 
 
