@@ -202,7 +202,7 @@ def test_unreadable_images_are_named_on_stderr_and_counted_on_stdout(study, comm
     assert code == 1
     assert out == ""
     assert "b/002.png" in err
-    assert "--on-error skip" in err
+    assert '`--set extract.on_error=skip`, or `on_error = "skip"` in [extract]; in Python `on_error="skip"`.' in err
     code, out, err = command("extract", "tiny.toml", "--seed", "1", "--only", "Grey", "--on-error", "skip")
     assert code == 0
     assert out == "runs/tiny/seed-1/outputs/Grey  6 rows, 3 logits, 32 features, 1 unreadable\n"

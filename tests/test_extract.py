@@ -353,7 +353,7 @@ def folder_of_images(root, broken=()):
 
 def test_an_unreadable_image_stops_the_run_and_is_named(tmp_path):
     images = folder_of_images(tmp_path / "images", broken={4})
-    with pytest.raises(ImageError, match=r"b/04\.png.*on_error=\"skip\""):
+    with pytest.raises(ImageError, match=r"b/04\.png.*--set extract\.on_error=skip.*in Python `on_error=\"skip\"`"):
         sirc.extract(network(), images, tmp_path / "s", batch_size=2, shard_size=4)
     assert sirc.OutputStore(tmp_path / "s").missing == [1, 2]
 
@@ -376,7 +376,9 @@ def test_unreadable_images_are_skipped_counted_and_named(tmp_path, workers):
     assert len(store) == 7
     readable = [images[i] for i in range(12) if i not in store.skipped]
     check(store.load(), network(), readable)
-    with pytest.raises(sirc.StoreError, match=r"lacks 5 images that could not be read, such as .*b/04\.png"):
+    with pytest.raises(
+        sirc.StoreError, match=r"lacks 5 images that could not be read, such as .*b/04\.png.*extract\.on_error=skip"
+    ):
         sirc.extract(network(), images, tmp_path / "s", batch_size=2, shard_size=4)
     (note,) = told.notes
     assert note.startswith("5 of 12 images could not be read and were skipped:")

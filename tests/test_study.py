@@ -14,6 +14,7 @@ import sirc
 from report_reader import read_page, read_score
 from sirc._files import read_safetensors, write_safetensors
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
+from sirc.data import open_source
 from sirc.demo import run_demo
 from sirc.errors import ConfigError, StoreError
 from sirc.experiment import Experiment
@@ -687,3 +688,123 @@ def test_weights_trained_with_another_warm_up_are_refused(experiment):
     run_study([warm], figures=False, redo=["train"])
     with pytest.raises(StoreError, match=r"trained with other settings: warmup is 1\.0, got nothing"):
         extract_run(experiment, experiment.runs[0])
+
+
+def weights():
+    return list(Path("runs").rglob("*.safetensors"))
+
+
+def extra_class(path):
+    shutil.copytree(Path("data") / path / "r", Path("data") / path / "violet")
+
+
+def emptied(path):
+    shutil.rmtree(Path("data") / path)
+    (Path("data") / path).mkdir()
+
+
+OWN_VALIDATION = 'data.validation={ dataset = "folder", path = "some" }'
+
+
+@pytest.mark.parametrize(
+    ("spoil", "overrides", "words"),
+    [
+        (lambda: extra_class("held-out"), [], r"classes of 'test' must be among those of the training .* 'violet'"),
+        (lambda: extra_class("held-out"), [OWN_VALIDATION], r"classes of 'test' must be among .* 'violet' is not"),
+        (lambda: extra_class("some"), [OWN_VALIDATION], r"classes of 'validation' must be among .* 'violet' is not"),
+        (lambda: emptied("grey"), [], r"no image in or below 'data/grey'"),
+        (lambda: emptied("held-out"), [], r"'data/held-out' must have one folder of images for each class; it has no"),
+        (lambda: None, ["data.ood.Grey={ dataset = 'tiny_data:nothing' }"], r"must have images; 'Grey' of 'tiny' has"),
+        (
+            lambda: None,
+            ["model.num_classes=2"],
+            r"labels of 'train' must be in 0…1, as `model\.num_classes` of 'tiny' is 2; got 2 for data/images/r/000"
+            r"\.png, and labels up to 2\. Set `model\.num_classes = 3`, or use other images\.",
+        ),
+        (
+            lambda: None,
+            ["data.train={ dataset = 'list', path = 'images', list = 'train.txt' }"],
+            r"labels of 'test' must be in 0…2, .*; got 7 for data/held-out/b/002\.png, and labels up to 7",
+        ),
+    ],
+    ids=["test class", "test class, validation", "validation class", "OOD", "test", "function", "outputs", "list"],
+)
+def test_mistakes_in_the_data_are_told_before_anything_is_trained(experiment, spoil, overrides, words):
+    write_images(Path("data/some"), count=15, seed=1)
+    Path("tiny_data.py").write_text("def nothing():\n    return []\n")
+    Path("data/images/train.txt").write_text("r/000.png 2\ng/001.png 1\nb/002.png 0\n")
+    if "'list'" in str(overrides):
+        Path("data/held-out/test.txt").write_text("r/000.png 2\ng/001.png 1\nb/002.png 7\n")
+        overrides = [*overrides, "data.test={ dataset = 'list', path = 'held-out', list = 'test.txt' }"]
+    spoil()
+    with pytest.raises((ValueError, OSError), match=words):
+        run_study([Experiment.read("tiny.toml", overrides)], figures=False)
+    assert not weights()
+
+
+def test_mistakes_in_the_last_experiment_are_told_before_the_first_is_trained(experiment, command):
+    Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace('"grey"', '"dim"'))
+    Path("data/dim").mkdir()
+    code, out, err = command("run", "tiny.toml", "other.toml", "--no-figures")
+    assert (code, out) == (1, "")
+    assert "there is no image in or below 'data/dim'" in err
+    assert "Traceback" not in err
+    assert not weights()
+
+
+def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
+    opened = []
+
+    def counting(source, **options):
+        opened.append(options["name"])
+        return open_source(source, **options)
+
+    monkeypatch.setattr("sirc.stages.open_source", counting)
+    run_study([experiment], figures=False)
+    assert opened == ["train", "test", "Grey", "Noise"]
+
+
+def test_more_outputs_than_classes_are_noted_and_trained(experiment, command):
+    words = (
+        "note: 'tiny' asks for 100 classes (`model.num_classes`), and its training images have 3: the other outputs "
+        "learn to stay low. Unless that is meant, stop, and set `model.num_classes = 3`"
+    )
+    wide = ["tiny.toml", "--set", "model.num_classes=100", "--set", "train.epochs=1"]
+    code, _, err = command("train", *wide)
+    assert code == 0, err
+    assert err.count(words) == 1  # for two seeds
+    assert err.index(words) < err.index("seed 1, epoch 1: loss")
+    assert "note:" not in command("train", *wide)[2]  # all are trained
+    code, _, err = command("run", *wide, "--set", "name=fresh", "--set", "train.lr=0.02", "--no-figures")
+    assert code == 0, err
+    assert err.count(words.replace("tiny", "fresh")) == 1
+    code, _, err = command("run", "tiny.toml", "--set", "name=plain", "--no-figures")
+    assert code == 0, err
+    assert "note:" not in err
+
+
+def test_a_finished_study_does_without_its_images(experiment, command):
+    first = run_study([experiment], formats=["svg"])
+    kept, tables = first.results, {name: Path("runs/tiny", name).read_bytes() for name in ("table.md", "table.tex")}
+    shutil.rmtree("data")
+    for name in tables:
+        Path("runs/tiny", name).unlink()
+    code, _, err = command("run", "tiny.toml", "--format", "svg")
+    assert code == 0, err
+    assert "stored outputs are used without a look at the images they are of: tiny.toml:13: `data.train` needs" in err
+    assert {name: Path("runs/tiny", name).read_bytes() for name in tables} == tables
+    assert Path("runs/tiny/figures/samples.svg").is_file()
+    more = Experiment.read("tiny.toml", ['fit.specs=["msp", "sirc(msp, residual)", "energy"]'])
+    study = run_study([more], formats=["svg"])  # which needs the stored outputs alone
+    assert "tiny, seed-1: fit" in done(study)
+    msp = [results[results.score == "msp"].reset_index(drop=True) for results in (kept, study.results)]
+    pd.testing.assert_frame_equal(*msp)
+    # Whatever needs images says that they are missing, and settings are compared as ever.
+    for asked, redo in ((["seeds=[1, 2, 3]"], []), (["preprocess.resize=14"], []), ([], ["extract"]), ([], ["train"])):
+        with pytest.raises(ConfigError, match=r"`data\.train` needs '.*images', which is not there"):
+            run_study([Experiment.read("tiny.toml", asked)], figures=False, redo=redo)
+    with pytest.raises(StoreError, match="trained with other settings: lr is"):
+        run_study([Experiment.read("tiny.toml", ["train.lr=0.1"])], figures=False)
+    shutil.rmtree("runs/tiny/seed-2/outputs/Grey")
+    with pytest.raises(ConfigError, match="which is not there"):
+        run_study([experiment], figures=False)

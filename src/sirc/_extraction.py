@@ -123,8 +123,8 @@ class Extraction:
         if self.on_error == "stop" and (skipped := store.skipped):
             raise StoreError(
                 f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
-                f'{self.reading.where(skipped[0])}. Pass `on_error="skip"` (`--on-error skip`, or in [extract]) to do '
-                "without them, or mend them and delete the shards that lack them."
+                f"{self.reading.where(skipped[0])}. Mend them and delete the shards that lack them, or do without: "
+                '`--set extract.on_error=skip`, or `on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
             )
 
     def _outputs(self, spans: list[range], task: Task) -> Iterator[tuple[int, Outputs, list[int]]]:
@@ -157,8 +157,8 @@ class Extraction:
         if lost and self.on_error == "stop":
             raise ImageError(
                 f"every image must be readable; {self.reading.where(lost[0].index)} is not: {lost[0].why} Mend or "
-                'remove it, or pass `on_error="skip"` (`--on-error skip`, or in [extract]), which counts and names '
-                "such images."
+                "remove it, or skip, count and name such images: `--set extract.on_error=skip`, or "
+                '`on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
             )
 
     def _join(

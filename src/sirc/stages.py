@@ -214,7 +214,10 @@ def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSe
     split = ("train" if name == "train" else "test") if ours else None
 
     def opened() -> ImageSet:
-        return open_source(source, root=root, split=split, preprocess=None, labelled=ours, name=name)
+        images = open_source(source, root=root, split=split, preprocess=None, labelled=ours, name=name)
+        if not len(images):  # as a function may return
+            raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
+        return images
 
     def one_by_one() -> ImageSet:
         # One process goes first, as archives are unpacked when they are opened.

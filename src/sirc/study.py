@@ -17,6 +17,7 @@ import torch
 
 import sirc
 from sirc import distributed
+from sirc._data_check import check_data, is_complete, is_extracted, missing_files, needed
 from sirc._files import PathLike, atomic_write, refuse_existing
 from sirc._holding import Holding
 from sirc._kept_confidences import Kept
@@ -28,7 +29,6 @@ from sirc.experiment import Experiment, Run
 from sirc.progress import SILENT, Progress, Task
 from sirc.results import SCHEMA, RunResults, load_run, results_table, shown_scores, title_of
 from sirc.stages import extract_run, fit_run, train_run
-from sirc.store import OutputStore
 
 FORMATS = ("pdf", "svg", "png")
 REDO = ("train", "extract", "fit", "page", "figures")
@@ -98,20 +98,22 @@ def run_study(
     With one experiment `folder` is its own by default; several must have the same `out`, or `folder` be given. Under
     torchrun, all processes train, extract and fit; the first does the rest. Where settings changed, what follows from
     them is done again, but networks are never trained anew unless `redo` says "train"; it may also name "extract",
-    "fit", "page" and "figures".
+    "fit", "page" and "figures". Where something is to be trained or extracted, all images are listed before, so that
+    mistakes in the data are told at once. Where nothing is, they are not needed.
     """
     _check_distinct(experiments)
     if unknown := set(redo) - set(REDO):
         raise ValueError(f"`redo` must be among {', '.join(REDO)}; got {', '.join(sorted(unknown))}.")
     where = Path(folder) if folder is not None else _common_folder(experiments)
     study = Study(where, experiments, device=torch.device(device))
-    for experiment in experiments:
-        experiment.require(_needed(experiment))
     runs = [(experiment, run) for experiment in experiments for run in experiment.runs]
     stages = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 2 + figures
     worker = _Worker(study, torch.device(device), frozenset(redo), progress)
+    unfinished = [experiment for experiment in experiments if not worker.finished(experiment)]
     with progress.task("study", stages, unit="stages") as worker.whole:
         with worker.holding:
+            for experiment in unfinished:
+                worker.check(experiment)
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
@@ -138,6 +140,7 @@ class _Worker:
         self.redo = redo
         self.progress = progress
         self.holding = Holding()
+        self.imageless: set[Path] = set()  # the folders of experiments that are finished, and whose images are gone
 
     @contextmanager
     def step(self, name: str, skipped: Callable[[], bool] = lambda: False) -> Iterator[bool]:
@@ -150,23 +153,46 @@ class _Worker:
         self.study.steps.append(Step(name, time.perf_counter() - began, nothing))
         self.whole.advance()
 
+    def finished(self, experiment: Experiment) -> bool:
+        """Whether nothing is to be trained or extracted; only then may images be missing."""
+        done = not self.redo & {"train", "extract"} and all(is_extracted(experiment, run) for run in experiment.runs)
+        if not done:
+            experiment.require(needed(experiment))
+        elif words := missing_files(experiment):
+            self.imageless.add(experiment.folder)
+            if distributed.is_main():
+                self.progress.note(f"stored outputs are used without a look at the images they are of: {words}")
+        return done
+
+    def check(self, experiment: Experiment) -> None:
+        """Look at all datasets of an experiment, before hours are spent on the first of them."""
+        left = "train" in self.redo or not all(run.weights.exists() for run in experiment.runs)
+        trains = experiment.train is not None and left
+        names = needed(experiment)
+        check_data(experiment, names, trains=trains, holding=self.holding, progress=self.progress)
+
     def outputs(self, experiment: Experiment, run: Run) -> None:
         """Train the network, store its outputs, fit the scores."""
         name = f"{experiment.name}, {run.folder.name}"
         cpu = self.device.type == "cpu"
+        comparable = experiment.folder not in self.imageless  # what is there is compared with the images it is of
         if experiment.train is not None:
             with self.step(f"{name}: train", run.weights.exists):
                 overwrite = "train" in self.redo
-                train_run(experiment, run, cpu=cpu, overwrite=overwrite, progress=self.progress, holding=self.holding)
+                if comparable:
+                    train_run(
+                        experiment, run, cpu=cpu, overwrite=overwrite, progress=self.progress, holding=self.holding
+                    )
         names = list(experiment.stored)
         stale = names if "extract" in self.redo else stale_outputs(experiment, run)
-        with self.step(f"{name}: extract", lambda: not stale and all(_complete(run.store(n)) for n in names)):
+        with self.step(f"{name}: extract", lambda: not stale and all(is_complete(run.store(n)) for n in names)):
             given = partial(
                 extract_run, experiment, run, device=self.device, progress=self.progress, holding=self.holding
             )
             if stale:
                 given(stale, overwrite=True)
-            given()
+            if comparable:
+                given()
         with self.step(f"{name}: fit", lambda: is_fitted(experiment, run)) as nothing:
             fit_run(experiment, run, device=self.device, overwrite=not nothing, progress=self.progress)
         distributed.barrier()
@@ -218,7 +244,8 @@ class _Worker:
         from sirc.figures import figures
 
         def draw() -> list[Path]:
-            images, folder = sample_sets(runs[0][0]), self.study.folder / "figures"
+            first, folder = runs[0][0], self.study.folder / "figures"
+            images = None if first.folder in self.imageless else sample_sets(first)
             return figures(self.study.shown, folder, formats=formats, images=images, progress=self.progress)
 
         self._make("figures", draw, formats=list(formats), runs=_named(runs), scores=_shown(runs))
@@ -279,18 +306,6 @@ def sample_sets(experiment: Experiment) -> dict[str, ImageSet]:
         )
         for name in ("test", *experiment.data.ood)
     }
-
-
-def _needed(experiment: Experiment) -> list[str]:
-    reads = experiment.train is not None or experiment.tuned
-    return [name for name in experiment.names if name != "validation" or reads]
-
-
-def _complete(path: Path) -> bool:
-    try:
-        return OutputStore(path).complete
-    except ValueError:
-        return False
 
 
 def _named(runs: Sequence[tuple[Experiment, Run]]) -> list[list[object]]:

@@ -67,12 +67,16 @@ def train(
     """
     set_ = [*(set_ or ()), *([f"train.on_error={on_error.value}"] if on_error else [])]
     study, runs = _read(experiment, set_, seed)
-    study.require(["train", "validation" if study.data.validates else "test"])
+    names = ["train", "validation" if study.data.validates else "test"]
+    study.require(names)
     from sirc._holding import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
+        from sirc._data_check import check_data
         from sirc.stages import train_run
 
+        if overwrite or not all(run.weights.exists() for run in runs):
+            check_data(study, names, trains=True, holding=holding, progress=progress)
         for run in runs:
             history = train_run(
                 study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, holding=holding
