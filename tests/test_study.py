@@ -718,13 +718,13 @@ OWN_VALIDATION = 'data.validation={ dataset = "folder", path = "some" }'
         (
             lambda: None,
             ["model.num_classes=2"],
-            r"labels of 'train' must be in 0…1, as `model\.num_classes` of 'tiny' is 2; got 2 for data/images/r/000"
+            r"labels of `train` must be in 0…1, as `model\.num_classes` of 'tiny' is 2; got 2 for data/images/r/000"
             r"\.png, and labels up to 2\. Set `model\.num_classes = 3`, or use other images\.",
         ),
         (
             lambda: None,
             ["data.train={ dataset = 'list', path = 'images', list = 'train.txt' }"],
-            r"labels of 'test' must be in 0…2, .*; got 7 for data/held-out/b/002\.png, and labels up to 7",
+            r"labels of `test` must be in 0…2, .*; got 7 for data/held-out/b/002\.png, and labels up to 7",
         ),
     ],
     ids=["test class", "test class, validation", "validation class", "OOD", "test", "function", "outputs", "list"],

@@ -10,7 +10,7 @@ import numpy as np
 from sirc import distributed
 from sirc._holding import Holding
 from sirc._provenance import extract_stamp, stale_outputs
-from sirc.data import ImageSet
+from sirc._trial import refuse_labels
 from sirc.errors import ConfigError
 from sirc.experiment import Experiment, Run
 from sirc.progress import Progress
@@ -36,7 +36,8 @@ def check_data(
         images = images_of(experiment, name, augmented=True, holding=holding)
         if outputs is None or images.labels is None:
             continue
-        _check_labels(experiment, images, outputs)
+        why = f"`model.num_classes` of '{experiment.name}' is {outputs}"
+        refuse_labels(images, images.labels, outputs, why)
         found = len(images.classes) or len(np.unique(images.labels.numpy()))
         if trains and name == "train" and found < outputs and distributed.is_main():
             progress.note(
@@ -44,20 +45,6 @@ def check_data(
                 f"have {found}: the other outputs learn to stay low. Unless that is meant, stop, and set "
                 f"`model.num_classes = {found}`, or check that all class folders are in the training data."
             )
-
-
-def _check_labels(experiment: Experiment, images: ImageSet, outputs: int) -> None:
-    """Refuse labels that the network has no output for."""
-    assert images.labels is not None
-    top = int(images.labels.max())
-    if top < outputs:
-        return
-    row = int((images.labels >= outputs).nonzero()[0])
-    raise ValueError(
-        f"the labels of '{images.name}' must be in 0…{outputs - 1}, as `model.num_classes` of '{experiment.name}' is "
-        f"{outputs}; got {int(images.labels[row])} for {images.where(row)}, and labels up to {top}. Set "
-        f"`model.num_classes = {top + 1}`, or use other images."
-    )
 
 
 def is_complete(path: Path) -> bool:

@@ -26,15 +26,20 @@ def check_labels(model: nn.Module, shape: tuple[int, ...], *sets: ImageSet | Non
     with evaluating(model), _random_state_kept(model):
         count = model_logits(call_model(model, torch.zeros(2, *shape))).shape[1]
     for images, labels in given:
-        if not ((labels < 0) | (labels >= count)).any():
-            continue
-        row = int(((labels < 0) | (labels >= count)).nonzero()[0])
-        top = int(labels.max())
-        way_out = f"Set `model.num_classes = {top + 1}`" if top >= count else "Number the classes from 0"
-        raise ValueError(
-            f"the labels of `{images.name}` must be in 0…{count - 1}, as the model has {count} outputs; got "
-            f"{int(labels[row])} for {images.where(row)}, and labels up to {top}. {way_out}, or use other images."
-        )
+        refuse_labels(images, labels, count, f"the model has {count} outputs")
+
+
+def refuse_labels(images: ImageSet, labels: Tensor, count: int, why: str) -> None:
+    """Refuse labels that are none of `count` outputs."""
+    outside = (labels < 0) | (labels >= count)
+    if not outside.any():
+        return
+    row, top = int(outside.nonzero()[0]), int(labels.max())
+    way_out = f"Set `model.num_classes = {top + 1}`" if top >= count else "Number the classes from 0"
+    raise ValueError(
+        f"the labels of `{images.name}` must be in 0…{count - 1}, as {why}; got {int(labels[row])} for "
+        f"{images.where(row)}, and labels up to {top}. {way_out}, or use other images."
+    )
 
 
 def compiled(
