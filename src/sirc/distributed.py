@@ -14,6 +14,8 @@ from torch import Tensor
 
 from sirc._checks import dtype_name
 
+# What an error in one process is in the others; the last is for all else.
+_KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -98,15 +100,14 @@ def failing_together() -> Iterator[None]:
     if world() == 1:
         return
     words = "" if error is None else f"{type(error).__name__}: {error}"
-    expected = isinstance(error, ValueError)
-    found = [json.loads(text) for text in gather_texts(json.dumps([words, expected]))]
+    kind = next((number for number, known in enumerate(_KINDS) if isinstance(error, known)), len(_KINDS) - 1)
+    found = [json.loads(text) for text in gather_texts(json.dumps([words, kind]))]
     if error is not None:
         error.add_note(f"This was process {rank()} of {world()}; the others stopped too.")
         raise error
-    for number, (other, is_value) in enumerate(found):
+    for number, (other, kind) in enumerate(found):
         if other:
-            kind = ValueError if is_value else RuntimeError
-            raise kind(f"process {number} of {world()} failed: {other}")
+            raise _KINDS[kind](f"process {number} of {world()} failed: {other}")
 
 
 def gather_texts(text: str) -> list[str]:
