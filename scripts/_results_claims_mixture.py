@@ -122,7 +122,6 @@ def msp_is_best_where_wrong_dominates(study: Study) -> Claim:
             PARTLY: "SIRC stays so close to its S1 on ID✗|ID✓ that what is left of the OOD data can still pay for it.",
             FAILS: "SIRC stays so close to its S1 on ID✗|ID✓ that what is left of the OOD data still pays for it.",
         },
-        beyond=True,
     )
 
 
@@ -142,7 +141,6 @@ def sirc_wins_elsewhere(study: Study) -> Claim:
             FAILS: "What SIRC gains comes from S2; on OOD data that S2 cannot tell from ID data only the price is "
             "left.",
         },
-        beyond=True,
     )
 
 
@@ -160,7 +158,6 @@ def detectors_on_close(study: Study) -> Claim:
             FAILS: "The Close sets of this study are others; leaves on a plain ground, say, are easy for "
             "feature-based detectors.",
         },
-        beyond=True,
     )
 
 
@@ -179,5 +176,4 @@ def detectors_on_far(study: Study) -> Claim:
             FAILS: "Simple images can have large logits, and Energy goes by their size; ViM has Residual to go by, "
             "which is near or below chance on some Far sets of two of these networks.",
         },
-        beyond=True,
     )

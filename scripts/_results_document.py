@@ -14,7 +14,7 @@ from _results_claims_detection import detection_claims
 from _results_claims_mixture import mixture_claims
 from _results_claims_scores import score_claims
 from _results_families import PAPER
-from _results_limits import intervals, left_out, otherwise, short
+from _results_limits import INTERVALS, short
 from _results_scores import best_now, score_sections
 from _results_setup import done, networks
 from _results_study import EVERY, MEAN, ROOT, WRONG, Study, named, table
@@ -37,25 +37,21 @@ def document(folder: Path, *, paper: Path = ROOT / "results" / "paper_tables.csv
     """The whole text, from the tables in a folder and from the experiments of its name."""
     experiments = sorted((ROOT / "experiments").glob(f"{folder.resolve().name}_*.toml"))
     study = Study(folder, paper=paper, experiments=experiments)
-    every = _claims(study)
-    missed = [claim for claim in every if claim.beyond] if study.shared is not None else []
-    claims = [claim for claim in every if claim not in missed]
+    claims = _claims(study)
     titles = {claim.title for claim in claims if not claim.by_network}
     pooled = [claim for claim in _claims(study.together()) if claim.title in titles and len(study.kinds) > 1]
     together = {claim.title: claim for claim in pooled if claim.checks}
     parts = [
         "# Results",
-        _summary(study, claims, together, len(missed)),
+        _summary(study, claims, together),
         "## What was done",
         *done(study),
         "## The paper's scores",
         *_main_tables(study),
         "## The paper's claims",
         RULE,
-        intervals(study),
+        INTERVALS,
         _claim_table(claims, together, study.models),
-        otherwise(study, claims, _claims),
-        left_out(missed),
         *(claim.written(number, together.get(claim.title)) for number, claim in enumerate(claims, start=1)),
         "## Every score of the project",
         *score_sections(study),
@@ -82,16 +78,12 @@ def _wrapped(block: str) -> str:
     return "\n".join(lines).replace(_KEPT, " ")
 
 
-def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim], missed: int) -> str:
+def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -> str:
     lines = [
-        f"Of {len(claims)} claims {_told([claim.verdict for claim in claims])}"
-        f"{f'; {missed} more take figures that were not kept' if missed else ''}.",
+        f"Of {len(claims)} claims {_told([claim.verdict for claim in claims])}.",
         f"Over all networks together {_told([claim.verdict for claim in together.values()])}." if together else "",
         *(f"{model} by itself: {_told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
         *best_now(study),
-        "Intervals are those of the training runs; the noise of the test images is not in them."
-        if study.shared is not None
-        else "",
     ]
     return (
         f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)} on real photographs. "

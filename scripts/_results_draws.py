@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -172,12 +171,7 @@ def _t_table() -> tuple[np.ndarray, np.ndarray]:
     return inverse, np.array(found)
 
 
-class _OfModel(Protocol):
-    @property
-    def model(self) -> str: ...
-
-
-def by_model(runs: Iterable[_OfModel]) -> dict[str, list[int]]:
+def by_model(runs: Iterable[Ranks]) -> dict[str, list[int]]:
     """The places of each model's runs."""
     found: dict[str, list[int]] = {}
     for place, run in enumerate(runs):

@@ -1,103 +1,20 @@
-"""What the intervals of RESULTS.md are made of, what could not be told, and where the study falls short."""
+"""What the intervals of RESULTS.md are made of, and where the study falls short."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from _results_draws import t_quantile
 from _results_families import BASELINE, FIRST, WITH_MSP, families
-from _results_measure import compare
 from _results_scores import ties
-from _results_seeds import runs_of, scatter
 from _results_study import EVERY, WRONG, Study, listed
-from _results_verdicts import Claim
 
 from sirc.scores.spec import parse
 
-OF_IMAGES = (
+INTERVALS = (
     "Intervals are at 95%: the mean difference over seeds ± √((1.96·a)² + (t·b)²), where a is its standard deviation "
     "in a paired bootstrap that resamples the images, the same for all networks and scores, and b the standard "
     "deviation between seeds over √n, with Student's t for n − 1 degrees of freedom. More seeds would lower b, but "
     "hardly a."
 )
-
-
-def intervals(study: Study) -> str:
-    """How intervals were made."""
-    if study.shared is None:
-        return OF_IMAGES
-    apart = [model for model in study.models if not any(model in group for group in study.shared)]
-    words = []
-    for group in study.shared:
-        freedom = sum(study.runs[model] - 1 for model in group)
-        words.append(
-            f"{listed(group)} share one s, pooled within each, with {freedom} degrees of freedom "
-            f"(t = {t_quantile(freedom):.1f})"
-        )
-    for model in apart:
-        freedom = study.runs[model] - 1
-        words.append(f"{model} has its own, with {freedom} (t = {t_quantile(freedom):.1f})")
-    parts = [
-        "Intervals are at 95% and come from the training runs alone: the mean difference over the n seeds of a network "
-        f"± t·s/√n, with the standard deviation s of the difference between seeds. {'; '.join(words)}."
-    ]
-    if study.shared:
-        few = min((model for group in study.shared for model in group), key=lambda model: study.runs[model])
-        parts.append(
-            f"{study.runs[few]} seeds of {few} alone would need t = {t_quantile(study.runs[few] - 1):.1f} and tell "
-            "next to nothing."
-        )
-    if study.shared and apart:
-        spread = scatter(study.results)
-        largest = max(spread, key=lambda model: spread[model])
-        ratios = [f"{spread[largest] / spread[m]:.0f} times that of {m}" for m in study.models if m != largest]
-        parts.append(
-            f"A spread shared by all would not be honest: the variance between seeds of {largest} is "
-            f"{' and '.join(ratios)} (median over scores, differences to MSP in AUROC). Who shares was chosen after a "
-            "look at these variances."
-        )
-    if len(study.models) > 1:
-        parts.append(
-            f"For {EVERY} the means of the {len(study.models)} kinds of network are averaged, and their variances "
-            "s²/n, too, with Satterthwaite's degrees of freedom: it speaks of these kinds and of new seeds, not of "
-            "other kinds."
-        )
-    parts.append(
-        "The noise of the test images is **not** in these intervals: all networks saw the same images, and other "
-        "images could move all of them alike. So a difference that is sure here is sure for these images."
-    )
-    return " ".join(parts)
-
-
-def otherwise(study: Study, claims: Sequence[Claim], judged: Callable[[Study], Sequence[Claim]]) -> str:
-    """Which verdicts hang on networks that share their spread: those that would be others if none did."""
-    if not study.shared or study.seeds < 2:
-        return ""
-    runs, samples = runs_of(study.results, study.sizes)
-    verdicts = {claim.title: claim.verdict for claim in judged(study.compared(compare(runs, samples, shared=[])))}
-    changed = [
-        f"{number} ({verdicts[claim.title]})"
-        for number, claim in enumerate(claims, start=1)
-        if verdicts[claim.title] != claim.verdict
-    ]
-    if not changed:
-        return "If no network shared its s, every verdict would be the same."
-    return (
-        f"If no network shared its s, {len(claims) - len(changed)} of the {len(claims)} verdicts would be the same; "
-        f"the others would be {listed(changed, len(changed))}."
-    )
-
-
-def left_out(claims: Sequence[Claim]) -> str:
-    """The claims that results.csv does not have the figures for."""
-    if not claims:
-        return ""
-    titles = [f"“{claim.title}”" for claim in claims]
-    return (
-        "Left out, since they take figures at other α and β than 0.5, or of OOD against all ID data, which the "
-        f"stored results of these networks do not have: {listed(titles, len(titles))}. The page shows other α and β, "
-        "without intervals."
-    )
 
 
 def short(study: Study) -> str:
@@ -111,8 +28,7 @@ def short(study: Study) -> str:
         f"The networks err on {min(errors):.1f} to {max(errors):.1f}% of the test images{err}: small images, few "
         "epochs. A network that errs more has more ID✗ to find and a weaker softmax to find it with.",
         _of_seeds(study),
-        f"The ID test set has {sizes['test']:,} images and the smallest OOD set, {smallest}, {sizes[smallest]:,}"
-        f"{'; what that adds to the uncertainty is not in the intervals' if study.shared is not None else ''}.",
+        f"The ID test set has {sizes['test']:,} images and the smallest OOD set, {smallest}, {sizes[smallest]:,}.",
         *_uneven(study, sizes),
         *_unmeasured(study),
         "Close and Far are our grouping, as they are the authors' in the paper. The OOD sets were not searched by "
@@ -145,11 +61,6 @@ def _unmeasured(study: Study) -> list[str]:
 
 
 def _of_seeds(study: Study) -> str:
-    if study.shared is not None:
-        return (
-            f"There are {sum(study.runs.values())} networks, {study.seed_words}. So few seeds are a bad guess of how "
-            "networks differ, and Student's t makes up for it with wide intervals."
-        )
     if study.seeds == 1:
         return "One seed each says nothing of how networks differ."
     networks = study.comparisons[(study.comparisons["baseline"] == BASELINE) & (study.comparisons["model"] != EVERY)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from _results_draws import ID_MEAN, MIDDLE, Key, Samples, by_model, key, pool
 from _results_families import BASELINE, FAMILIES, PAPER, SECOND, SETTINGS, SIRC, SWEPT, families, first_of, plain_of
 from _results_ranks import Ranks
-from _results_seeds import pool_seeds
 
 from sirc._mixtures import MEAN, POOLED, WRONG
 
@@ -26,25 +24,12 @@ Asked = tuple[
 ]  # score, baseline ("" for the value itself), negative, metric, at
 
 
-class Run(Protocol):
-    """What comparisons need to know of a run, whatever it was read from."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def scores(self) -> list[str]: ...
-    @property
-    def sets(self) -> dict[str, int]: ...
-    @property
-    def groups(self) -> dict[str, list[str]]: ...
-
-
-def asked(run: Run) -> list[Asked]:
+def asked(run: Ranks) -> list[Asked]:
     """What to compare, each once: not every score with every other, but what a reader may want to know."""
     return list(dict.fromkeys(one for one in _asked(run) if one[0] in run.scores and one[1] in ("", *run.scores)))
 
 
-def _asked(run: Run) -> Iterator[Asked]:
+def _asked(run: Ranks) -> Iterator[Asked]:
     groups, others = list(run.groups), [score for score in run.scores if score != BASELINE]
 
     def of(scores: Iterable[str], baseline: str, negatives: Iterable[str], metrics: Iterable[str]) -> Iterator[Asked]:
@@ -77,7 +62,7 @@ def _asked(run: Run) -> Iterator[Asked]:
                 yield from ((score, BASELINE, negative, metric, at) for metric in ("aurr", "risk@95"))
 
 
-def best_of(runs: Sequence[Run], samples: Sequence[Samples], only: str | None = None) -> dict[str, str]:
+def best_of(runs: Sequence[Ranks], samples: Sequence[Samples], only: str | None = None) -> dict[str, str]:
     """The score of each family with the lowest AURR at α = β = 0.5: mean over OOD sets, then seeds, then networks."""
     models = [places for model, places in by_model(runs).items() if only in (None, model)]
 
@@ -89,13 +74,8 @@ def best_of(runs: Sequence[Run], samples: Sequence[Samples], only: str | None = 
     return {**best, EVERY: min(runs[0].scores, key=value)}
 
 
-def compare(
-    runs: Sequence[Run], samples: Sequence[Samples], *, shared: Sequence[Sequence[str]] | None = None
-) -> pd.DataFrame:
-    """Every comparison, for each network over its seeds and for the mean of the networks.
-
-    With `shared`, intervals are those of the seeds alone, and these networks share their spread over them.
-    """
+def compare(runs: Sequence[Ranks], samples: Sequence[Samples]) -> pd.DataFrame:
+    """Every comparison, for each network over its seeds and for the mean of the networks."""
     models = by_model(runs)
     wanted = {one: [*models, EVERY] for one in asked(runs[0])}
     members = {**families(runs[0].scores), EVERY: runs[0].scores}
@@ -111,23 +91,17 @@ def compare(
     for (score, baseline, negative, metric, at), of in wanted.items():
         own = key(score, negative, metric, at)
         base = key(baseline, negative, metric, at) if baseline else None
-        if shared is not None and own not in samples[0]:
-            continue  # results.csv has neither other (α, β) nor plain OOD detection
         every = {model: [_difference(samples[i], own, base) for i in places] for model, places in models.items()}
         for model in of:
             chosen = every if model == EVERY else {model: every[model]}
-            if shared is None:
-                found = pool(list(chosen.values()))
-            else:
-                first = {name: [float(run[0]) for run in some] for name, some in every.items()}
-                found = pool_seeds({name: first[name] for name in chosen}, first, shared)
+            found = pool(list(chosen.values()))
             value = float(np.mean([np.mean([samples[i][own][0] for i in models[name]]) for name in chosen]))
             rows.append(
                 (
                     *(model, score, baseline, negative, metric, own[3], own[4]),
                     min(len(some) for some in chosen.values()),
                     *(value, found.value if baseline else np.nan),
-                    *(found.images if shared is None else np.nan, found.networks),
+                    *(found.images, found.networks),
                     *(found.value - found.reach, found.value + found.reach),
                 )
             )

@@ -109,13 +109,6 @@ def _commands(study: Study) -> str:
         f"python scripts/results.py measure ranks --out again/{name}",
         f"python scripts/results.py write again/{name} --document again/RESULTS.md",
     ]
-    if study.shared is not None:
-        share = "".join(f" --share {' '.join(group)}" for group in study.shared)
-        made = f"measure --from-results results/{name}/results.csv{share} --out results/{name}"
-        words = (
-            f"The intervals of this document were made by `python scripts/results.py {made}`, from the "
-            f"figures of each seed alone. {words[:-1]}, and with the noise of the images in the intervals:"
-        )
     rerun = f"runs/{study.experiments[0].name}" if study.experiments else f"runs/{name}"
     again = [
         "One of them alone is repeated and compared with what is kept, figure by figure, by:",

@@ -13,7 +13,6 @@ import pandas as pd
 from _results_draws import OF_MIXTURE
 from _results_families import LEVELS
 from _results_measure import COLUMNS, EVERY
-from _results_seeds import read_rule
 
 from sirc._mixtures import MEAN, POOLED, WRONG
 from sirc._results_file import read_results
@@ -69,8 +68,6 @@ class Study:
                 f"'{folder / 'comparisons.csv'}' must have the columns {', '.join(COLUMNS)}; it has others."
             )
         self.comparisons = comparisons.assign(difference=pd.to_numeric(comparisons["difference"]))
-        self.shared = read_rule(folder)
-        """The networks that share their spread over seeds; None where intervals are of the images too."""
         self.sizes = pd.read_csv(folder / "sets.csv", keep_default_na=False)
         printed = pd.read_csv(paper, keep_default_na=False, na_values={"two_std": "", "mean": ""})
         self.printed = printed[printed["id_data"] == PAPER_DATA]
@@ -158,13 +155,6 @@ class Study:
         keys = zip(t["model"], t["score"], t["baseline"], t["negative"], t["metric"], alpha, beta, strict=True)
         centre = t["difference"].where(t["baseline"] != "", t["value"])
         return dict(zip(keys, zip(centre, t["low"], t["high"], strict=True), strict=True))
-
-    def compared(self, comparisons: pd.DataFrame) -> Study:
-        """The same study with other comparisons."""
-        other = copy.copy(self)
-        other.__dict__.pop("_intervals", None)
-        other.comparisons = comparisons
-        return other
 
     def together(self) -> Study:
         """The same study with all networks as one, whose figures are the means of theirs."""

@@ -78,8 +78,6 @@ class Claim:
     """By verdict: why it may be so."""
     by_network: bool = False
     """Whether it makes no sense of all networks together."""
-    beyond: bool = False
-    """Whether it takes figures that results.csv does not have: other α and β, or plain OOD detection."""
 
     @property
     def verdict(self) -> str:

@@ -1,8 +1,8 @@
 """Measure a study's networks and set what they found beside the paper's: RESULTS.md, figure by figure.
 
-`collect` takes the ranks of all scores from the machine that holds the stored outputs; `measure` makes the intervals,
-with --from-results those of the training runs alone; `write` makes the document, and with --check says whether it is
-up to date. `repeat` says whether a rerun gives the figures that are kept.
+`collect` takes the ranks of all scores from the machine that holds the stored outputs; `measure` makes the intervals;
+`write` makes the document, and with --check says whether it is up to date; `repeat` says whether a rerun gives the
+figures that are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from _results_draws import MIDDLE, Wanted, draw
 from _results_families import PAPER, SETTINGS, SWEPT
 from _results_measure import compare, results, same_results, sizes
 from _results_ranks import SUFFIX, Ranks, ranks_of, read_ranks, write_ranks
-from _results_seeds import RULE_FILE, check_shared, rule_text, runs_of
 
 from sirc._files import atomic_write
 from sirc._results_file import read_results, write_results
@@ -78,24 +77,8 @@ def measure(paths: Sequence[Path], out: Path, *, draws: int, seed: int, workers:
         _tell(f"{out / 'results.csv'}: made from the ranks, as it was not there")
     _write_table(compare(runs, samples), out / "comparisons.csv")
     _write_table(sizes(runs), out / "sets.csv")
-    atomic_write(out / RULE_FILE, partial(_put, rule_text(None)))
     for file in sorted(file for path in paths for file in path.glob(f"{HISTORY}/*.csv")):
         atomic_write(out / HISTORY / file.name, partial(_put, file.read_text(encoding="utf-8")))
-
-
-def measure_seeds(file: Path, paths: Sequence[Path], out: Path, *, shared: Sequence[Sequence[str]]) -> None:
-    """Write comparisons.csv from results.csv alone, and sets.csv from ranks of any run where there are some."""
-    if paths:
-        _write_table(sizes(read_ranks(paths)), out / "sets.csv")
-    if not (out / "sets.csv").is_file():
-        raise ValueError(
-            f"results do not say how many images there are: '{out}' must hold sets.csv; it does not. Give the ranks of "
-            "a run, too, or write it: set, group, images."
-        )
-    runs, samples = runs_of(read_results(file), pd.read_csv(out / "sets.csv", keep_default_na=False))
-    check_shared(runs, shared)
-    _write_table(compare(runs, samples, shared=shared), out / "comparisons.csv")
-    atomic_write(out / RULE_FILE, partial(_put, rule_text(shared)))
 
 
 def write(folder: Path, document: Path, *, check: bool) -> None:
@@ -133,16 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.add_argument("--device", default="cpu", help="where scores are computed (default: cpu)")
     one.add_argument("--limit", type=float, default=15.5, help="MiB of a file in the folder (default: 15.5)")
     two = commands.add_parser("measure", help="write comparisons.csv, sets.csv and, if need be, results.csv from ranks")
-    two.add_argument("ranks", nargs="*", type=Path, metavar="COLLECTED", help="files of `collect`, or their folder")
-    two.add_argument("--from-results", type=Path, metavar="CSV", help="intervals from its seeds, not from ranks")
-    two.add_argument(
-        "--share",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="NETWORK",
-        help="networks whose seeds scatter alike, to share one spread (with --from-results)",
-    )
+    two.add_argument("ranks", nargs="+", type=Path, metavar="COLLECTED", help="files of `collect`, or their folder")
     two.add_argument("--out", type=Path, required=True, help="the folder of the results")
     two.add_argument("--draws", type=int, default=200, help="of the bootstrap (default: 200)")
     two.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
@@ -161,11 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif options.command == "measure":
             if options.draws < 2 or options.workers < 1:
                 raise ValueError("--draws must be at least 2 and --workers at least 1; they are not")
-            if options.from_results is not None:
-                measure_seeds(options.from_results, options.ranks, options.out, shared=options.share)
-                return
-            if options.share or not options.ranks:
-                raise ValueError("measure needs files of `collect`, or --from-results, which alone goes with --share")
             measure(options.ranks, options.out, draws=options.draws, seed=options.seed, workers=options.workers)
         elif options.command == "repeat":
             repeat(options.rerun, options.folder)

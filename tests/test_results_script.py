@@ -33,7 +33,7 @@ def scripts():
     """The modules of the script, as it imports them itself."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        names = ("ranks", "draws", "families", "measure", "seeds", "verdicts", "study", "limits", "document")
+        names = ("ranks", "draws", "families", "measure", "verdicts", "study", "limits", "document")
         found = {name: importlib.import_module(f"_results_{name}") for name in names}
         yield SimpleNamespace(**found, main=importlib.import_module("results"))
     finally:
@@ -264,7 +264,7 @@ def test_results_that_are_there_stay(scripts, networks, tmp_path, capsys):
 
 
 def test_figures_that_differ_between_the_tables_are_refused(scripts, study, networks, tmp_path, capsys):
-    for name in ("comparisons.csv", "sets.csv", "intervals.json"):
+    for name in ("comparisons.csv", "sets.csv"):
         (tmp_path / name).write_bytes((study / name).read_bytes())
     table = pd.concat([run.table for run in networks])
     write_results(table.assign(value=table["value"] * 0.99), tmp_path / "results.csv")
@@ -428,189 +428,6 @@ def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monk
     scripts.main.main(["measure", str(tmp_path / "ranks"), "--out", str(out), "--draws", "2", "--workers", "1"])
     kept = [(out / "history" / f"toy_resnet50-{seed}.csv").read_text() for seed in (1, 2, 3)]
     assert kept == ["epoch,lr\n1,0.1\n"] * 3
-
-
-SHARE = ["--share", "DenseNet-121", "MobileNetV2"]
-
-
-@pytest.fixture(scope="module")
-def by_seeds(scripts, networks, tmp_path_factory):
-    """A folder of which only results.csv and the ranks of one run are left; DenseNet-121 has two seeds."""
-    folder = tmp_path_factory.mktemp("seeds") / "toy"
-    kept = [run for run in networks if (run.model, run.seed) != ("DenseNet-121", 3)]
-    folder.mkdir()
-    write_results(pd.concat([run.table for run in kept]), folder / "results.csv")
-    list(scripts.ranks.write_ranks([scripts.ranks.ranks_of(networks[0])], folder / "one.safetensors", limit=0))
-    of = ["--from-results", str(folder / "results.csv"), *SHARE, "--out", str(folder)]
-    scripts.main.main(["measure", str(folder / "one.safetensors"), *of])
-    scripts.main.main(["write", str(folder), "--document", str(folder / "RESULTS.md")])
-    return folder
-
-
-def seeds_interval(values, model):
-    """The interval of a network, or of all: SciPy's t, with the spread of two networks shared."""
-    own = {"ResNet-50": ["ResNet-50"]}
-    squares = {m: np.sum((values[m] - values[m].mean()) ** 2) for m in values}
-    spread = {}
-    for m in values:
-        group = own.get(m, ["DenseNet-121", "MobileNetV2"])
-        freedom = sum(len(values[g]) - 1 for g in group)
-        spread[m] = sum(squares[g] for g in group) / freedom, freedom
-    if model != "all networks":
-        variance, freedom = spread[model]
-        mean, error = values[model].mean(), math.sqrt(variance / len(values[model]))
-    else:
-        mean = np.mean([v.mean() for v in values.values()])
-        alone = spread["ResNet-50"][0] / 3 / 9
-        both = spread["MobileNetV2"][0] * (1 / 2 + 1 / 3) / 9
-        error, freedom = math.sqrt(alone + both), (alone + both) ** 2 / (alone**2 / 2 + both**2 / 3)
-    reach = stats.t.ppf(0.975, freedom) * error
-    return mean, mean - reach, mean + reach
-
-
-def test_intervals_from_results_are_those_of_the_seeds(by_seeds):
-    table = pd.read_csv(by_seeds / "comparisons.csv", keep_default_na=False)
-    results = read_results(by_seeds / "results.csv").set_index(["score", "negative", "metric"])[
-        ["model", "seed", "value"]
-    ]
-    assert (table["images"] == "").all()
-    assert set(table["seeds"][table["model"] == "DenseNet-121"]) == {2}
-    for row in table.sample(120, random_state=0).itertuples():
-        values = {}
-        for model in MODELS:
-            own, base = (
-                found[found["model"] == model].sort_values("seed")["value"].to_numpy()
-                for found in (
-                    results.loc[(s, row.negative, row.metric)] for s in (row.score, row.baseline or row.score)
-                )
-            )
-            values[model] = own - base if row.baseline else own
-        mean, low, high = seeds_interval(values, row.model)
-        assert float(row.difference or row.value) == pytest.approx(mean, abs=1e-5)
-        assert [row.low, row.high] == pytest.approx([low, high], abs=2e-5, rel=2e-3)
-
-
-def test_results_are_compared_at_one_setting_only(by_seeds, study):
-    table, whole = (pd.read_csv(folder / "comparisons.csv", keep_default_na=False) for folder in (by_seeds, study))
-    assert set(table["alpha"]) == {"", "0.5", "1"}
-    assert set(table["beta"]) == {"", "0.5"}
-    assert not (table["negative"] == "OOD mean|ID").any()
-    assert (whole["negative"] == "OOD mean|ID").any()
-    assert not table.duplicated(["model", "score", "baseline", "negative", "metric", "alpha", "beta"]).any()
-
-
-@pytest.mark.parametrize("model", ["all", "b"])
-def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(scripts, model):
-    rng = np.random.default_rng(4)
-    inside = 0
-    for _ in range(1000):
-        every = {"a": rng.normal(0, 5, 3), "b": rng.normal(0, 1, 2), "c": rng.normal(0, 1, 3)}
-        chosen = every if model == "all" else {model: every[model]}
-        found = scripts.seeds.pool_seeds(chosen, every, [["b", "c"]])
-        inside += abs(found.value) <= found.reach
-    assert 0.93 <= inside / 1000 <= 0.975
-
-
-def test_a_document_of_seeds_says_so_and_leaves_out_what_it_cannot_tell(by_seeds, study):
-    text, whole = ((folder / "RESULTS.md").read_text() for folder in (by_seeds, study))
-    flat = " ".join(text.split())
-    assert "come from the training runs alone" in flat
-    assert "DenseNet-121 and MobileNetV2 share one s, pooled within each, with 3 degrees of freedom (t = 3.2)" in flat
-    assert "ResNet-50 has its own, with 2 (t = 4.3)" in flat
-    assert "2 seeds of DenseNet-121 alone would need t = 12.7" in flat
-    assert "The noise of the test images is **not** in these intervals" in flat
-    assert "8 networks (ResNet-50, MobileNetV2, DenseNet-121; 3 seeds each, but DenseNet-121 has 2)" in flat
-    titles, all_titles = ([row[1] for row in claim_rows(one)] for one in (text, whole))
-    missed = [title for title in all_titles if title not in titles]
-    assert len(missed) == 6
-    for title in missed:
-        assert f"“{title.replace(chr(92), '')}”" in flat
-    assert "paired bootstrap" in whole
-    assert "paired bootstrap" not in text
-    for word in ("nan", "None", "inf"):
-        assert f" {word}" not in text
-
-
-def test_verdicts_that_hang_on_a_shared_spread_are_named(scripts, by_seeds):
-    """A bound that two seeds of DenseNet-121 are above only with the spread of three more; ResNet-50 has its own."""
-    study = scripts.study.Study(by_seeds, paper=ROOT / "results" / "paper_tables.csv", experiments=[])
-    every = {score: np.array(study.each("DenseNet-121", score, "wrong", "auroc")) for score in PAPER_SPECS}
-    score, own = max(every.items(), key=lambda item: item[1].std())
-    low = own.mean() - stats.t.ppf(0.975, 1) * own.std(ddof=1) / math.sqrt(2)
-    shared = study.interval("DenseNet-121", score, "", "wrong", "auroc").low
-    assert low < shared
-    bounds = {"ResNet-50": 0.0, "DenseNet-121": (low + shared) / 2}
-
-    def judged(study):
-        found = {model: study.interval(model, score, "", "wrong", "auroc") for model in bounds}
-        outcomes = {model: scripts.verdicts.above(found[model], bound) for model, bound in bounds.items()}
-        return [scripts.verdicts.Claim(m, "", "", [scripts.verdicts.Check(m, "", one)]) for m, one in outcomes.items()]
-
-    assert [claim.verdict for claim in judged(study)] == ["holds", "holds"]
-    text = scripts.limits.otherwise(study, judged(study), judged)
-    assert text.endswith("1 of the 2 verdicts would be the same; the others would be 2 (undecided).")
-    assert scripts.limits.otherwise(study, judged(study)[:1], judged).endswith("every verdict would be the same.")
-    study.shared = []
-    assert scripts.limits.otherwise(study, judged(study), judged) == ""
-
-
-def test_measuring_from_ranks_again_brings_the_images_back(scripts, by_seeds, tmp_path):
-    for name in ("one.safetensors", "intervals.json"):
-        (tmp_path / name).write_bytes((by_seeds / name).read_bytes())
-    assert scripts.seeds.read_rule(tmp_path) == [["DenseNet-121", "MobileNetV2"]]
-    scripts.main.main(["measure", str(tmp_path / "one.safetensors"), "--out", str(tmp_path), "--draws", "2"])
-    assert scripts.seeds.read_rule(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--share", "DenseNet-121", "VGG"], "--share must name networks of the results, .*; got VGG"),
-        (["--share", "DenseNet-121", "--share", "DenseNet-121"], "--share must name a network once"),
-        ([], "a spread over seeds takes at least two of a network; DenseNet-121 has one"),
-    ],
-)
-def test_networks_that_cannot_share_a_spread_are_refused(scripts, by_seeds, tmp_path, capsys, arguments, words):
-    table = read_results(by_seeds / "results.csv")
-    write_results(table[(table["model"] != "DenseNet-121") | (table["seed"] == 1)], tmp_path / "results.csv")
-    (tmp_path / "sets.csv").write_bytes((by_seeds / "sets.csv").read_bytes())
-    of = ["--from-results", str(tmp_path / "results.csv"), "--out", str(tmp_path)]
-    with pytest.raises(SystemExit):
-        scripts.main.main(["measure", *of, *arguments])
-    assert re.search(words, capsys.readouterr().err)
-    assert not (tmp_path / "comparisons.csv").exists()
-
-
-def test_what_measure_is_made_from_must_be_there(scripts, by_seeds, tmp_path, capsys):
-    for arguments, words in (
-        (["--from-results", str(by_seeds / "results.csv")], "must hold sets.csv; it does not"),
-        ([], "measure needs files of `collect`, or --from-results"),
-        ([str(by_seeds / "one.safetensors"), *SHARE], "which alone goes with --share"),
-    ):
-        with pytest.raises(SystemExit):
-            scripts.main.main(["measure", "--out", str(tmp_path), *arguments])
-        assert words in capsys.readouterr().err
-
-
-def test_runs_with_other_scores_are_refused(scripts, by_seeds):
-    table = read_results(by_seeds / "results.csv")
-    sizes = pd.read_csv(by_seeds / "sets.csv", keep_default_na=False)
-    fewer = table[(table["seed"] != 2) | (table["score"] != "vim")]
-    with pytest.raises(ValueError, match=r"must have the same scores and metrics .* with seed 2 has others than"):
-        scripts.seeds.runs_of(fewer, sizes)
-    with pytest.raises(ValueError, match=r"must be of the OOD sets of sets\.csv; they have no Cells"):
-        scripts.seeds.runs_of(table[table["negative"] != "Cells"], sizes)
-
-
-def test_scatter_is_the_median_variance_over_scores(scripts):
-    rows = [
-        ("A", seed, score, "wrong", "auroc", math.nan, math.nan, value)
-        for score, values in (("msp", (0.5, 0.6)), ("one", (0.6, 0.6)), ("two", (0.5, 0.8)), ("three", (0.5, 0.6)))
-        for seed, value in enumerate(values)
-    ]
-    columns = ["model", "seed", "score", "negative", "metric", "alpha", "beta", "value"]
-    found = scripts.seeds.scatter(pd.DataFrame(rows, columns=columns))
-    assert found == pytest.approx({"A": np.median([0.005, 0.02, 0.0])})
 
 
 def made_up(model, seeds, generator, shift=0.0):
