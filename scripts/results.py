@@ -103,7 +103,10 @@ def repeat(rerun: Path, folder: Path) -> None:
     """Print how a rerun's figures lie to those that are kept."""
     from _results_repeat import compared
 
-    print(compared(*(read_results(path / "results.csv" if path.is_dir() else path) for path in (rerun, folder))))
+    files = [path / "results.csv" if path.is_dir() else path for path in (rerun, folder)]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise ValueError(f"results must be there to be compared; there is no '{missing[0]}'. Make it with `sirc run`.")
+    print(compared(*map(read_results, files)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

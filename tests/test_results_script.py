@@ -477,6 +477,9 @@ def test_repeat_prints_what_differs(scripts, tmp_path, capsys):
     with pytest.raises(SystemExit):
         scripts.main.main(["repeat", str(tmp_path / "other.csv"), str(tmp_path / "kept")])
     assert "it has B, kept are A" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        scripts.main.main(["repeat", str(tmp_path), str(tmp_path / "kept")])
+    assert re.search(r"there is no '.*results\.csv'\. Make it with `sirc run`", capsys.readouterr().err)
 
 
 @pytest.mark.skipif(not (STUDY / "results.csv").is_file(), reason="the study has no results yet")
