@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from sirc._files import atomic_write
+from sirc._utils.files import atomic_write
 from sirc.evaluate import Evaluation
 from sirc.results import RunResults
 

@@ -23,8 +23,8 @@ from _results_families import PAPER, SETTINGS, SWEPT
 from _results_measure import compare, results, same_results, sizes
 from _results_ranks import SUFFIX, Ranks, ranks_of, read_ranks, write_ranks
 
-from sirc._files import atomic_write
 from sirc._results_file import read_results, write_results
+from sirc._utils.files import atomic_write
 from sirc.results import load_run, load_studies
 from sirc.store import OutputStore
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sirc._arrays import as_tensor
-from sirc._checks import (
+from sirc._utils.arrays import as_tensor
+from sirc._utils.checks import (
     check_finite,
     check_floating,
     check_labels,
@@ -171,7 +171,7 @@ def test_one_bad_value_anywhere_is_found(dtype, bad, turned):
 
 
 def test_bad_values_are_counted_over_many_chunks(monkeypatch):
-    monkeypatch.setattr("sirc._checks._CHUNK", 10)
+    monkeypatch.setattr("sirc._utils.checks._CHUNK", 10)
     x = torch.zeros(50, 4)
     x[31, 2] = float("nan")
     x[49] = float("inf")

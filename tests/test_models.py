@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sirc import models
-from sirc._files import read_safetensors
+from sirc._utils.files import read_safetensors
 from sirc.errors import StoreError
 from sirc.models import build, fingerprint, load_weights, preprocess_of, save_weights
 from sirc.preprocess import Preprocess

@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from sirc._modes import exact, full_products
+from sirc._utils.precision import exact, full_products
 
 _WAYS = {
     "the older function": 'torch.set_float32_matmul_precision("high")',

@@ -12,7 +12,7 @@ import torch
 
 import sirc
 from report_reader import read_page, read_score
-from sirc._files import read_safetensors, write_safetensors
+from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.data import open_source
 from sirc.demo import run_demo

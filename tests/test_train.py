@@ -377,7 +377,7 @@ def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, t
         patch.setattr("sirc.train.learning_rate", lambda recipe, epoch: 1e30 if epoch >= 2 else recipe.lr)
         with pytest.raises(ValueError, match=r"must stay finite; it is .* in epoch 3 .*Lower `train\.lr`"):
             run(images, tmp_path / "run", recipe)
-    kept = sirc._files.read_safetensors(tmp_path / "run" / "checkpoint.safetensors")[0]
+    kept = sirc._utils.files.read_safetensors(tmp_path / "run" / "checkpoint.safetensors")[0]
     assert all(value.isfinite().all() for value in kept.values())
     with open(tmp_path / "run" / "history.csv") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]

@@ -6,7 +6,13 @@ Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and
 import importlib
 from typing import TYPE_CHECKING
 
-from sirc import distributed, functional, metrics, models, moments
+from sirc import (
+    functional,
+    metrics,
+    models,
+    moments,
+)
+from sirc._utils import distributed
 from sirc.errors import NotFittedError, StoreError
 from sirc.evaluate import Evaluation, evaluate
 from sirc.extract import extract

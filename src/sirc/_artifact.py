@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._files import read_safetensors, write_safetensors
+from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.errors import NotFittedError, StoreError
 from sirc.models import fingerprint
 from sirc.preprocess import Preprocess

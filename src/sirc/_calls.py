@@ -11,7 +11,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from sirc._arrays import as_tensor
+from sirc._utils.arrays import as_tensor
 
 LinearLayer = nn.Linear | nn.Conv2d
 LABEL_KEYS = frozenset({"label", "labels", "label_ids", "target", "targets"})

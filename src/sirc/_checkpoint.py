@@ -16,8 +16,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sirc._checks import differences
-from sirc._files import atomic_write, read_safetensors, write_safetensors
+from sirc._utils.checks import differences
+from sirc._utils.files import atomic_write, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 _FORMAT = "sirc.training/1"

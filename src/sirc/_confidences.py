@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike
 from sirc._mixtures import as_names
+from sirc._utils.arrays import ArrayLike
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.outputs import Outputs
 from sirc.scores import Scorer

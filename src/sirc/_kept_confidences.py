@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 import sirc
-from sirc._files import read_safetensors, write_safetensors
 from sirc._stamps import Stamp, digest
+from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment import Experiment, Run
 from sirc.store import OutputStore

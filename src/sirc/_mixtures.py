@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_unit_interval
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_unit_interval
 from sirc.metrics._groups import as_scores
 
 WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sirc._files import atomic_write, refuse_existing
+from sirc._utils.files import atomic_write, refuse_existing
 from sirc.errors import StoreError
 
 if TYPE_CHECKING:

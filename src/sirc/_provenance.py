@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from sirc import distributed, models
-from sirc._checks import differences
-from sirc._files import read_metadata, read_safetensors, write_safetensors
+from sirc import models
 from sirc._settings import FILE as STORE_FILE
 from sirc._stamps import Stamp
+from sirc._utils import distributed
+from sirc._utils.checks import differences
+from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment import Experiment, Run
 from sirc.head import Head

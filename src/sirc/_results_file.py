@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sirc._files import PathLike, atomic_write
+from sirc._utils.files import PathLike, atomic_write
 from sirc.results import SCHEMA
 
 

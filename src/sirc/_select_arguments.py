@@ -11,11 +11,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike
-from sirc._checks import check_fraction, check_positive
 from sirc._confidences import Data, Plain, check_scorer, id_confidences, score_labelled
 from sirc._mixtures import as_fractions, as_names
 from sirc._select_draws import AURC, AURR, RISK
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction, check_positive
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
 from sirc.store import OutputStore

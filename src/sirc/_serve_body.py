@@ -13,9 +13,9 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from sirc._checks import check_positive
 from sirc._serve_budget import Share
 from sirc._serve_images import RefusedError
+from sirc._utils.checks import check_positive
 from sirc.data._decode import printable
 
 _DRAINED = 256 << 20  # bytes at most that are read and thrown away

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sirc._artifact import preprocess_from
-from sirc._files import PathLike
 from sirc._onnx import facts_of
+from sirc._utils.files import PathLike
 from sirc.preprocess import Preprocess
 from sirc.threshold import Threshold
 

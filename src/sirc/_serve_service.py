@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import sirc
-from sirc._checks import check_positive
 from sirc._serve_body import Limits, Upload, busy, uploads
 from sirc._serve_budget import Budget
 from sirc._serve_images import FORMATS, RefusedError, open_image
 from sirc._serve_metrics import Metrics
 from sirc._serve_model import Decided, Deployed
 from sirc._threshold_words import as_plain
+from sirc._utils.checks import check_positive
 
 _log = logging.getLogger("sirc.serve")
 _ROWS = 16  # images that the graph sees at once

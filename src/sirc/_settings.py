@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sirc._checks import check_positive, differences
-from sirc._files import atomic_write
+from sirc._utils.checks import check_positive, differences
+from sirc._utils.files import atomic_write
 from sirc.errors import StoreError
 
 FILE = "meta.json"

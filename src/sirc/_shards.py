@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import SupportsIndex, final
 
-from sirc._checks import differences
-from sirc._files import read_metadata, read_safetensors, write_safetensors
 from sirc._settings import Settings
+from sirc._utils.checks import differences
+from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.outputs import Layout, Outputs
 

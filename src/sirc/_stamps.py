@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import final
 
-from sirc._files import atomic_write
+from sirc._utils.files import atomic_write
 
 _FOLDER = ".made-from"
 

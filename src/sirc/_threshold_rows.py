@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from sirc._arrays import ArrayLike
+from sirc._utils.arrays import ArrayLike
 from sirc.metrics._groups import as_flags, as_scores
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from sirc._files import PathLike
 from sirc._toml_text import NONE, dotted, dump, members, text_of
+from sirc._utils.files import PathLike
 from sirc.errors import ConfigError
 
 __all__ = ["Document", "closest", "dotted", "dump", "read"]

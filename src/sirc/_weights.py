@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._calls import unwrap
-from sirc._files import PathLike, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 _PICKLED = (".pt", ".pth", ".bin", ".tar", ".ckpt")

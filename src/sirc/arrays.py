@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sirc._arrays import ArrayLike
-from sirc._files import PathLike, array_names, read_npz, read_safetensors, write_npz
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.files import (
+    PathLike,
+    array_names,
+    read_npz,
+    read_safetensors,
+    write_npz,
+)
 from sirc.evaluate import evaluate
 from sirc.experiment import PAPER_SPECS
 from sirc.head import Head

@@ -23,9 +23,9 @@ from sirc._assumption_parts import (
 )
 from sirc._assumption_rules import judge, recommend, together
 from sirc._assumption_words import written
-from sirc._checks import check_fraction
 from sirc._confidences import Data, score_labelled
 from sirc._mixtures import check_groups
+from sirc._utils.checks import check_fraction
 from sirc.evaluate import Evaluation
 from sirc.outputs import Outputs
 from sirc.scores import Scorer

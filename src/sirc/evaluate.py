@@ -13,11 +13,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike
-from sirc._checks import check_fraction, check_positive
 from sirc._confidences import Data, Plain, id_confidences, ood_confidences
-from sirc._files import PathLike
 from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction, check_positive
+from sirc._utils.files import PathLike
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics._merging import Inside, sorted_scores
 from sirc.metrics.ranking import Curve, Ranking

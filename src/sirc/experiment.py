@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from sirc._files import PathLike, atomic_write
 from sirc._sections import PAPER_SPECS, Augment, Data, Extract, Fit, Model, Report, Train, folder_name
 from sirc._toml import Document, closest, dotted, dump
+from sirc._utils.files import PathLike, atomic_write
 from sirc.data.source import Source, source_path
 from sirc.errors import ConfigError
 from sirc.preprocess import Preprocess

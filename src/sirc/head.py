@@ -10,7 +10,6 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sirc._arrays import ArrayLike, as_tensor
 from sirc._calls import (
     LayerRun,
     LinearLayer,
@@ -22,7 +21,8 @@ from sirc._calls import (
     unwrap,
     watch,
 )
-from sirc._checks import check_finite, check_floating, check_shape
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_finite, check_floating, check_shape
 
 __all__ = ["Head", "capture_features", "find_head"]
 

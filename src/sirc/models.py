@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from sirc._checks import check_positive
-from sirc._files import PathLike
-from sirc._imports import current_folder
 from sirc._stems import STEMS, Stem, halve_stem
 from sirc._toml import closest
+from sirc._utils.checks import check_positive
+from sirc._utils.files import PathLike
+from sirc._utils.imports import current_folder
 from sirc._weights import fingerprint, load_weights, save_weights
 from sirc.preprocess import Preprocess
 

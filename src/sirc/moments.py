@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_finite, check_floating, check_integer, check_labels, check_shape
-from sirc._modes import exact
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_labels,
+    check_shape,
+)
+from sirc._utils.precision import exact
 
 if TYPE_CHECKING:
     from sirc.head import Head

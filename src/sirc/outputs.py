@@ -8,8 +8,9 @@ from typing import Self, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor, row_index
-from sirc._checks import (
+from sirc._labels import as_columns
+from sirc._utils.arrays import ArrayLike, as_tensor, row_index
+from sirc._utils.checks import (
     check_finite,
     check_floating,
     check_positive,
@@ -19,8 +20,14 @@ from sirc._checks import (
     differences,
     dtype_name,
 )
-from sirc._files import PathLike, read_npz, read_safetensors, require_array, write_npz, write_safetensors
-from sirc._labels import as_columns
+from sirc._utils.files import (
+    PathLike,
+    read_npz,
+    read_safetensors,
+    require_array,
+    write_npz,
+    write_safetensors,
+)
 from sirc.errors import StoreError
 
 Batch: TypeAlias = "Outputs | Mapping[str, ArrayLike | None] | Sequence[ArrayLike | None]"

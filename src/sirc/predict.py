@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import pandas as pd
 from torch import Tensor
 
-from sirc._checks import check_positive
-from sirc._files import PathLike, atomic_write, refuse_existing
 from sirc._reading import Plan, Reading
 from sirc._serve_images import check_pixels
 from sirc._serve_model import Deployed
+from sirc._utils.checks import check_positive
+from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.data import image_folder
 from sirc.data._decode import printable
 from sirc.data._names import Names

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sirc._confidences import score_labelled
-from sirc._files import PathLike
 from sirc._kept_confidences import Confidences, Kept
 from sirc._provenance import check_outputs
+from sirc._utils.files import PathLike
 from sirc.evaluate import COLUMNS, Evaluation
 from sirc.experiment import FILE, Experiment, Run
 from sirc.outputs import Outputs

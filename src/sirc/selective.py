@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sirc._calls import call_model, model_logits
-from sirc._checks import check_number
-from sirc._files import PathLike
 from sirc._graph import ConfidenceGraph, Kept, feature_terms
-from sirc._modes import full_products
 from sirc._tap import Tap
+from sirc._utils.checks import check_number
+from sirc._utils.files import PathLike
+from sirc._utils.precision import full_products
 from sirc.errors import NotFittedError
 from sirc.head import Head, find_head
 from sirc.models import fingerprint

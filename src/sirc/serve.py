@@ -20,8 +20,8 @@ import socket
 from collections.abc import Callable
 
 import sirc
-from sirc._files import PathLike
 from sirc._serve_model import Deployed
+from sirc._utils.files import PathLike
 
 try:
     import prometheus_client  # noqa: F401

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sirc._checks import check_positive
+from sirc._utils.checks import check_positive
 
 
 def resnet(num_classes: int = 26, width: int = 20) -> nn.Module:

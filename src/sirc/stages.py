@@ -8,12 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from sirc import distributed
 from sirc._checkpoint import Epoch
-from sirc._checks import differences
-from sirc._choices import OnError
 from sirc._extraction import known_weights
-from sirc._files import atomic_write, read_metadata
 from sirc._held_reading import HeldSet, refuse_fatal
 from sirc._holding import Held, Holding
 from sirc._provenance import (
@@ -30,6 +26,10 @@ from sirc._provenance import (
     save_head,
 )
 from sirc._reading import UNREADABLE
+from sirc._utils import distributed
+from sirc._utils.checks import differences
+from sirc._utils.choices import OnError
+from sirc._utils.files import atomic_write, read_metadata
 from sirc.data import ImageSet, open_source
 from sirc.data.source import geometry_of, tested_with
 from sirc.errors import ImageError, StoreError

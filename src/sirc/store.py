@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sirc import _settings
-from sirc._checks import check_positive
 from sirc._cutting import fill
-from sirc._files import PathLike
 from sirc._settings import OTHER_DATA, OTHER_MODEL, Settings
 from sirc._shards import FILES, Shards
+from sirc._utils.checks import check_positive
+from sirc._utils.files import PathLike
 from sirc.errors import StoreError
 from sirc.outputs import Layout, Outputs
 

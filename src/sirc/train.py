@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sirc import distributed
 from sirc._calls import model_logits
 from sirc._captured import CapturedStep, captured
 from sirc._checkpoint import Epoch, Records
@@ -24,6 +23,7 @@ from sirc._feeding import IGNORED, Batch, Feed, LoaderFeed, Order, Share, input_
 from sirc._holding import Holding
 from sirc._telling import list_of, tensorboard, words
 from sirc._trial import check_labels, compiled
+from sirc._utils import distributed
 from sirc.augment import random_key
 from sirc.models import fingerprint
 from sirc.preprocess import Preprocess

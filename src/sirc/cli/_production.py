@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sirc._files import read_npz
+from sirc._utils.files import read_npz
 from sirc.errors import ConfigError
 
 

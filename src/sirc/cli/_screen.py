@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from sirc import distributed
+from sirc._utils import distributed
 from sirc.progress import SILENT, Progress, Task
 
 _LINE_SECONDS = 10.0  # between two lines about the same work

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc import distributed
+from sirc._utils import distributed
 from sirc.cli._screen import reporting, result
 from sirc.cli.show import Formats, Open, chosen_formats, open_page, refuse_existing
 from sirc.cli.study import Device, Overrides, Overwrite, Quiet, started

@@ -170,7 +170,7 @@ def fit(
 
 def keep(study: Experiment) -> None:
     """Write the effective configuration beside its results, once there are any; each stage has compared its part."""
-    from sirc import distributed
+    from sirc._utils import distributed
 
     if distributed.is_main():
         study.save(overwrite=True)
@@ -205,7 +205,7 @@ def started(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress]]
     """Join the other processes, if there are any, and open the progress display."""
     import torch
 
-    from sirc import distributed
+    from sirc._utils import distributed
 
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:

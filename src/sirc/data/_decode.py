@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sirc._files import PathLike
+from sirc._utils.files import PathLike
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc._checks import check_positive
+from sirc._utils.checks import check_positive
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:

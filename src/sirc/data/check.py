@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from sirc._files import PathLike
+from sirc._utils.files import PathLike
 from sirc.data import _places
 from sirc.data._broken import broken_images
 from sirc.data._decode import printable

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from sirc._checks import check_positive
-from sirc._files import PathLike, atomic_write
+from sirc._utils.checks import check_positive
+from sirc._utils.files import PathLike, atomic_write
 from sirc.data._decode import missing_package, printable
 from sirc.data.fetch import fetch
 from sirc.errors import ImageError

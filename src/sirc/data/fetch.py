@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sirc._files import PathLike, atomic_write
+from sirc._utils.files import PathLike, atomic_write
 from sirc.progress import SILENT, Progress
 
 _BLOCK = 1 << 18

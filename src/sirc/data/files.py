@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._files import PathLike
+from sirc._utils.files import PathLike
 from sirc.data._decode import printable, read_image
 from sirc.data._names import Names
 from sirc.data._scan import class_folders, images_below, images_of_class

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sirc._checks import check_positive
+from sirc._utils.checks import check_positive
 from sirc.data._decode import missing_package
 from sirc.data._glyph_draw import SIDE, draw, generator
 from sirc.data._glyph_fonts import FONTS, SCRIPTS, fonts_digest

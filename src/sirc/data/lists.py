@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sirc._files import PathLike
+from sirc._utils.files import PathLike
 from sirc.data._decode import printable
 from sirc.data._names import Names
 from sirc.data.base import Transform

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import numpy.typing as npt
 
-from sirc._checks import check_positive, differences
-from sirc._files import PathLike, atomic_write
+from sirc._utils.checks import check_positive, differences
+from sirc._utils.files import PathLike, atomic_write
 from sirc.data._decode import missing_package, printable
 from sirc.data.base import ImageSet, Transform, check_seed
 from sirc.errors import StoreError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from sirc._checks import check_positive
+from sirc._utils.checks import check_positive
 from sirc.data import layout
 from sirc.data.base import ImageSet, Transform, check_seed
 from sirc.data.benchmarks import Benchmark, benchmark, benchmarks, unknown

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._imports import current_folder
+from sirc._utils.imports import current_folder
 from sirc.data._decode import missing_package, to_rgb
 from sirc.data.base import ImageSet
 from sirc.data.benchmarks import unknown

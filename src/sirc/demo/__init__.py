@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 import sirc
-from sirc._files import PathLike, atomic_write
 from sirc._provenance import load_head
 from sirc._stamps import Stamp, digest
+from sirc._utils.files import PathLike, atomic_write
 from sirc.arrays import save_arrays
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from sirc._files import PathLike, atomic_write
+from sirc._utils.files import PathLike, atomic_write
 from sirc.figures.style import drawing
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sirc._modes import exact
+from sirc._utils.precision import exact
 from sirc.figures.pieces import array
 from sirc.names import score_name
 from sirc.outputs import Outputs

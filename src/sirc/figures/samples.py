@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sirc._checks import check_positive
+from sirc._utils.checks import check_positive
 from sirc.data.base import ImageSet, check_seed
 from sirc.figures.style import drawing, finish, literal, new_figure
 

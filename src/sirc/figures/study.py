@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sirc._files import PathLike
+from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet
 from sirc.evaluate import Evaluation
 from sirc.figures.changes import changes

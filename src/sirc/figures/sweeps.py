@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 import pandas as pd
 
-from sirc._arrays import ArrayLike
 from sirc._mixtures import POOLED, as_fractions, as_names
+from sirc._utils.arrays import ArrayLike
 from sirc.evaluate import Evaluation
 from sirc.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
 from sirc.names import metric_name

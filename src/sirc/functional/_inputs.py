@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_number
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_number
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.columns import working_dtype

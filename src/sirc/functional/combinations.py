@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_fraction
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_fraction
 from sirc.functional._inputs import columns
 from sirc.scores import combine
 

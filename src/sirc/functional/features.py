@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_number, check_positive
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_number, check_positive
 from sirc.functional._inputs import checked_options, columns, features_of, same_rows, summary
 from sirc.functional.combinations import linear
 from sirc.functional.logits import energy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sirc._arrays import ArrayLike
+from sirc._utils.arrays import ArrayLike
 from sirc.functional._inputs import checked_options, summary
 from sirc.outputs import Outputs
 from sirc.scores import generalized, logit, pnorm, registry, tempered

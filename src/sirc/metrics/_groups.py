@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_same_length
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_same_length
 
 
 def check_scores(correct: ArrayLike, wrong: ArrayLike | None, ood: ArrayLike | None) -> list[Tensor]:

@@ -9,8 +9,13 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import check_fraction, check_number, check_positive, check_unit_interval
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import (
+    check_fraction,
+    check_number,
+    check_positive,
+    check_unit_interval,
+)
 from sirc.metrics import _areas, _core
 from sirc.metrics._groups import check_scores, check_weights
 

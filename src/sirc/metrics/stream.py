@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike
-from sirc._checks import check_fraction
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction
 from sirc.metrics._groups import as_flags, as_scores
 from sirc.metrics.ranking import Ranking
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from sirc._files import PathLike, atomic_write, refuse_existing
+from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluate import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.page import page

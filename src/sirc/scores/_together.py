@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sirc import distributed
-from sirc._checks import differences
-from sirc._modes import exact
-from sirc.distributed import failing_together, gather_texts, gathered
+from sirc._utils import distributed
+from sirc._utils.checks import differences
+from sirc._utils.distributed import failing_together, gather_texts, gathered
+from sirc._utils.precision import exact
 from sirc.moments import Moments
 from sirc.outputs import Outputs
 from sirc.progress import Progress

@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
-from sirc._checks import differences
-from sirc._modes import exact
-from sirc.distributed import world
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import differences
+from sirc._utils.distributed import world
+from sirc._utils.precision import exact
 from sirc.head import Head
 from sirc.moments import Reservoir, fold_of
 from sirc.outputs import Outputs

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc._checks import dtype_name
+from sirc._utils.checks import dtype_name
 from sirc.moments import fold_of
 from sirc.outputs import Outputs
 from sirc.progress import Progress

@@ -10,9 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc._arrays import as_tensor
-from sirc._files import read_safetensors, write_safetensors
-from sirc._modes import exact
+from sirc._utils.arrays import as_tensor
+from sirc._utils.files import read_safetensors, write_safetensors
+from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._arrays import ArrayLike, as_tensor
+from sirc._utils.arrays import ArrayLike, as_tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER = (

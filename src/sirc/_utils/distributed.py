@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sirc._checks import dtype_name
+from sirc._utils.checks import dtype_name
 
 # What an error in one process is in the others; the last is for all else.
 _KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
