@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import sirc
-from sirc.metrics.resample import bootstrap
+from sirc.metrics.bootstrap import bootstrap
 
 SCORES = 16
 Groups = tuple[Tensor, Tensor, Tensor]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import sirc
 from sirc import functional
-from sirc.metrics.resample import Draws
+from sirc.metrics.bootstrap import Draws
 from sirc.scores import feature
 from sirc.scores.softmax import Softmax
 

@@ -16,7 +16,7 @@ from _timing import Row, peak_memory, report, reset_peak, seconds, standard_opti
 from sklearn.metrics import roc_auc_score, roc_curve
 
 import sirc
-from sirc.metrics.resample import Draws
+from sirc.metrics.bootstrap import Draws
 
 GRID = 21
 DRAWS = 1000

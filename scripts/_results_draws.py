@@ -19,7 +19,7 @@ import torch
 from _results_ranks import Ranks
 
 from sirc._mixtures import MEAN, POOLED, WRONG
-from sirc.metrics.resample import Draws, ResampledScore
+from sirc.metrics.bootstrap import Draws, ResampledScore
 
 RECALL = 0.95
 MIDDLE = (0.5, 0.5)  # α and β of the tables

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import sirc
-from sirc._assumption_ranks import components, kendall, share, spearman
 from sirc.assumptions import check_assumptions, of_evaluation
+from sirc.metrics.rank_measures import (
+    components,
+    kendall,
+    share,
+    spearman,
+)
 from test_cli import MODEL, TOML
 from tiny_images import write_images
 

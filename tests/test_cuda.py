@@ -5,7 +5,7 @@ import torch
 
 import sirc
 from sirc import functional
-from sirc.metrics.resample import Draws, bootstrap
+from sirc.metrics.bootstrap import Draws, bootstrap
 from sirc.scores import _fused
 from sirc.scores.softmax import Softmax
 

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 import sirc
 from metric_reference import Mixture, repeated
-from sirc.metrics import resample
-from sirc.metrics.resample import METRICS, Draws, ResampledScore, bootstrap
+from sirc.metrics import bootstrap as resample
+from sirc.metrics.bootstrap import (
+    METRICS,
+    Draws,
+    ResampledScore,
+    bootstrap,
+)
 
 small = settings(max_examples=40, deadline=None)
 scores = st.integers(-3, 3).map(float)

@@ -11,10 +11,10 @@ import torch
 
 import sirc
 from metric_reference import Mixture, repeated
-from sirc import _select_draws
 from sirc._select_regret import contenders, intervals, wins
-from sirc.metrics import resample
-from sirc.metrics.resample import Draws
+from sirc.metrics import bootstrap
+from sirc.metrics import draws as _select_draws
+from sirc.metrics.bootstrap import Draws
 from sirc.select import COLUMNS
 from test_cli import MODEL, TOML
 from tiny_images import write_images
@@ -134,7 +134,7 @@ def test_groups_of_very_many_rows_are_drawn_with_small_ones(monkeypatch, metric,
     """Groups above a limit are counted in float64: with a low limit the draws are the same."""
     confidences, ood = made(n, sets=(("a", size),))
     plain = sirc.select(confidences, ood=ood, metric=metric, alpha=0.5, beta=0.5, draws=20)
-    monkeypatch.setattr(resample, "_EXACT", 250)
+    monkeypatch.setattr(bootstrap, "_EXACT", 250)
     exact = sirc.select(confidences, ood=ood, metric=metric, alpha=0.5, beta=0.5, draws=20)
     assert exact.table.worst_high.tolist() == pytest.approx(plain.table.worst_high.tolist(), abs=1e-5)
 

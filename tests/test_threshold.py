@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sirc import Ranking, _binomial, _threshold_risk
+from sirc import Ranking, _threshold_risk
 from sirc import _threshold_words as words
+from sirc.metrics import binomial
 from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 
 small = settings(max_examples=80, deadline=None)
@@ -40,8 +41,8 @@ def many_binomials(seed=0):
 def test_tails_are_those_of_scipy():
     k, n, p = many_binomials()
     lower, upper = stats.binom.cdf(k, n, p), stats.binom.sf(k - 1, n, p)
-    assert _binomial.at_most(k, n, p) == pytest.approx(lower, rel=1e-9, abs=1e-280)
-    assert _binomial.at_least(k, n, p) == pytest.approx(upper, rel=1e-9, abs=1e-280)
+    assert binomial.at_most(k, n, p) == pytest.approx(lower, rel=1e-9, abs=1e-280)
+    assert binomial.at_least(k, n, p) == pytest.approx(upper, rel=1e-9, abs=1e-280)
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-3, 0.05, 0.5, 0.99])
@@ -53,8 +54,8 @@ def test_limits_are_clopper_and_pearson_s(delta):
     )
     upper = np.where(k == n, 1.0, stats.beta.isf(delta, k + 1, np.maximum(n - k, 1)))
     lower = np.where(k == 0, 0.0, stats.beta.ppf(delta, np.maximum(k, 1), n - k + 1))
-    assert _binomial.upper_limit(k, n, delta) == pytest.approx(upper, rel=1e-9)
-    assert _binomial.lower_limit(k, n, delta) == pytest.approx(lower, rel=1e-9, abs=1e-300)
+    assert binomial.upper_limit(k, n, delta) == pytest.approx(upper, rel=1e-9)
+    assert binomial.lower_limit(k, n, delta) == pytest.approx(lower, rel=1e-9, abs=1e-300)
 
 
 @pytest.mark.parametrize("level", [1e-9, 0.01, 0.3])
@@ -64,14 +65,14 @@ def test_the_quick_decision_is_the_exact_one(p, level):
     n = np.concatenate([np.arange(1, 60), rng.integers(1, 10**6, 1000)]).astype(float)
     near = n * p + stats.norm.ppf(level) * np.sqrt(n * p * (1 - p)) + rng.integers(-3, 4, len(n))
     k = np.clip(near.round(), 0, n)
-    assert _binomial.rejects(k, n, p, level).tolist() == (stats.binom.cdf(k, n, p) <= level).tolist()
+    assert binomial.rejects(k, n, p, level).tolist() == (stats.binom.cdf(k, n, p) <= level).tolist()
 
 
 @pytest.mark.parametrize(("n", "p", "delta"), [(59, 0.95, 0.05), (1000, 0.9, 1e-9), (10**6, 0.95, 1e-6), (1, 0.5, 0.5)])
 def test_the_least_count_is_the_first_that_is_rare_enough(n, p, delta):
-    j = _binomial.least_count(n, p, delta)
+    j = binomial.least_count(n, p, delta)
     assert stats.binom.sf(j - 1, n, p) <= delta < stats.binom.sf(j - 2, n, p)
-    assert _binomial.least_count(58, 0.95, 0.05) is None
+    assert binomial.least_count(58, 0.95, 0.05) is None
 
 
 # At a recall or a coverage

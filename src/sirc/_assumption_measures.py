@@ -9,8 +9,16 @@ from typing import TypeAlias, final
 
 from torch import Tensor
 
-from sirc._assumption_ranks import Components, Estimate, FloatArray, components, kendall, share, spearman
 from sirc._mixtures import MEAN, WRONG
+from sirc.metrics.rank_measures import (
+    Components,
+    Estimate,
+    FloatArray,
+    components,
+    kendall,
+    share,
+    spearman,
+)
 from sirc.metrics.ranking import Ranking
 from sirc.scores import combine
 

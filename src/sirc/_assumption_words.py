@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from sirc._assumption_measures import HALF, Pair, Second
-from sirc._assumption_ranks import Estimate
 from sirc._mixtures import MEAN, WRONG
+from sirc.metrics.rank_measures import Estimate
 
 
 def written(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sirc._mixtures import as_names
 from sirc._utils.arrays import ArrayLike
-from sirc.metrics._groups import as_flags, as_scores
+from sirc.metrics.checks import as_flags, as_scores
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
 from sirc.store import OutputStore

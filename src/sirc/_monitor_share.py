@@ -13,8 +13,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from sirc._binomial import lower_limit
 from sirc._monitor_bets import rates_below
+from sirc.metrics.binomial import lower_limit
 
 Floats = NDArray[np.float64]
 

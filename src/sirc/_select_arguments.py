@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sirc._confidences import Data, Plain, check_scorer, id_confidences, score_labelled
 from sirc._mixtures import as_fractions, as_names
-from sirc._select_draws import AURC, AURR, RISK
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
+from sirc.metrics.draws import AURC, AURR, RISK
 from sirc.outputs import Outputs
 from sirc.scores import Scorer
 from sirc.store import OutputStore

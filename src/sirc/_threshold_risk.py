@@ -17,8 +17,8 @@ from typing import final
 
 import numpy as np
 
-from sirc._binomial import rejects, upper_limit
 from sirc._threshold_rows import Counts
+from sirc.metrics.binomial import rejects, upper_limit
 
 MOST_STARTS = 6
 

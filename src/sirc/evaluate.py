@@ -18,10 +18,10 @@ from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
 from sirc._utils.files import PathLike
-from sirc.metrics._groups import as_flags, as_scores
-from sirc.metrics._merging import Inside, sorted_scores
+from sirc.metrics.bootstrap import METRICS, bootstrap
+from sirc.metrics.checks import as_flags, as_scores
+from sirc.metrics.merge import Inside, sorted_scores
 from sirc.metrics.ranking import Curve, Ranking
-from sirc.metrics.resample import METRICS, bootstrap
 from sirc.scores import Scorer
 
 if TYPE_CHECKING:

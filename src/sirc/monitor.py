@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from sirc._binomial import interval
 from sirc._monitor_bets import Bets, interval_anywhere, rate_interval
 from sirc._monitor_share import OodShare
 from sirc._threshold_result import Threshold
@@ -16,7 +15,8 @@ from sirc._threshold_rows import as_confidences
 from sirc._threshold_words import certainty, percent, percent_above, percent_below
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
-from sirc.metrics._groups import as_scores
+from sirc.metrics.binomial import interval
+from sirc.metrics.checks import as_scores
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from sirc import _threshold_risk
 from sirc import _threshold_words as words
-from sirc._binomial import least_count
 from sirc._threshold_result import Threshold
 from sirc._threshold_rows import Counts, Floats, Rows, as_confidences, as_rows, first_reaching
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
+from sirc.metrics.binomial import least_count
 
 __all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
 

@@ -16,8 +16,9 @@ from sirc._utils.checks import (
     check_positive,
     check_unit_interval,
 )
-from sirc.metrics import _areas, _core
-from sirc.metrics._groups import check_scores, check_weights
+from sirc.metrics import areas as _areas
+from sirc.metrics import core
+from sirc.metrics.checks import check_scores, check_weights
 
 Negative = Literal["wrong", "ood"]
 Positive = Literal["correct", "id"]
@@ -122,7 +123,7 @@ class Ranking:
         area = 0.0
         for shares in self._chunks():
             pos, neg = self._pair(shares, negative, positive)
-            area += float(_core.trapezoids(neg, pos))
+            area += float(core.trapezoids(neg, pos))
         return area
 
     def auroc_interval(
@@ -171,7 +172,7 @@ class Ranking:
     def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """AURC less the area under the oracle's curve: what a better score could still gain."""
         a, b = self._mixture(alpha, beta)
-        oracle = _core.oracle_area(self.accuracy, a[:, None], b[None, :])
+        oracle = core.oracle_area(self.accuracy, a[:, None], b[None, :])
         return self.aurc(alpha, beta) - _shaped(oracle, alpha, beta)
 
     def augrc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
@@ -197,7 +198,7 @@ class Ranking:
         for shares in self._chunks():
             steps = self._steps(shares)
             pos, rise = shares[0], steps.ood if negative == "ood" else shares[1].diff()
-            area += float(_core.trapezoids_of(rise, pos))
+            area += float(core.trapezoids_of(rise, pos))
             sums += steps.areas(a)
             t += steps.generalised()
         at = self._first(recall, "correct") if recall else -1
@@ -226,11 +227,11 @@ class Ranking:
         No score has these thresholds; they are NaN.
         """
         a, b = self._numbers(alpha, beta)
-        good, first, _, _ = _core.oracle_parts(self.accuracy, a, b)
+        good, first, _, _ = core.oracle_parts(self.accuracy, a, b)
         even = torch.linspace(0, 1, check_positive("points", points) + 1, dtype=torch.float64)
         knots = torch.stack((good, good + first)).clamp(0, 1)
         coverage = torch.cat((even[1:], knots[knots > 0])).sort().values.to(self.thresholds.device)
-        risk = _core.ratio(_core.oracle_loss(coverage, self.accuracy, a, b), coverage)
+        risk = core.ratio(core.oracle_loss(coverage, self.accuracy, a, b), coverage)
         return Curve(coverage, risk, torch.full_like(coverage, torch.nan))
 
     def accepted(self, threshold: float) -> tuple[float, float, float]:
@@ -277,7 +278,7 @@ class Ranking:
         curve = self.risk_coverage(alpha, 0.5 if beta is None else beta)
         if coverage is not None:
             coverage = check_fraction("coverage", coverage)
-            return self._threshold_of(int(_core.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
+            return self._threshold_of(int(core.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
         assert risk is not None
         risk = check_fraction("risk", risk)
         within = (curve.risk <= risk).nonzero()
@@ -303,7 +304,7 @@ class Ranking:
             share = self._correct.double() / self.num_correct
         else:
             share = (self._correct + self._wrong).double() / (self.num_correct + self.num_wrong)
-        return int(_core.first_reaching(share, recall))
+        return int(core.first_reaching(share, recall))
 
     def _shares(self, at: int) -> Shares:
         """The accepted shares at one threshold; at −1 nothing is accepted."""
@@ -342,7 +343,7 @@ class Ranking:
 
     def _steps(self, shares: Shares) -> _areas.Steps:
         c, x, o = shares
-        inside, wrong = _core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
+        inside, wrong = core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
         return _areas.Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
 
     def _masses(self, where: slice) -> Shares:
@@ -358,7 +359,7 @@ class Ranking:
         a, b = self._numbers(alpha, beta)
         inside, wrong, ood = self._masses(where)
         covered = a * (inside / (self.num_correct + self.num_wrong)) + (1 - a) * self._as_shares(where)[2]
-        return covered, _core.ratio(b * a * wrong + (1 - b) * (1 - a) * ood, a * inside + (1 - a) * ood)
+        return covered, core.ratio(b * a * wrong + (1 - b) * (1 - a) * ood, a * inside + (1 - a) * ood)
 
     def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         a, b = self._mixture(alpha, beta)
@@ -367,7 +368,7 @@ class Ranking:
     def _risk_grid(self, at: int, a: Tensor, b: Tensor) -> Tensor:
         inside, wrong, ood = (mass.sum() for mass in self._masses(slice(max(0, at), at + 1)))
         covered = a * inside + (1 - a) * ood
-        return _areas.over_beta(_core.ratio(a * wrong, covered), _core.ratio((1 - a) * ood, covered), b)
+        return _areas.over_beta(core.ratio(a * wrong, covered), core.ratio((1 - a) * ood, covered), b)
 
     def _mixture(self, alpha: ArrayLike, beta: ArrayLike) -> tuple[Tensor, Tensor]:
         """α and β as 1-D float64 tensors, checked."""
@@ -403,7 +404,7 @@ class Ranking:
 
     def _pair(self, shares: Shares, negative: Negative, positive: Positive) -> tuple[Tensor, Tensor]:
         c, x, o = shares
-        return c if positive == "correct" else _core.id_share(c, x, self.accuracy), x if negative == "wrong" else o
+        return c if positive == "correct" else core.id_share(c, x, self.accuracy), x if negative == "wrong" else o
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:

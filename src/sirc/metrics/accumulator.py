@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction
-from sirc.metrics._groups import as_flags, as_scores
+from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.ranking import Ranking
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from sirc.metrics.resample import Draws
+from sirc.metrics.bootstrap import Draws
 
 AURR, AURC, RISK = "aurr", "aurc", "risk"
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc.metrics import _core
+from sirc.metrics import core
 
 _FILLING = 1 << 24  # shares looked at together on a GPU
 
@@ -46,7 +46,7 @@ class Steps:
     def generalised(self) -> Tensor:
         """The areas under ID✗, then OOD, over ID and over OOD, by trapezoids."""
         rises = (self.id, self.ood)
-        return torch.stack([_core.trapezoids_of(k, bad) for bad in (self.wrong, self.accepted_ood) for k in rises])
+        return torch.stack([core.trapezoids_of(k, bad) for bad in (self.wrong, self.accepted_ood) for k in rises])
 
 
 def aurr(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
