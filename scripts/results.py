@@ -25,8 +25,8 @@ from _results_ranks import SUFFIX, Ranks, ranks_of, read_ranks, write_ranks
 
 from sirc._results_file import read_results, write_results
 from sirc._utils.files import atomic_write
+from sirc.outputs.store import OutputStore
 from sirc.results import load_run, load_studies
-from sirc.store import OutputStore
 
 ROOT = Path(__file__).resolve().parents[1]
 HISTORY = "history"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sirc.errors import StoreError
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import sys
 import pytest
 import torch
 
-from sirc import _shards
 from sirc.errors import StoreError
-from sirc.outputs import Outputs
-from sirc.store import OutputStore
+from sirc.outputs import shards
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 
 SOURCE = {"model": "resnet", "data": "pets, 224 px"}
 
@@ -263,13 +263,13 @@ def test_verify_names_every_damaged_shard(store, outputs):
 
 def test_checksums_are_compared_once_per_store(store, monkeypatch):
     compared = []
-    read = _shards.read_safetensors
+    read = shards.read_safetensors
 
     def watched(path, *, verify):
         compared.extend([path.name] if verify else [])
         return read(path, verify=verify)
 
-    monkeypatch.setattr(_shards, "read_safetensors", watched)
+    monkeypatch.setattr(shards, "read_safetensors", watched)
     opened = OutputStore(store.path)
     assert opened.num_classes == 4
     list(opened)
@@ -451,9 +451,9 @@ def test_a_header_that_skips_nonsense_is_not_believed(tmp_path, outputs, text):
 
 def test_the_skipped_are_read_off_the_headers_once(tmp_path, outputs, monkeypatch):
     store = OutputStore(lacking(tmp_path / "s", outputs, [11, 13]).path)
-    read, looked = _shards.read_metadata, []
-    monkeypatch.setattr(_shards, "read_safetensors", lambda *_, **__: pytest.fail("the data were read"))
-    monkeypatch.setattr(_shards, "read_metadata", lambda path: looked.append(path.name) or read(path))
+    read, looked = shards.read_metadata, []
+    monkeypatch.setattr(shards, "read_safetensors", lambda *_, **__: pytest.fail("the data were read"))
+    monkeypatch.setattr(shards, "read_metadata", lambda path: looked.append(path.name) or read(path))
     for _ in range(3):
         assert (len(store), store.skipped) == (23, [11, 13])
     assert looked == [f"shard-0000{i}.safetensors" for i in range(3)]

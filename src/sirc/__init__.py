@@ -19,11 +19,11 @@ from sirc.extract import extract
 from sirc.head import Head, find_head
 from sirc.metrics import Ranking
 from sirc.moments import Moments
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.runs import combine
 from sirc.scores import Fitter, Scorer, fit, known_names, score
 from sirc.select import Choice, select
-from sirc.store import OutputStore
 
 if TYPE_CHECKING:
     from sirc import data, monitor, threshold

@@ -11,9 +11,9 @@ from torch import Tensor
 from sirc._mixtures import as_names
 from sirc._utils.arrays import ArrayLike
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer
-from sirc.store import OutputStore
 
 Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 Plain: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]

@@ -13,9 +13,9 @@ from sirc._trial import refuse_labels
 from sirc._utils import distributed
 from sirc.errors import ConfigError
 from sirc.experiment import Experiment, Run
+from sirc.outputs.store import OutputStore
 from sirc.progress import Progress
 from sirc.stages import images_of
-from sirc.store import OutputStore
 
 
 def needed(experiment: Experiment) -> list[str]:

@@ -21,9 +21,9 @@ from sirc._utils.choices import OnError
 from sirc._utils.files import PathLike
 from sirc.errors import ImageError, StoreError
 from sirc.models import fingerprint
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import Progress, Task
-from sirc.store import OutputStore
 
 _STALE_SECONDS = 600  # a temporary file this old has no writer any more
 _KNOWN: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()

@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import nn
 
 from sirc import models
-from sirc._settings import FILE as STORE_FILE
 from sirc._stamps import Stamp
 from sirc._utils import distributed
 from sirc._utils.checks import differences
@@ -18,7 +17,8 @@ from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment import Experiment, Run
 from sirc.head import Head
-from sirc.store import OutputStore
+from sirc.outputs.meta import FILE as STORE_FILE
+from sirc.outputs.store import OutputStore
 
 _HEAD_FORMAT = "sirc.Head/1"
 _PRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same

@@ -16,9 +16,9 @@ from sirc._mixtures import as_fractions, as_names
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
 from sirc.metrics.draws import AURC, AURR, RISK
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer
-from sirc.store import OutputStore
 
 POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
 _SEEN = 0.01  # share of rows among the fitting rows above which they may not judge the fit

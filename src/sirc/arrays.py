@@ -16,13 +16,13 @@ from sirc._utils.files import (
 from sirc.evaluate import evaluate
 from sirc.experiment import PAPER_SPECS
 from sirc.head import Head
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.results import RunResults
 from sirc.scores import Scorer, fit
 from sirc.scores.folds import Crossfit
 from sirc.scores.needs import Needs
-from sirc.store import OutputStore
 
 WEIGHT, BIAS = "head_weight", "head_bias"
 

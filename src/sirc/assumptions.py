@@ -27,9 +27,9 @@ from sirc._confidences import Data, score_labelled
 from sirc._mixtures import check_groups
 from sirc._utils.checks import check_fraction
 from sirc.evaluate import Evaluation
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer
-from sirc.store import OutputStore
 
 COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]
 

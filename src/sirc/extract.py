@@ -21,9 +21,9 @@ from sirc._utils.choices import OnError, Precision
 from sirc._utils.files import PathLike
 from sirc.head import Head
 from sirc.models import fingerprint
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
-from sirc.store import OutputStore
 
 
 @overload

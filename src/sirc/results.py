@@ -19,10 +19,10 @@ from sirc._provenance import check_outputs
 from sirc._utils.files import PathLike
 from sirc.evaluate import COLUMNS, Evaluation
 from sirc.experiment import FILE, Experiment, Run
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer
 from sirc.scores.spec import parse
-from sirc.store import OutputStore
 
 SCHEMA = ["model", "seed", *COLUMNS]
 

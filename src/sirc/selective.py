@@ -21,10 +21,10 @@ from sirc._utils.precision import full_products
 from sirc.errors import NotFittedError
 from sirc.head import Head, find_head
 from sirc.models import fingerprint
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.preprocess import Preprocess
 from sirc.scores import Scorer
-from sirc.store import OutputStore
 from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 
 _FINDING = threading.Lock()  # one thread looks for a head at a time

@@ -36,9 +36,9 @@ from sirc.errors import ImageError, StoreError
 from sirc.experiment import Experiment, Run
 from sirc.extract import extract
 from sirc.head import Head, find_head
+from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
-from sirc.store import OutputStore
 from sirc.train import train
 
 _HOLDOUT_SEED = 0  # one for all runs: which images validate is no matter of the network's seed

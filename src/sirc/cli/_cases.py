@@ -13,10 +13,10 @@ from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     from sirc.experiment import Experiment, Run
-    from sirc.outputs import Outputs
+    from sirc.outputs.outputs import Outputs
+    from sirc.outputs.store import OutputStore
     from sirc.progress import Progress
     from sirc.scores import Scorer
-    from sirc.store import OutputStore
 
 Case = tuple[str, "Scorer", "Outputs | OutputStore", "dict[str, Outputs | OutputStore]"]
 
@@ -43,9 +43,9 @@ def check_given(command: str, runs: list[Path] | None, val: Path | None, *others
 def cases_of_runs(folders: list[Path], inside: Callable[[Experiment, Run], str]) -> Iterator[Case]:
     """Each run of each study: its scorer, its ID outputs of the set that `inside` names, and its OOD outputs."""
     from sirc._provenance import check_outputs
+    from sirc.outputs.store import OutputStore
     from sirc.results import load_studies, title_of
     from sirc.scores import Scorer
-    from sirc.store import OutputStore
 
     for study in (study for folder in folders for study in load_studies(folder)):
         for run in study.runs:

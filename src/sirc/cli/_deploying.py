@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sirc.experiment import Experiment, Run
-    from sirc.outputs import Outputs
+    from sirc.outputs.outputs import Outputs
+    from sirc.outputs.store import OutputStore
     from sirc.progress import Progress
     from sirc.scores import Scorer
     from sirc.selective import SelectiveClassifier
-    from sirc.store import OutputStore
 
 _PREFERRED = ("sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
 
@@ -102,8 +102,8 @@ def calibration_data(
     from sirc._provenance import check_outputs
     from sirc.errors import StoreError
     from sirc.models import fingerprint
+    from sirc.outputs.store import OutputStore
     from sirc.stages import extract_run
-    from sirc.store import OutputStore
 
     if val is not None:
         given = arrays.load_outputs(val)

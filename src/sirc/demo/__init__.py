@@ -16,9 +16,9 @@ from sirc._utils.files import PathLike, atomic_write
 from sirc.arrays import save_arrays
 from sirc.experiment import Experiment
 from sirc.findings import Finding, findings
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
-from sirc.store import OutputStore
 from sirc.study import Study, run_study
 
 _DRAWS = 300

@@ -13,12 +13,12 @@ from torch import Tensor
 from sirc._utils.precision import exact
 from sirc.figures.pieces import array
 from sirc.names import score_name
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer
 from sirc.scores.columns import BOUNDED, Columns, working_dtype
 from sirc.scores.scorer import cast_parameters, check_features
 from sirc.scores.spec import Spec, parse
-from sirc.store import OutputStore
 
 FloatArray = npt.NDArray[np.float64]
 

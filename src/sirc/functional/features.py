@@ -11,7 +11,7 @@ from sirc.functional._inputs import checked_options, columns, features_of, same_
 from sirc.functional.combinations import linear
 from sirc.functional.logits import energy
 from sirc.head import Head
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
 from sirc.scores import boundary, distance, feature, shaping
 from sirc.scores.softmax import Softmax
 

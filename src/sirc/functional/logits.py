@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc.functional._inputs import checked_options, summary
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
 from sirc.scores import generalized, logit, pnorm, registry, tempered
 from sirc.scores import softmax as _softmax
 from sirc.scores.softmax import Softmax

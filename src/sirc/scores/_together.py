@@ -14,7 +14,8 @@ from sirc._utils.checks import differences
 from sirc._utils.distributed import failing_together, gather_texts, gathered
 from sirc._utils.precision import exact
 from sirc.moments import Moments
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import Progress
 from sirc.scores.fitting import Fitter
 from sirc.scores.kept import FeatureMoments
@@ -23,7 +24,6 @@ from sirc.scores.rows import numbered_share, share_length, shown
 from sirc.scores.scorer import Scorer
 from sirc.scores.second import SecondPass
 from sirc.scores.statistics import Solved
-from sirc.store import OutputStore
 
 
 @exact

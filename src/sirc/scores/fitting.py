@@ -14,7 +14,8 @@ from sirc._utils.distributed import world
 from sirc._utils.precision import exact
 from sirc.head import Head
 from sirc.moments import Reservoir, fold_of
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import registry
 from sirc.scores.columns import needed_leaves
@@ -30,7 +31,6 @@ from sirc.scores.solving import Seen
 from sirc.scores.spec import parse
 from sirc.scores.statistics import Solved, Statistics, fitted_leaves, unsettled
 from sirc.scores.tuning import Data, Tuning
-from sirc.store import OutputStore
 
 
 def fit(

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores import registry
 from sirc.scores.columns import needed_leaves

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sirc._utils.checks import dtype_name
 from sirc.moments import fold_of
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.progress import Progress
-from sirc.store import OutputStore
 
 BLOCK_ROWS = 8192
 _ROWS_ELSEWHERE = 1 << 15  # of outputs that are on a GPU already, which waits for launches with fewer

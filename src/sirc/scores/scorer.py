@@ -14,7 +14,7 @@ from sirc._utils.arrays import as_tensor
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.columns import Columns, needed_leaves, option_of, working_dtype
 from sirc.scores.seen import met, row_marks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sirc.moments import Evidence, Moments, Reservoir, fold_of
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.columns import Columns, needed_leaves, working_dtype
 from sirc.scores.scorer import cast_parameters

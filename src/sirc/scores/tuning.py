@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sirc.outputs import Outputs
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
 from sirc.scores import ratio, registry
 from sirc.scores.budget import spend
 from sirc.scores.calibrating import Contrast, calibrate, density_ratio, id_share, spread
@@ -17,7 +18,6 @@ from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_features
 from sirc.scores.spec import Spec
 from sirc.scores.statistics import Solved
-from sirc.store import OutputStore
 
 Data = Outputs | Iterable[object]
 _ID_ALONE = 0.99  # an estimated ID share above it leaves no OOD rows to learn from

@@ -4,9 +4,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from sirc._settings import Settings
-from sirc._shards import Shards
-from sirc.outputs import Outputs
+from sirc.outputs.meta import Settings
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.shards import Shards
 
 
 def fill(

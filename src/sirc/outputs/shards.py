@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import SupportsIndex, final
 
-from sirc._settings import Settings
 from sirc._utils.checks import differences
 from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
-from sirc.outputs import Layout, Outputs
+from sirc.outputs.meta import Settings
+from sirc.outputs.outputs import Layout, Outputs
 
 FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # and what killed writers left
 _SKIPPED = "skipped"

@@ -7,14 +7,14 @@ from typing import SupportsIndex, final
 import torch
 from torch import Tensor
 
-from sirc import _settings
-from sirc._cutting import fill
-from sirc._settings import OTHER_DATA, OTHER_MODEL, Settings
-from sirc._shards import FILES, Shards
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
 from sirc.errors import StoreError
-from sirc.outputs import Layout, Outputs
+from sirc.outputs import meta
+from sirc.outputs.meta import OTHER_DATA, OTHER_MODEL, Settings
+from sirc.outputs.outputs import Layout, Outputs
+from sirc.outputs.reshard import fill
+from sirc.outputs.shards import FILES, Shards
 
 
 @final
@@ -64,7 +64,7 @@ class OutputStore:
         settings = Settings(check_positive("size", size), check_positive("shard_size", shard_size), model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
-        if (path / _settings.FILE).exists():
+        if (path / meta.FILE).exists():
             if not overwrite:
                 store = cls(path)
                 if words := store._settings.differences(settings):
@@ -101,7 +101,7 @@ class OutputStore:
         `model`, `data` and `how` unless others are given.
         """
         path = Path(path)
-        if (path / _settings.FILE).exists() and not overwrite:
+        if (path / meta.FILE).exists() and not overwrite:
             raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
         batches: Iterable[object] = [source] if isinstance(source, Outputs) else source
         skipped: list[int] = []

@@ -8,7 +8,6 @@ from typing import Self, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc._labels import as_columns
 from sirc._utils.arrays import ArrayLike, as_tensor, row_index
 from sirc._utils.checks import (
     check_finite,
@@ -29,6 +28,7 @@ from sirc._utils.files import (
     write_safetensors,
 )
 from sirc.errors import StoreError
+from sirc.outputs.labels import as_columns
 
 Batch: TypeAlias = "Outputs | Mapping[str, ArrayLike | None] | Sequence[ArrayLike | None]"
 _FIELDS = ("logits", "features", "labels")
