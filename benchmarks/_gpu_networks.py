@@ -17,11 +17,11 @@ import sirc
 from sirc._captured import CapturedStep
 from sirc._feeding import Batch
 from sirc._held_reading import HeldSet
-from sirc._holding import Held
 from sirc.data.base import ImageSet
+from sirc.data.device_cache import Held
+from sirc.data.preprocess import Preprocess
 from sirc.experiment import Train
 from sirc.models import build
-from sirc.preprocess import Preprocess
 from sirc.train import train
 
 _BATCH = 256

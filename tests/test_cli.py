@@ -320,7 +320,7 @@ def test_a_pretrained_experiment_is_not_trained(study, command):
 def test_the_datasets_are_listed_with_all_that_is_known_of_them(command):
     code, out, err = command("data", "list")
     assert (code, err) == (0, "")
-    for benchmark in sirc.data.benchmarks():
+    for benchmark in sirc.data.catalogue():
         (line,) = (line for line in out.splitlines() if line.startswith(benchmark.key + " "))
         assert benchmark.title in line
         assert benchmark.source in line

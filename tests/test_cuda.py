@@ -273,9 +273,9 @@ def _small_classifier():
 
 
 def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_path, monkeypatch):
-    from sirc import _held_reading, _holding
-    from sirc.data import image_folder
-    from sirc.preprocess import Preprocess
+    from sirc import _held_reading
+    from sirc.data import device_cache, image_folder
+    from sirc.data.preprocess import Preprocess
     from sirc.progress import SILENT
     from tiny_images import write_images
 
@@ -287,7 +287,7 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
         options = {"workers": 2, "lose": lambda lost: None, "progress": SILENT}
         return holding.pixels(images, preprocess, device=torch.device(device), **options)
 
-    with _holding.Holding() as holding:
+    with device_cache.Holding() as holding:
         held = load(holding, "cuda")
         assert load(holding, "cuda:0").pixels.data_ptr() == held.pixels.data_ptr()
         reading = _held_reading.HeldPlan(_held_reading.HeldSet(images, preprocess, lambda: held), 16)

@@ -13,7 +13,7 @@ from torchvision.datasets import imagenet as torchvision_imagenet
 
 from benchmark_folders import MAKERS, imagenet1k, imagenet_bench, inaturalist, openimage_o, paint, textures
 from sirc.data import Noise, Source, benchmark, benchmarks, check, ood_sets, open_source, write_noise
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 
 COLUMNS = [
     *("Near-ImageNet-200", "Caltech-45", "Openimage-O", "iNaturalist"),

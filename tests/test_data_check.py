@@ -10,13 +10,13 @@ import pytest
 from benchmark_folders import MAKERS, colorectal, imagenet1k, imagenet_bench, inaturalist, openimage_o, paint, textures
 from sirc.data import Report, benchmarks, check, write_noise
 from sirc.data import benchmarks as registry_function
-from sirc.data.benchmarks import Split
+from sirc.data.catalogue import Split
 
 
 @pytest.fixture
 def small(monkeypatch):
     """The registry with the sizes of the test's small folders, so that good data can be good."""
-    module = sys.modules["sirc.data.benchmarks"]
+    module = sys.modules["sirc.data.catalogue"]
     sizes = {"textures": 2, "colonoscopy": 4, "colorectal": 4, "noise": 4}
     shrunk = []
     for one in benchmarks():

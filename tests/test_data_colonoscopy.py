@@ -10,7 +10,7 @@ import pytest
 
 from sirc.data import fetch as module
 from sirc.data import fetch_colonoscopy, image_folder
-from sirc.data.colonoscopy import write_frames
+from sirc.data.catalogue.colonoscopy import write_frames
 from sirc.data.fetch import FetchError, fetch
 from sirc.errors import ImageError
 from sirc.progress import Progress

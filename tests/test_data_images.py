@@ -12,8 +12,8 @@ import torchvision
 from PIL import Image
 
 from sirc.data import ImageSet, file_list, image_folder
-from sirc.data._decode import printable, read_image
-from sirc.data._names import Names
+from sirc.data.decode import printable, read_image
+from sirc.data.file_names import Names
 from sirc.errors import ImageError
 
 

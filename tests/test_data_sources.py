@@ -13,9 +13,9 @@ from PIL import Image
 
 from benchmark_folders import paint
 from sirc.data import ImageSet, Noise, Source, open_source
+from sirc.data.preprocess import Preprocess
 from sirc.data.source import source_path
 from sirc.errors import ImageError
-from sirc.preprocess import Preprocess
 
 
 def opened(root, *, split=None, labelled=True, preprocess=None, **fields):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sirc.data.benchmarks import benchmark
+from sirc.data.catalogue import benchmark
+from sirc.data.preprocess import Preprocess
 from sirc.errors import ConfigError
 from sirc.experiment import PAPER_SPECS, Augment, Data, Experiment, Extract, Fit, Model, Run, Source, Train
-from sirc.preprocess import Preprocess
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted(FOLDER.glob("*.toml"))

@@ -17,8 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import sirc
 from sirc.data import image_folder
+from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.preprocess import Preprocess
 from sirc.progress import Progress
 
 K, L = 5, 16

@@ -17,9 +17,21 @@ from sklearn.datasets import load_digits
 
 import sirc
 from sirc import models
-from sirc.data import Noise, Source, _glyph_draw, glyphs, open_source
-from sirc.data._glyph_draw import generator
-from sirc.data._glyph_fonts import CANVAS, FONTS, SCRIPTS, bitmap, font_file
+from sirc.data import (
+    Noise,
+    Source,
+    glyphs,
+    open_source,
+)
+from sirc.data.glyphs import draw as _glyph_draw
+from sirc.data.glyphs.draw import generator
+from sirc.data.glyphs.fonts import (
+    CANVAS,
+    FONTS,
+    SCRIPTS,
+    bitmap,
+    font_file,
+)
 from sirc.experiment import PAPER_SPECS, Experiment
 from sirc.stages import images_of
 

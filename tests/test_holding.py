@@ -14,15 +14,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sirc
-from sirc import _decoding, _held_reading, _holding
+from sirc import _held_reading
 from sirc._device_feed import DeviceFeed
 from sirc._feeding import IGNORED, Order, Share
-from sirc._holding import Holding
-from sirc.data import image_folder
+from sirc.data import decoding, device_cache, image_folder
 from sirc.data.base import Subset
+from sirc.data.device_cache import Holding
+from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.experiment import Augment, Experiment
-from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 from sirc.stages import extract_run, images_of, train_run
 from sirc.study import run_study
@@ -46,13 +46,13 @@ class Told(Progress):
 @pytest.fixture
 def decoded(monkeypatch):
     """The names of the sets that were decoded, in turn."""
-    names, original = [], _holding.decode
+    names, original = [], device_cache.decode
 
     def counting(images, *args, **options):
         names.append(images.name)
         return original(images, *args, **options)
 
-    monkeypatch.setattr(_holding, "decode", counting)
+    monkeypatch.setattr(device_cache, "decode", counting)
     return names
 
 
@@ -181,7 +181,7 @@ def test_damaged_images_are_counted_and_named_or_stop(tiny):
 def test_a_failing_disk_always_stops(tiny, monkeypatch):
     experiment = tiny("seeds=[1]")
     (run,) = trained(experiment)
-    from sirc.data.files import FileSet
+    from sirc.data.folder import FileSet
 
     def gone(self, index):
         raise OSError(5, "Input/output error")
@@ -212,14 +212,14 @@ def test_a_study_decodes_every_set_once(tiny, decoded):
 
 def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     kept = []
-    original = _holding.decode
+    original = device_cache.decode
 
     def watching(*args, **options):
         pixels, lost = original(*args, **options)
         kept.append(weakref.ref(pixels))
         return pixels, lost
 
-    monkeypatch.setattr(_holding, "decode", watching)
+    monkeypatch.setattr(device_cache, "decode", watching)
     run_study([tiny("train.cache=device", "seeds=[1]")], figures=False)
     gc.collect()
     assert len(kept) == 5
@@ -312,7 +312,7 @@ def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch)
         image_folder(write_images(tmp_path / name, count=10)).named(name) for name in ("one", "two", "three")
     )
     size = 10 * 3 * 12 * 12
-    monkeypatch.setattr(_holding, "memory", lambda device: (float("inf"), 4 * size + 4))
+    monkeypatch.setattr(device_cache, "memory", lambda device: (float("inf"), 4 * size + 4))
     holding = Holding()
     for images in (one, two, one, three, one):
         get(holding, images)
@@ -321,18 +321,18 @@ def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch)
     assert decoded[3:] == ["two"]
     get(holding, three)
     assert decoded[4:] == ["three"]  # it went when `two` came back, as `one` had been used since
-    monkeypatch.setattr(_holding, "memory", lambda device: (float("inf"), 1))
+    monkeypatch.setattr(device_cache, "memory", lambda device: (float("inf"), 1))
     get(holding, one)
     assert len(holding._decoded) == 1
 
 
 @pytest.mark.parametrize(("device", "there"), [("cpu", "is all the memory for cpu"), ("cuda:0", "are free on cuda:0")])
 def test_a_set_larger_than_memory_is_refused(device, there, monkeypatch):
-    monkeypatch.setattr(_decoding, "memory", lambda device: (10 * 2**30, 40 * 2**30))
-    _decoding.check_room(8 * 2**30, torch.device(device), "huge")
+    monkeypatch.setattr(decoding, "memory", lambda device: (10 * 2**30, 40 * 2**30))
+    decoding.check_room(8 * 2**30, torch.device(device), "huge")
     words = rf'`cache = "device"` needs 9.0 GiB for `huge`; 10.0 GiB {there}. Use `cache = "none"`'
     with pytest.raises(ValueError, match=words):
-        _decoding.check_room(9 * 2**30, torch.device(device), "huge")
+        decoding.check_room(9 * 2**30, torch.device(device), "huge")
 
 
 def test_the_memory_of_the_machine_bounds_what_is_held(tmp_path, monkeypatch):

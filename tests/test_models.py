@@ -16,9 +16,9 @@ from torch import nn
 
 from sirc import models
 from sirc._utils.files import read_safetensors
+from sirc.data.preprocess import Preprocess
 from sirc.errors import StoreError
 from sirc.models import build, fingerprint, load_weights, preprocess_of, save_weights
-from sirc.preprocess import Preprocess
 
 SMALL_BIT = {"channels": [128, 128, 128, 128], "stem_chs": 32}
 

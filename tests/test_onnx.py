@@ -11,7 +11,7 @@ from torch import nn
 import sirc
 from sirc import SelectiveClassifier, _onnx
 from sirc._graph import ConfidenceGraph
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")

@@ -11,8 +11,8 @@ from PIL import Image
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc.data.preprocess import Preprocess
 from sirc.predict import COLUMNS, decisions, predict_folder, save_decisions
-from sirc.preprocess import Preprocess
 from sirc.progress import Progress, Task
 from tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 
@@ -207,7 +207,7 @@ def test_a_failing_machine_is_not_taken_for_broken_images(selective, folder, mon
     def fail(*_, **__):
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr("sirc.data.files.read_image", fail)
+    monkeypatch.setattr("sirc.data.folder.read_image", fail)
     with pytest.raises(OSError, match="not its own"):
         predict_folder(selective, folder)
 

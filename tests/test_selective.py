@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
 from sirc import SelectiveClassifier, _artifact
+from sirc.data.preprocess import Preprocess
 from sirc.experiment import PAPER_SPECS
-from sirc.preprocess import Preprocess
 
 K, SIDE = 5, 8
 SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")

@@ -28,7 +28,7 @@ from sirc._serve_budget import Budget
 from sirc._serve_images import open_image
 from sirc._serve_metrics import KINDS
 from sirc._serve_model import Decided
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 from sirc.serve import make_app
 from tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 

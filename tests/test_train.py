@@ -19,9 +19,9 @@ from sirc import _trial
 from sirc._device_feed import DeviceFeed
 from sirc._feeding import IGNORED, LoaderFeed, Order, Share
 from sirc.data import image_folder
+from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.experiment import Augment, Train
-from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 from sirc.train import learning_rate, train
 from tiny_images import write_images

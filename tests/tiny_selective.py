@@ -9,7 +9,7 @@ from torch import nn
 
 import sirc
 from sirc import SelectiveClassifier
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 
 SIDE = 16
 CLASSES = ["red", "green", "blue"]

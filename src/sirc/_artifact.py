@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.files import read_safetensors, write_safetensors
+from sirc.data.preprocess import Preprocess
 from sirc.errors import NotFittedError, StoreError
 from sirc.models import fingerprint
-from sirc.preprocess import Preprocess
 from sirc.scores import Scorer
 from sirc.scores.scorer import parameters_in
 from sirc.threshold import Threshold

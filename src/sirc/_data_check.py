@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sirc._holding import Holding
 from sirc._provenance import extract_stamp, stale_outputs
 from sirc._trial import refuse_labels
 from sirc._utils import distributed
+from sirc.data.device_cache import Holding
 from sirc.errors import ConfigError
 from sirc.experiment import Experiment, Run
 from sirc.outputs.store import OutputStore

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sirc._feeding import IGNORED, Batch, Feed, Order, required_labels, unreadable
-from sirc._holding import Held, Holding
-from sirc._reading import Unreadable
 from sirc.augment import DeviceAugment, Normalise
 from sirc.data.base import ImageSet
-from sirc.preprocess import Preprocess
+from sirc.data.device_cache import Held, Holding
+from sirc.data.preprocess import Preprocess
+from sirc.data.reading import Unreadable
 from sirc.progress import Progress
 
 if TYPE_CHECKING:

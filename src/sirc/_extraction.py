@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from sirc._reading import Reader, Unreadable, data_fingerprint
 from sirc._runner import Runner
 from sirc._utils import distributed
 from sirc._utils.choices import OnError
 from sirc._utils.files import PathLike
+from sirc.data.reading import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, StoreError
 from sirc.models import fingerprint
 from sirc.outputs.outputs import Outputs

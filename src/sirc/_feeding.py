@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from sirc._reading import UNREADABLE, Unreadable, is_fatal, usable_workers
 from sirc.augment import Normalise, crop_size, random_key, training_transform
 from sirc.data.base import ImageSet
+from sirc.data.preprocess import Preprocess
+from sirc.data.reading import (
+    UNREADABLE,
+    Unreadable,
+    is_fatal,
+    usable_workers,
+)
 from sirc.errors import ImageError
-from sirc.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc._decoding import Lose
-from sirc._holding import Held
-from sirc._reading import Reader, Reading, Unreadable
+from sirc.data.decoding import Lose
+from sirc.data.device_cache import Held
+from sirc.data.reading import Reader, Reading, Unreadable
 
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
-    from sirc.preprocess import Preprocess
+    from sirc.data.preprocess import Preprocess
 
 
 @final

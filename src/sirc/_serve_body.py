@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from sirc._serve_budget import Share
 from sirc._serve_images import RefusedError
 from sirc._utils.checks import check_positive
-from sirc.data._decode import printable
+from sirc.data.decode import printable
 
 _DRAINED = 256 << 20  # bytes at most that are read and thrown away
 _DRAIN_SECONDS = 10.0

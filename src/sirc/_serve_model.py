@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sirc._artifact import preprocess_from
 from sirc._onnx import facts_of
 from sirc._utils.files import PathLike
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 from sirc.threshold import Threshold
 
 _ASKED = ("label", "confidence", "accepted")
@@ -59,7 +59,7 @@ class Deployed:
         if preprocess is None:
             raise ValueError(
                 f"'{path}' must say how images are prepared; it does not. Give `SelectiveClassifier` a "
-                "`preprocess=sirc.preprocess.Preprocess(…)`, calibrate, and export again."
+                "`preprocess=sirc.data.preprocess.Preprocess(…)`, calibrate, and export again."
             )
         self.preprocess: Preprocess = preprocess
         height, width = (side if isinstance(side, int) else None for side in shape[2:])

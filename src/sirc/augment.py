@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image

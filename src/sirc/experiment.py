@@ -13,9 +13,9 @@ from typing import final
 from sirc._sections import PAPER_SPECS, Augment, Data, Extract, Fit, Model, Report, Train, folder_name
 from sirc._toml import Document, closest, dotted, dump
 from sirc._utils.files import PathLike, atomic_write
+from sirc.data.preprocess import Preprocess
 from sirc.data.source import Source, source_path
 from sirc.errors import ConfigError
-from sirc.preprocess import Preprocess
 
 __all__ = [
     "PAPER_SPECS",

@@ -13,12 +13,17 @@ from torch.utils.data import Dataset
 from sirc._calls import unwrap
 from sirc._extraction import Extraction
 from sirc._held_reading import HeldPlan, HeldSet
-from sirc._reading import Reader, Unreadable, check_repeatable, plan
 from sirc._runner import Runner
 from sirc._utils import distributed
 from sirc._utils.checks import check_positive
 from sirc._utils.choices import OnError, Precision
 from sirc._utils.files import PathLike
+from sirc.data.reading import (
+    Reader,
+    Unreadable,
+    check_repeatable,
+    plan,
+)
 from sirc.head import Head
 from sirc.models import fingerprint
 from sirc.outputs.outputs import Outputs

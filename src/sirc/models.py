@@ -19,7 +19,7 @@ from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.imports import current_folder
 from sirc._weights import fingerprint, load_weights, save_weights
-from sirc.preprocess import Preprocess
+from sirc.data.preprocess import Preprocess
 
 __all__ = ["build", "fingerprint", "load_weights", "preprocess_of", "save_weights"]
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import pandas as pd
 from torch import Tensor
 
-from sirc._reading import Plan, Reading
 from sirc._serve_images import check_pixels
 from sirc._serve_model import Deployed
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.data import image_folder
-from sirc.data._decode import printable
-from sirc.data._names import Names
-from sirc.data.files import FileSet
+from sirc.data.decode import printable
+from sirc.data.file_names import Names
+from sirc.data.folder import FileSet
+from sirc.data.preprocess import Preprocess
+from sirc.data.reading import Plan, Reading
 from sirc.errors import ImageError, NotFittedError
-from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 from sirc.selective import SelectiveClassifier
 

@@ -18,12 +18,12 @@ from sirc._tap import Tap
 from sirc._utils.checks import check_number
 from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
+from sirc.data.preprocess import Preprocess
 from sirc.errors import NotFittedError
 from sirc.head import Head, find_head
 from sirc.models import fingerprint
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
-from sirc.preprocess import Preprocess
 from sirc.scores import Scorer
 from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 

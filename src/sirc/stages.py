@@ -11,7 +11,6 @@ from torch import nn
 from sirc._checkpoint import Epoch
 from sirc._extraction import known_weights
 from sirc._held_reading import HeldSet, refuse_fatal
-from sirc._holding import Held, Holding
 from sirc._provenance import (
     built,
     check_outputs,
@@ -25,12 +24,13 @@ from sirc._provenance import (
     network,
     save_head,
 )
-from sirc._reading import UNREADABLE
 from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.choices import OnError
 from sirc._utils.files import atomic_write, read_metadata
 from sirc.data import ImageSet, open_source
+from sirc.data.device_cache import Held, Holding
+from sirc.data.reading import UNREADABLE
 from sirc.data.source import geometry_of, tested_with
 from sirc.errors import ImageError, StoreError
 from sirc.experiment import Experiment, Run

@@ -17,7 +17,6 @@ import torch
 
 import sirc
 from sirc._data_check import check_data, is_complete, is_extracted, missing_files, needed
-from sirc._holding import Holding
 from sirc._kept_confidences import Kept
 from sirc._provenance import is_fitted, stale_outputs
 from sirc._results_file import read_results, write_results
@@ -25,6 +24,7 @@ from sirc._stamps import Stamp, digest
 from sirc._utils import distributed
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.data import ImageSet, open_source
+from sirc.data.device_cache import Holding
 from sirc.experiment import Experiment, Run
 from sirc.progress import SILENT, Progress, Task
 from sirc.results import SCHEMA, RunResults, load_run, results_table, shown_scores, title_of

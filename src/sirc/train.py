@@ -20,13 +20,13 @@ from sirc._captured import CapturedStep, captured
 from sirc._checkpoint import Epoch, Records
 from sirc._device_feed import DeviceFeed
 from sirc._feeding import IGNORED, Batch, Feed, LoaderFeed, Order, Share, input_shape
-from sirc._holding import Holding
 from sirc._telling import list_of, tensorboard, words
 from sirc._trial import check_labels, compiled
 from sirc._utils import distributed
 from sirc.augment import random_key
+from sirc.data.device_cache import Holding
+from sirc.data.preprocess import Preprocess
 from sirc.models import fingerprint
-from sirc.preprocess import Preprocess
 from sirc.progress import SILENT, Progress
 
 if TYPE_CHECKING:

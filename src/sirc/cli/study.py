@@ -69,7 +69,7 @@ def train(
     study, runs = _read(experiment, set_, seed)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
-    from sirc._holding import Holding
+    from sirc.data.device_cache import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
         from sirc._data_check import check_data
@@ -118,7 +118,7 @@ def extract(
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
-    from sirc._holding import Holding
+    from sirc.data.device_cache import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
         from sirc.stages import extract_run

@@ -1,10 +1,15 @@
 """Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files."""
 
 from sirc.data.base import ImageSet
-from sirc.data.benchmarks import Benchmark, benchmark, benchmarks, ood_sets
+from sirc.data.catalogue import (
+    Benchmark,
+    benchmark,
+    benchmarks,
+    ood_sets,
+)
+from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.check import Report, check
-from sirc.data.colonoscopy import fetch_colonoscopy
-from sirc.data.files import image_folder
+from sirc.data.folder import image_folder
 from sirc.data.glyphs import Glyphs
 from sirc.data.lists import file_list
 from sirc.data.noise import Noise, write_noise

@@ -8,16 +8,35 @@ from typing import final
 import numpy as np
 
 from sirc._utils.files import PathLike
-from sirc.data import _places
-from sirc.data._broken import broken_images
-from sirc.data._decode import printable
-from sirc.data._names import Names
-from sirc.data._scan import class_folders, images_below, is_image, other_files
-from sirc.data.benchmarks import Benchmark, Split, benchmark, benchmarks, unknown
-from sirc.data.files import file_sizes, images_of_classes, some
-from sirc.data.layout import DEVKIT, TARS, TESTS, archives_of, cut_short, find_folder, find_list
+from sirc.data import places
+from sirc.data.broken import broken_images
+from sirc.data.catalogue import (
+    Benchmark,
+    Split,
+    benchmark,
+    benchmarks,
+    unknown,
+)
+from sirc.data.catalogue.layout import (
+    DEVKIT,
+    TARS,
+    TESTS,
+    archives_of,
+    cut_short,
+    find_folder,
+    find_list,
+)
+from sirc.data.decode import printable
+from sirc.data.file_names import Names
+from sirc.data.folder import file_sizes, images_of_classes, some
 from sirc.data.lists import read_list
 from sirc.data.report import Finding, Report
+from sirc.data.scan import (
+    class_folders,
+    images_below,
+    is_image,
+    other_files,
+)
 from sirc.progress import SILENT, Progress
 
 __all__ = ["Finding", "Report", "check"]
@@ -79,11 +98,11 @@ class _Look:
         if path.is_dir():
             return True
         if path.is_file():
-            advice = "Unpack it, and pass the folder." if _places.is_archive(path.name) else "Pass a folder."
+            advice = "Unpack it, and pass the folder." if places.is_archive(path.name) else "Pass a folder."
             self.bad(f"'{printable(path)}' is a file", advice)
             return False
-        packed = [name for name in _places.archives_in(path.parent) if name.startswith(path.name)]
-        like = _places.like_named(path)
+        packed = [name for name in places.archives_in(path.parent) if name.startswith(path.name)]
+        like = places.like_named(path)
         if packed:
             advice = f"Unpack '{printable(path.parent / packed[0])}'."
         elif like:
@@ -95,7 +114,7 @@ class _Look:
 
     def benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
         there = [part for part in parts if find_folder(path, part) or archives_of(path, known, part)]
-        if not there and (right := _places.right_level(path, known)):
+        if not there and (right := places.right_level(path, known)):
             level = "above" if right in path.resolve().parents else "below"
             self.bad(f"{known.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
             return
@@ -142,7 +161,7 @@ class _Look:
         names = self._labelled(part, folder, known) if labelled else Names(images_below(folder))
         self._count(part, folder, len(names), size, known)
         others = list(other_files(folder))
-        if packed := [name for name in others if _places.is_archive(name)]:
+        if packed := [name for name in others if places.is_archive(name)]:
             self.bad(f"{part}: {some(packed, range(len(packed)))} archives lie among the images", "Unpack them.")
         elif others:
             self.good(f"{part}: {some(others, range(len(others)))} other files are ignored")
@@ -176,7 +195,7 @@ class _Look:
         wanted = "' or '".join(part.folders)
         if known.key == "imagenet1k" and (path / TARS[part.name]).is_file():
             advice = f"'{TARS[part.name]}' is there; put '{DEVKIT}' beside it, and it is unpacked when first opened."
-        elif packed := _places.archives_in(path):
+        elif packed := places.archives_in(path):
             advice = f"Unpack {', '.join(map(printable, packed[:3]))}."
         elif any(map(is_image, (entry.name for entry in path.iterdir()))):
             advice = f"Images lie directly in '{printable(path)}': move them into '{part.folders[0]}'."
@@ -219,7 +238,7 @@ class _Look:
         elif size is None or found == size:
             self.good(text)
         else:
-            right = _places.right_level(folder, known) if known else None
+            right = places.right_level(folder, known) if known else None
             way_out = "Are other files among them?" if found > size else "Unpack or fetch the data again."
             self.bad(f"{text}, of {size:,}", f"Pass '{printable(right)}'." if right else way_out)
 

@@ -11,10 +11,15 @@ import numpy as np
 import torch
 
 from sirc._utils.files import PathLike
-from sirc.data._decode import printable
-from sirc.data._names import Names
 from sirc.data.base import Transform
-from sirc.data.files import FileSet, file_sizes, require_folder, some
+from sirc.data.decode import printable
+from sirc.data.file_names import Names
+from sirc.data.folder import (
+    FileSet,
+    file_sizes,
+    require_folder,
+    some,
+)
 
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from sirc._utils.checks import check_positive, differences
 from sirc._utils.files import PathLike, atomic_write
-from sirc.data._decode import missing_package, printable
 from sirc.data.base import ImageSet, Transform, check_seed
+from sirc.data.decode import missing_package, printable
 from sirc.errors import StoreError
 from sirc.progress import SILENT, Progress
 

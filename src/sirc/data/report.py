@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from sirc.data._decode import printable
+from sirc.data.decode import printable
 
 
 @final

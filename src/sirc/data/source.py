@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_positive
-from sirc.data import layout
 from sirc.data.base import ImageSet, Transform, check_seed
-from sirc.data.benchmarks import Benchmark, benchmark, benchmarks, unknown
-from sirc.data.files import image_folder
+from sirc.data.catalogue import (
+    Benchmark,
+    benchmark,
+    benchmarks,
+    layout,
+    unknown,
+)
+from sirc.data.folder import image_folder
 from sirc.data.lists import file_list
 from sirc.data.noise import COUNT, Noise
 from sirc.data.wrapped import call_function, torchvision_set
 
 if TYPE_CHECKING:
-    from sirc.preprocess import Preprocess
+    from sirc.data.preprocess import Preprocess
 
 PLAIN = ("folder", "list")
 _TORCHVISION = re.compile(r"torchvision:[A-Za-z_]\w*")

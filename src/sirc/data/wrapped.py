@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sirc._utils.imports import current_folder
-from sirc.data._decode import missing_package, to_rgb
 from sirc.data.base import ImageSet
-from sirc.data.benchmarks import unknown
+from sirc.data.catalogue import unknown
+from sirc.data.decode import missing_package, to_rgb
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:

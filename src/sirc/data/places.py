@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from sirc.data._scan import class_folders, images_below
-from sirc.data.benchmarks import Benchmark
-from sirc.data.layout import find_list
+from sirc.data.catalogue import Benchmark
+from sirc.data.catalogue.layout import find_list
+from sirc.data.scan import class_folders, images_below
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
 _UP, _DOWN, _WIDE = 4, 2, 200  # how far to look

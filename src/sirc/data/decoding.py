@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sirc._reading import Plan, Unreadable
+from sirc.data.reading import Plan, Unreadable
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
-    from sirc.preprocess import Preprocess
+    from sirc.data.preprocess import Preprocess
     from sirc.progress import Progress
 
 SHARE_OF_FREE = 0.8  # of the free memory that one set may take

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
-from sirc.data._decode import FIND_ALL, read_image
-from sirc.data._names import Names
+from sirc.data.decode import FIND_ALL, read_image
+from sirc.data.file_names import Names
 from sirc.errors import ImageError
 from sirc.progress import Progress
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sirc.data._decode import missing_package, printable
-from sirc.data.benchmarks import Benchmark, Split
-from sirc.data.files import FileSet, image_folder
+from sirc.data.catalogue import Benchmark, Split
+from sirc.data.decode import missing_package, printable
+from sirc.data.folder import FileSet, image_folder
 from sirc.data.lists import file_list
 
 TESTS = ("test", "val", "validation", "valid")

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 
 from sirc._utils.checks import check_positive
-from sirc.data._decode import missing_package
-from sirc.data._glyph_draw import SIDE, draw, generator
-from sirc.data._glyph_fonts import FONTS, SCRIPTS, fonts_digest
 from sirc.data.base import ImageSet, check_seed
+from sirc.data.decode import missing_package
+from sirc.data.glyphs.draw import SIDE, draw, generator
+from sirc.data.glyphs.fonts import FONTS, SCRIPTS, fonts_digest
 from sirc.data.noise import Noise
 
 if TYPE_CHECKING:

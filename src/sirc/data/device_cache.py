@@ -11,12 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._decoding import SHARE_OF_FREE, Lose, check_room, decode, memory
-from sirc._reading import Unreadable
+from sirc.data.decoding import (
+    SHARE_OF_FREE,
+    Lose,
+    check_room,
+    decode,
+    memory,
+)
+from sirc.data.reading import Unreadable
 
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
-    from sirc.preprocess import Preprocess
+    from sirc.data.preprocess import Preprocess
     from sirc.progress import Progress
 
 _SHARE_KEPT = 0.5  # of all memory that sets may take together, so that networks have the rest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
 if TYPE_CHECKING:
-    from sirc.preprocess import Interpolation
+    from sirc.data.preprocess import Interpolation
 
 
 @final

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from sirc.data._glyph_fonts import CANVAS, CAPITAL, bitmap
+from sirc.data.glyphs.fonts import CANVAS, CAPITAL, bitmap
 
 SIDE = 32
 _FINE = 2  # glyphs are turned and blurred on a grid this much finer, so that their edges stay smooth

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write
-from sirc.data._decode import missing_package, printable
+from sirc.data.decode import missing_package, printable
 from sirc.data.fetch import fetch
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress

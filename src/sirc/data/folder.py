@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from sirc._utils.files import PathLike
-from sirc.data._decode import printable, read_image
-from sirc.data._names import Names
-from sirc.data._scan import class_folders, images_below, images_of_class
 from sirc.data.base import ImageSet, Transform
+from sirc.data.decode import printable, read_image
+from sirc.data.file_names import Names
+from sirc.data.scan import class_folders, images_below, images_of_class
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
