@@ -21,7 +21,7 @@ from sirc.data.base import ImageSet
 from sirc.data.device_cache import Held
 from sirc.data.preprocess import Preprocess
 from sirc.experiment import Train
-from sirc.models import build
+from sirc.models.builders import build
 from sirc.train import train
 
 _BATCH = 256

@@ -10,8 +10,9 @@ from scipy.stats import spearmanr
 import reference
 import sirc
 import toys
-from sirc import functional, small
+from sirc import functional
 from sirc.data import glyphs
+from sirc.models import small
 from sirc.scores import combine, parse, ratio
 
 MIXTURES = [(0.5, 0.5), (0.5, 0.2), (0.9, 0.5), (0.2, 0.5), (0.5, 0.8), (0.1, 0.2), (0.9, 0.9)]

@@ -11,8 +11,13 @@ import torchvision.models
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sirc._calls import call_model, evaluating, model_logits, unwrap
-from sirc.head import Head, capture_features, find_head
+from sirc.models.calling import (
+    call_model,
+    evaluating,
+    model_logits,
+    unwrap,
+)
+from sirc.models.head import Head, capture_features, find_head
 
 ZOO = [
     ("timm", "resnet50", {}, "fc", 2048),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sirc import find_head, models, small
+from sirc import find_head, models
+from sirc.models import small
 
 NETWORKS = [("resnet", 80), ("densenet", 84)]
 
@@ -11,7 +12,7 @@ NETWORKS = [("resnet", 80), ("densenet", 84)]
 @pytest.mark.parametrize(("name", "features"), NETWORKS)
 def test_the_head_is_found_with_its_features(name, features):
     torch.manual_seed(0)
-    model = models.build(f"sirc.small:{name}", num_classes=26).eval()
+    model = models.build(f"sirc.models.small:{name}", num_classes=26).eval()
     x = torch.randn(3, 3, 32, 32)
     assert model(x).shape == (3, 26)
     head = find_head(model, x)

@@ -16,9 +16,10 @@ from sirc._utils import distributed
 from sirc.errors import NotFittedError, StoreError
 from sirc.evaluate import Evaluation, evaluate
 from sirc.extract import extract
-from sirc.head import Head, find_head
 from sirc.metrics import Ranking
+from sirc.models.head import find_head
 from sirc.moments import Moments
+from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.runs import combine

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.data.preprocess import Preprocess
 from sirc.errors import NotFittedError, StoreError
-from sirc.models import fingerprint
+from sirc.models.builders import fingerprint
 from sirc.scores import Scorer
 from sirc.scores.scorer import parameters_in
 from sirc.threshold import Threshold

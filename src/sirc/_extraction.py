@@ -20,7 +20,7 @@ from sirc._utils.choices import OnError
 from sirc._utils.files import PathLike
 from sirc.data.reading import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, StoreError
-from sirc.models import fingerprint
+from sirc.models.builders import fingerprint
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.progress import Progress, Task

@@ -16,7 +16,7 @@ from sirc._utils.checks import differences
 from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment import Experiment, Run
-from sirc.head import Head
+from sirc.outputs.head import Head
 from sirc.outputs.meta import FILE as STORE_FILE
 from sirc.outputs.store import OutputStore
 

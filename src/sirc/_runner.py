@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sirc._calls import LABEL_KEYS, call_model, evaluating, model_logits
 from sirc._utils.checks import dtype_name
 from sirc._utils.choices import Precision
 from sirc.data.reading import Reader
-from sirc.head import Head, capture_features, find_head
+from sirc.models.calling import (
+    LABEL_KEYS,
+    call_model,
+    evaluating,
+    model_logits,
+)
+from sirc.models.head import capture_features, find_head
+from sirc.outputs.head import Head
 
 
 @final

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from sirc._calls import call_model, evaluating, model_logits
 from sirc._feeding import required_labels
 from sirc._utils import distributed
 from sirc.data.base import ImageSet
+from sirc.models.calling import call_model, evaluating, model_logits
 from sirc.progress import Progress
 
 _BACKEND = "inductor"

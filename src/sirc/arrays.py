@@ -15,7 +15,7 @@ from sirc._utils.files import (
 )
 from sirc.evaluate import evaluate
 from sirc.experiment import PAPER_SPECS
-from sirc.head import Head
+from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress

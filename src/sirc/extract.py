@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sirc._calls import unwrap
 from sirc._extraction import Extraction
 from sirc._held_reading import HeldPlan, HeldSet
 from sirc._runner import Runner
@@ -24,8 +23,9 @@ from sirc.data.reading import (
     check_repeatable,
     plan,
 )
-from sirc.head import Head
-from sirc.models import fingerprint
+from sirc.models.builders import fingerprint
+from sirc.models.calling import unwrap
+from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress

@@ -12,16 +12,17 @@ from typing import Any, NamedTuple, Self, final
 import torch
 from torch import Tensor, nn
 
-from sirc._calls import call_model, model_logits
 from sirc._graph import ConfidenceGraph, Kept, feature_terms
-from sirc._tap import Tap
 from sirc._utils.checks import check_number
 from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
 from sirc.data.preprocess import Preprocess
 from sirc.errors import NotFittedError
-from sirc.head import Head, find_head
-from sirc.models import fingerprint
+from sirc.models.builders import fingerprint
+from sirc.models.calling import call_model, model_logits
+from sirc.models.feature_hook import Tap
+from sirc.models.head import find_head
+from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer

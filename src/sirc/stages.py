@@ -35,7 +35,8 @@ from sirc.data.source import geometry_of, tested_with
 from sirc.errors import ImageError, StoreError
 from sirc.experiment import Experiment, Run
 from sirc.extract import extract
-from sirc.head import Head, find_head
+from sirc.models.head import find_head
+from sirc.outputs.head import Head
 from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit

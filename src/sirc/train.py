@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sirc._calls import model_logits
 from sirc._captured import CapturedStep, captured
 from sirc._checkpoint import Epoch, Records
 from sirc._device_feed import DeviceFeed
@@ -26,7 +25,8 @@ from sirc._utils import distributed
 from sirc.augment import random_key
 from sirc.data.device_cache import Holding
 from sirc.data.preprocess import Preprocess
-from sirc.models import fingerprint
+from sirc.models.builders import fingerprint
+from sirc.models.calling import model_logits
 from sirc.progress import SILENT, Progress
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def load_selective(path: Path, folder: Path, seed: int | None) -> tuple[Selectiv
     """A saved classifier with the network of the run that it was calibrated for, among those of the folder."""
     from sirc._artifact import read
     from sirc._provenance import network
-    from sirc.models import fingerprint
+    from sirc.models.builders import fingerprint
     from sirc.selective import SelectiveClassifier
 
     wanted = read(path)[0]["model"]
@@ -101,7 +101,7 @@ def calibration_data(
     from sirc import arrays
     from sirc._provenance import check_outputs
     from sirc.errors import StoreError
-    from sirc.models import fingerprint
+    from sirc.models.builders import fingerprint
     from sirc.outputs.store import OutputStore
     from sirc.stages import extract_run
 

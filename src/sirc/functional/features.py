@@ -10,7 +10,7 @@ from sirc._utils.checks import check_number, check_positive
 from sirc.functional._inputs import checked_options, columns, features_of, same_rows, summary
 from sirc.functional.combinations import linear
 from sirc.functional.logits import energy
-from sirc.head import Head
+from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.scores import boundary, distance, feature, shaping
 from sirc.scores.softmax import Softmax

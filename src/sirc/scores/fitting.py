@@ -12,8 +12,8 @@ from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import differences
 from sirc._utils.distributed import world
 from sirc._utils.precision import exact
-from sirc.head import Head
 from sirc.moments import Reservoir, fold_of
+from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from sirc.head import Head
 from sirc.moments import Evidence, fold_of
+from sirc.outputs.head import Head
 from sirc.scores import registry
 from sirc.scores.kept import FeatureMoments, union
 from sirc.scores.spec import Spec

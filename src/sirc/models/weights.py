@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._calls import unwrap
 from sirc._utils.files import PathLike, read_safetensors, write_safetensors
 from sirc.errors import StoreError
+from sirc.models.calling import unwrap
 
 _PICKLED = (".pt", ".pth", ".bin", ".tar", ".ckpt")
 _INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where training scripts keep the state dict

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from sirc._calls import as_rows, layer_input, layer_size, unwrap
-from sirc.head import _linear_layer
+from sirc.models.calling import (
+    as_rows,
+    layer_input,
+    layer_size,
+    unwrap,
+)
+from sirc.models.head import _linear_layer
 
 
 @final
@@ -29,6 +34,7 @@ class Tap:
         self._tracing = False
 
     def attach(self, model: nn.Module, name: str, *, last: bool = True) -> RemovableHandle:
+        """Hook the layer of that name; the handle that is returned removes the hook."""
         layer = _linear_layer(unwrap(model), name)
         if last and self._classes is not None and layer_size(layer)[0] != self._classes:
             raise ValueError(
@@ -82,6 +88,7 @@ class Tap:
         return features
 
     def exact_logits(self, features: Tensor) -> Tensor:
+        """Logits of the hooked layer in float32, whatever precision the model ran in."""
         bias = None if self._layer.bias is None else self._layer.bias.float()
         return functional.linear(features.float(), self._layer.weight.flatten(1).float(), bias)
 

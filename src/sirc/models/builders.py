@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from sirc._stems import STEMS, Stem, halve_stem
 from sirc._toml import closest
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.imports import current_folder
-from sirc._weights import fingerprint, load_weights, save_weights
 from sirc.data.preprocess import Preprocess
+from sirc.models.stems import STEMS, Stem, halve_stem
+from sirc.models.weights import fingerprint, load_weights, save_weights
 
 __all__ = ["build", "fingerprint", "load_weights", "preprocess_of", "save_weights"]
 

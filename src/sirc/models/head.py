@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
-from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from sirc._calls import (
+from sirc.models.calling import (
     LayerRun,
     LinearLayer,
     as_rows,
@@ -21,77 +18,9 @@ from sirc._calls import (
     unwrap,
     watch,
 )
-from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_finite, check_floating, check_shape
+from sirc.outputs.head import Head
 
 __all__ = ["Head", "capture_features", "find_head"]
-
-
-@final
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class Head:
-    """The last layer of a classifier, which maps features z to logits v = W z + b.
-
-    Args:
-        weight: W, shape (K, L): one row per class. A 1×1 convolution's (K, L, 1, 1) is flattened.
-        bias: b, shape (K,), or None.
-        name: the layer's dotted path in the model, as in `model.named_modules()`; "" when it has none.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    name: str
-
-    def __init__(self, weight: ArrayLike, bias: ArrayLike | None = None, name: str = "") -> None:
-        W = as_tensor("weight", weight)
-        if W.ndim == 4 and W.shape[2:] == (1, 1):
-            W = W.flatten(1)
-        check_shape("weight", W, K=1, L=1, hint="Pass one row per class, one column per feature.")
-        check_floating("weight", W)
-        check_finite("weight", W)
-        b = None if bias is None else as_tensor("bias", bias).to(W.device)
-        if b is not None:
-            if b.shape != W.shape[:1]:
-                turned = b.shape == W.shape[1:]
-                raise ValueError(
-                    f"`bias` must have one value for each of the {len(W)} rows of `weight` {tuple(W.shape)}; "
-                    f"got {tuple(b.shape)}. "
-                    + ("`weight` looks transposed: pass weight.T." if turned else "Pass both from one layer.")
-                )
-            check_floating("bias", b)
-            check_finite("bias", b)
-        for field, value in (("weight", W), ("bias", b), ("name", name)):
-            object.__setattr__(self, field, value)
-
-    @property
-    def num_classes(self) -> int:
-        """K, the number of logits."""
-        return self.weight.shape[0]
-
-    @property
-    def num_features(self) -> int:
-        """L, the number of features."""
-        return self.weight.shape[1]
-
-    @cached_property
-    def origin(self) -> Tensor:
-        """The origin u = −W⁺ b, in float64: the point of feature space where the logits vanish."""
-        if self.bias is None:
-            return torch.zeros(self.num_features, dtype=torch.float64, device=self.weight.device)
-        # Singular values that rounding alone explains count as zero, and it was the given dtype that rounded.
-        # Half precision is rounded once, after training in a wider one: eps·max(K, L) would leave nothing.
-        wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
-        rtol = max(torch.finfo(self.weight.dtype).eps, max(self.weight.shape) * torch.finfo(wide).eps)
-        pinv: Tensor = torch.linalg.pinv(self.weight.double(), rtol=rtol)
-        return -(pinv @ self.bias.double())
-
-    def to(self, device: torch.device | str) -> "Head":
-        """Move to another device."""
-        return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device), self.name)
-
-    def __repr__(self) -> str:
-        bias = "" if self.bias is not None else ", no bias"
-        return f"Head({self.name!r}, {self.num_classes} classes × {self.num_features} features{bias})"
 
 
 def find_head(model: nn.Module, example: object, *, name: str | None = None) -> Head:
