@@ -14,15 +14,15 @@ from _timing import Row
 from torch import Tensor, nn
 
 import sirc
-from sirc._captured import CapturedStep
-from sirc._feeding import Batch
-from sirc._held_reading import HeldSet
 from sirc.data.base import ImageSet
 from sirc.data.device_cache import Held
 from sirc.data.preprocess import Preprocess
 from sirc.experiment import Train
+from sirc.extraction.from_device import HeldSet
 from sirc.models.builders import build
-from sirc.train import train
+from sirc.training.batches import Batch
+from sirc.training.cuda_graph import CapturedStep
+from sirc.training.loop import train
 
 _BATCH = 256
 _EPOCHS = 3
@@ -85,7 +85,7 @@ def extraction(count: int, device: torch.device, notes: list[str]) -> list[Row]:
 
 
 def training(count: int, device: torch.device, notes: list[str]) -> list[Row]:
-    """A few epochs of `sirc.train`, against the bare step of the same network on one batch."""
+    """A few epochs of `sirc.training.loop`, against the bare step of the same network on one batch."""
     side = 64
     gpu = device.type == "cuda"
     recipe = Train(

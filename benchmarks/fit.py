@@ -20,7 +20,7 @@ from torch import Tensor
 
 import sirc
 from sirc.scores import Fitter
-from sirc.scores.fitting import Crossfit
+from sirc.scores.fitting.fitter import Crossfit
 
 SPECS = [
     *("residual", "vim", "mahalanobis"),

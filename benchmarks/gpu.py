@@ -24,8 +24,8 @@ from torch import Tensor
 import sirc
 from sirc import functional
 from sirc.metrics.bootstrap import Draws
-from sirc.scores import feature
-from sirc.scores.softmax import Softmax
+from sirc.scores.formulas import feature
+from sirc.scores.formulas.softmax import Softmax
 
 SIX = ("msp", "doctor", "entropy", "energy", "max_logit", "margin")
 PARTS = ("softmax", "products", "fit", "metrics", "extraction", "training")

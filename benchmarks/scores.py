@@ -19,7 +19,7 @@ from torch import Tensor
 
 import sirc
 from sirc import functional
-from sirc.scores.softmax import Softmax
+from sirc.scores.formulas.softmax import Softmax
 
 SIXTEEN = [
     *(f"sirc({s1}, {s2})" for s1 in ("msp", "doctor", "entropy") for s2 in ("l1", "residual")),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sirc
 from sirc.arrays import load_head
-from sirc.scores import ratio
+from sirc.scores import bayes
 
 LEARNT = "bayes, g learnt"
 TUNED = 0.4  # of the test rows and of each OOD set: what g is learnt from, and no rule is judged on
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="where to fit and to score: cpu, cuda (default: cpu)")
     asked = parser.parse_args(arguments)
     if asked.constants:
-        ratio._SHOWN, ratio._SHIFT, ratio._POWER, ratio._ERRORS = asked.constants
+        bayes._SHOWN, bayes._SHIFT, bayes._POWER, bayes._ERRORS = asked.constants
     try:
         named = {title: runs_of([folder]) for title, folder in map(_titled, asked.networks)}
     except ValueError as error:

@@ -13,7 +13,8 @@ import toys
 from sirc import functional
 from sirc.data import glyphs
 from sirc.models import small
-from sirc.scores import combine, parse, ratio
+from sirc.scores import bayes as ratio
+from sirc.scores import combine, parse
 
 MIXTURES = [(0.5, 0.5), (0.5, 0.2), (0.9, 0.5), (0.2, 0.5), (0.5, 0.8), (0.1, 0.2), (0.9, 0.9)]
 

@@ -7,8 +7,8 @@ import torch
 import reference
 import sirc
 import toys
-from sirc.scores import budget as module
 from sirc.scores import parse
+from sirc.scores.fitting import budget as module
 
 TOY = toys.WEAK
 

@@ -6,8 +6,8 @@ import torch
 import sirc
 from sirc import functional
 from sirc.metrics.bootstrap import Draws, bootstrap
-from sirc.scores import _fused
-from sirc.scores.softmax import Softmax
+from sirc.scores import row_sums
+from sirc.scores.formulas.softmax import Softmax
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -56,9 +56,9 @@ def test_a_gpu_tunes_as_a_cpu_does(data):
 def test_a_recorded_step_trains_to_the_same_weights(precision):
     from torchvision.models import resnet18
 
-    from sirc._captured import captured
-    from sirc._feeding import Batch
     from sirc.progress import SILENT
+    from sirc.training.batches import Batch
+    from sirc.training.cuda_graph import captured
 
     def trained(record):
         torch.manual_seed(0)
@@ -120,14 +120,14 @@ def test_the_compiled_pass_gives_the_eager_numbers(dtype):
 @pytest.mark.parametrize("classes", [2, 10, 100, 1000, 1001, 5000, 21_841])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_kernel_gives_the_eager_numbers(dtype, classes, monkeypatch):
-    monkeypatch.setattr(_fused, "_broken", set())
+    monkeypatch.setattr(row_sums, "_broken", set())
     generator = torch.Generator("cuda").manual_seed(classes)
     logits = torch.randn(400, classes, device="cuda", generator=generator, dtype=torch.float64) * 5
     logits[:100, 0] += torch.linspace(0, 400, 100, device="cuda", dtype=torch.float64)
     logits[100:110], logits[110:120, -2:] = 1.5, 60.0
     logits = logits.to(dtype)
     eager, kernel = Softmax.of(logits, compile=False), Softmax.of(logits)
-    assert not _fused._broken, "it fell back, so nothing was compared"
+    assert not row_sums._broken, "it fell back, so nothing was compared"
     for name in ("prediction", "top", "second"):
         assert torch.equal(getattr(kernel, name), getattr(eager, name))
     small = 1e-12 if dtype == torch.float64 else 5e-7
@@ -158,21 +158,21 @@ def test_a_row_scores_the_same_in_any_batch():
 
 
 def test_more_classes_than_the_kernel_reads_are_compiled_or_read_eagerly(monkeypatch):
-    monkeypatch.setattr(_fused, "_WIDEST", 500)
+    monkeypatch.setattr(row_sums, "_WIDEST", 500)
     logits = torch.randn(40, 1000, device="cuda")
     assert torch.equal(Softmax.of(logits).t, Softmax.of(logits, compile=False).t)
 
 
 def test_without_a_kernel_the_numbers_are_those_of_float64(monkeypatch):
-    monkeypatch.setattr(_fused, "_broken", set())
+    monkeypatch.setattr(row_sums, "_broken", set())
 
     def missing(logits):
         raise ImportError("no Triton here")
 
-    monkeypatch.setattr(_fused, "_kernel_sums", missing)
+    monkeypatch.setattr(row_sums, "_kernel_sums", missing)
     logits = torch.randn(40, 1000, device="cuda")
     assert torch.equal(Softmax.of(logits).t, Softmax.of(logits, compile=False).t)
-    assert _fused._broken == {"kernel"}
+    assert row_sums._broken == {"kernel"}
 
 
 def test_switching_tf32_on_changes_no_score():
@@ -273,9 +273,9 @@ def _small_classifier():
 
 
 def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_path, monkeypatch):
-    from sirc import _held_reading
     from sirc.data import device_cache, image_folder
     from sirc.data.preprocess import Preprocess
+    from sirc.extraction import from_device
     from sirc.progress import SILENT
     from tiny_images import write_images
 
@@ -290,12 +290,12 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
     with device_cache.Holding() as holding:
         held = load(holding, "cuda")
         assert load(holding, "cuda:0").pixels.data_ptr() == held.pixels.data_ptr()
-        reading = _held_reading.HeldPlan(_held_reading.HeldSet(images, preprocess, lambda: held), 16)
+        reading = from_device.HeldPlan(from_device.HeldSet(images, preprocess, lambda: held), 16)
         seen = torch.cat([got.batch[0].cpu() for got in reading.read([range(20), range(20, 50)])])
         assert torch.equal(seen, torch.stack([images[i][0] for i in range(50)]))
         expected = sirc.extract(plain, images)
         got = sirc.extract(
-            plain.cuda(), _held_reading.HeldSet(images, preprocess, lambda: held), tmp_path / "store", head="3"
+            plain.cuda(), from_device.HeldSet(images, preprocess, lambda: held), tmp_path / "store", head="3"
         )
         torch.testing.assert_close(got.load().logits, expected.logits, rtol=1e-3, atol=1e-3)
         assert torch.equal(got.load().labels, images.labels)

@@ -17,7 +17,7 @@ import torch
 import reference
 import sirc
 from sirc import distributed
-from sirc.scores import fitting, rows
+from sirc.scores.fitting import fitter, rows
 
 K, L, N = 5, 8, 300
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(N, K, L, seed=0)
@@ -78,7 +78,7 @@ def run(case, folder, *, shared):
     specs, _, settings = FITS[case]
     train, head = source(case, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "BANK_SIZE", settings.get("bank", 12_500))
+        patch.setattr(fitter, "BANK_SIZE", settings.get("bank", 12_500))
         patch.setattr(rows, "BLOCK_ROWS", settings.get("block", 8192))
         tuning = {name: settings[name] for name in ("val", "ood") if name in settings}
         return sirc.fit(

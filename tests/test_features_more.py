@@ -9,9 +9,10 @@ import reference_features
 import sirc
 from sirc import functional
 from sirc._graph import ConfidenceGraph
-from sirc.moments import fold_of
-from sirc.scores import _blocks, parse, registry, shaping
-from sirc.scores.boundary import inverse_distances
+from sirc.scores import blocks, parse, registry
+from sirc.scores.formulas import shaping
+from sirc.scores.formulas.boundary import inverse_distances
+from sirc.scores.moments import fold_of
 
 K, L, N = 6, 10, 300
 NAMES = [
@@ -184,8 +185,8 @@ def test_tables_stay_small_whatever_the_number_of_rows(monkeypatch):
     whole = {}
     for limit in (1 << 25, 60_000):
         largest.clear()
-        monkeypatch.setattr(_blocks, "_PRODUCT", limit)
-        monkeypatch.setitem(_blocks._BLOCK, "cpu", limit)
+        monkeypatch.setattr(blocks, "_PRODUCT", limit)
+        monkeypatch.setitem(blocks._BLOCK, "cpu", limit)
         with monkeypatch.context() as patch:
             for name in ("logsumexp", "topk"):
                 patch.setattr(torch.Tensor, name, watched(name))

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import reference
 import sirc
 from sirc import moments
-from sirc.moments import Moments, Reservoir, fold_of
-from sirc.scores import fitting
-from sirc.scores import rows as batches_module
+from sirc.scores.fitting import fitter as fitting
+from sirc.scores.fitting import rows as batches_module
+from sirc.scores.moments import Moments, Reservoir, fold_of
 
 K, L, N = 5, 8, 240
 SPECS = ["msp", "residual", "vim", "mahalanobis", "knn", "sirc(msp, l1, residual)", "sirc(entropy, mahalanobis, knn)"]

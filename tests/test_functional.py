@@ -8,7 +8,7 @@ import reference
 import reference_logits
 import test_features_more
 from sirc import functional
-from sirc.scores.softmax import Softmax
+from sirc.scores.formulas.softmax import Softmax
 
 RNG = np.random.default_rng(0)
 V, Z = RNG.normal(size=(30, 6)) * 3, RNG.normal(size=(30, 9))

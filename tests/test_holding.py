@@ -14,18 +14,18 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sirc
-from sirc import _held_reading
-from sirc._device_feed import DeviceFeed
-from sirc._feeding import IGNORED, Order, Share
 from sirc.data import decoding, device_cache, image_folder
 from sirc.data.base import Subset
 from sirc.data.device_cache import Holding
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.experiment import Augment, Experiment
+from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
 from sirc.stages import extract_run, images_of, train_run
 from sirc.study import run_study
+from sirc.training.batches import IGNORED, Order, Share
+from sirc.training.device_batches import DeviceFeed
 from test_cli import MODEL, TOML
 from tiny_images import write_images
 
@@ -120,7 +120,7 @@ def test_a_benchmark_of_small_images_keeps_its_own_scaling(tmp_path):
     images = open_source(source, root=tmp_path, preprocess=preprocess, labelled=False)
     assert repr(images.transform) == repr(tested_with(source, preprocess))
     held = get(Holding(), images, geometry_of(source, preprocess))
-    normalise = _held_reading.as_in_a_test(preprocess, CPU)
+    normalise = from_device.as_in_a_test(preprocess, CPU)
     assert torch.equal(normalise(held[slice(None)]), torch.stack([images[i] for i in range(3)]))
     assert held.pixels.shape == (3, 3, 12, 12)
 
@@ -130,7 +130,7 @@ def test_normalised_values_are_those_of_torchvision_to_the_last_bit(mean):
     every = torch.arange(256, dtype=torch.uint8).expand(3, 256, 256).contiguous()
     preprocess = Preprocess(resize=None, crop=None, mean=mean, std=(0.229, 0.224, 0.7))
     expected = preprocess.test()(Image.fromarray(every.permute(1, 2, 0).numpy()))
-    assert torch.equal(_held_reading.as_in_a_test(preprocess, CPU)(every[None])[0], expected)
+    assert torch.equal(from_device.as_in_a_test(preprocess, CPU)(every[None])[0], expected)
 
 
 def test_only_missing_shards_are_computed_and_a_whole_store_decodes_nothing(tiny, decoded):

@@ -75,7 +75,7 @@ def test_options_are_keyword_only():
 
 
 def test_submodules_are_reachable_by_their_dotted_name():
-    assert sirc.scores.softmax.Softmax.__module__ == "sirc.scores.softmax"
-    assert sirc.scores.feature.BANK_SIZE == 12_500
+    assert sirc.scores.formulas.softmax.Softmax.__module__ == "sirc.scores.formulas.softmax"
+    assert sirc.scores.formulas.feature.BANK_SIZE == 12_500
     assert sirc.report.report.__module__ == "sirc.report"
-    assert sirc.scores.logit.energy.__module__ == "sirc.scores.logit"
+    assert sirc.scores.formulas.logit.energy.__module__ == "sirc.scores.formulas.logit"

@@ -9,8 +9,17 @@ import reference_features
 import reference_logits
 import sirc
 from sirc import functional
-from sirc.scores import _blocks, _fused, columns, registry
-from sirc.scores import softmax as softmax_module
+from sirc.scores import (
+    blocks,
+    registry,
+)
+from sirc.scores import (
+    row_sums as _fused,
+)
+from sirc.scores import (
+    values as columns,
+)
+from sirc.scores.formulas import softmax as softmax_module
 
 LEAVES = [name for name in sirc.known_names() if name not in (*reference.COMBINATIONS, "vim")]
 COMBINATIONS = [
@@ -157,7 +166,7 @@ def test_blocks_of_rows_do_not_show(spec, fresh, one, monkeypatch):
     outputs = sirc.Outputs(*fresh)
     whole = one(outputs)[spec]
     monkeypatch.setitem(columns._BLOCK, "cpu", 8 * L * 7)
-    monkeypatch.setattr(_blocks, "_PRODUCT", 900)
+    monkeypatch.setattr(blocks, "_PRODUCT", 900)
     torch.testing.assert_close(one(outputs)[spec], whole, rtol=1e-12, atol=1e-12)
 
 

@@ -11,8 +11,8 @@ import torch
 import reference
 import sirc
 from sirc import functional
-from sirc.scores import _fused
-from sirc.scores.softmax import Softmax
+from sirc.scores import row_sums
+from sirc.scores.formulas.softmax import Softmax
 
 BOUNDED = ("msp", "doctor", "entropy")
 
@@ -180,7 +180,7 @@ def test_the_prediction_is_the_first_largest_logit():
 def test_blocks_of_rows_do_not_show(monkeypatch):
     v = torch.as_tensor(random_rows(101, 7))
     whole = Softmax.of(v)
-    monkeypatch.setitem(_fused._BLOCK, "cpu", 7 * 10)
+    monkeypatch.setitem(row_sums._BLOCK, "cpu", 7 * 10)
     parts = Softmax.of(v)
     for field in ("prediction", "top", "second", "t", "w", "q", "deviation"):
         assert torch.equal(getattr(whole, field), getattr(parts, field)), field
@@ -193,12 +193,12 @@ def test_an_empty_selection_has_empty_scores():
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
 def test_the_compiled_pass_gives_the_eager_numbers(monkeypatch):
-    monkeypatch.setattr(_fused, "_broken", set())
+    monkeypatch.setattr(row_sums, "_broken", set())
     v = torch.as_tensor(np.concatenate((awkward_rows(), random_rows(60, 4))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while compiling
         compiled = Softmax.of(v, compile=True)
-    assert not _fused._broken, "it fell back, so nothing was compared"
+    assert not row_sums._broken, "it fell back, so nothing was compared"
     eager = Softmax.of(v, compile=False)
     assert torch.equal(compiled.prediction, eager.prediction)
     for field in ("top", "second", "t", "w", "q", "deviation"):
@@ -215,8 +215,8 @@ def test_a_broken_compiler_falls_back_without_a_word(monkeypatch, capfd, caplog)
         calls.append(logits)
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(_fused, "_broken", set())
-    monkeypatch.setattr(_fused, "_compiled_sums", broken)
+    monkeypatch.setattr(row_sums, "_broken", set())
+    monkeypatch.setattr(row_sums, "_compiled_sums", broken)
     v = torch.as_tensor(random_rows(20, 5))
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter("error")

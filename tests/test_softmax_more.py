@@ -13,11 +13,11 @@ import reference
 import reference_logits
 import sirc
 from sirc import functional
-from sirc.scores import _blocks, registry
-from sirc.scores._fused import _sums
-from sirc.scores.pnorm import choose_p
-from sirc.scores.softmax import Softmax
-from sirc.scores.tempered import fit_temperature
+from sirc.scores import blocks, registry
+from sirc.scores.formulas.pnorm import choose_p
+from sirc.scores.formulas.softmax import Softmax
+from sirc.scores.formulas.temperature import fit_temperature
+from sirc.scores.row_sums import _sums
 
 OPTIONS = {
     "margin": [{}],
@@ -218,7 +218,7 @@ def test_blocks_of_rows_do_not_show_and_no_rows_have_no_scores(name, options, mo
     function, spec = getattr(functional, name), text(name, options)
     whole = function(v, **options)
     gaps = None if options.get("p") == 0 else functional.log_gap(v, spec)
-    monkeypatch.setitem(_blocks._BLOCK, "cpu", 7 * 5)
+    monkeypatch.setitem(blocks._BLOCK, "cpu", 7 * 5)
     torch.testing.assert_close(function(v, **options), whole, rtol=1e-15, atol=0)
     if gaps is not None:
         torch.testing.assert_close(functional.log_gap(v, spec), gaps, rtol=1e-15, atol=1e-15)
@@ -285,7 +285,7 @@ def test_the_temperature_minimises_the_nll(sharpness, classes, monkeypatch):
     assert found == pytest.approx(math.exp(best.x), rel=1e-6)
     assert negative_log_likelihood(math.log(found), v, labels) <= best.fun + 1e-14
     assert found == pytest.approx(sharpness, rel=0.2)
-    monkeypatch.setitem(_blocks._BLOCK, "cpu", classes * 64)
+    monkeypatch.setitem(blocks._BLOCK, "cpu", classes * 64)
     assert fit_temperature(torch.as_tensor(v), torch.as_tensor(labels))["temperature"] == pytest.approx(found, rel=1e-9)
 
 

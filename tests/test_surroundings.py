@@ -6,7 +6,7 @@ import torch
 
 import reference
 import sirc
-from sirc.moments import Moments
+from sirc.scores.moments import Moments
 
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(240, 5, 8, seed=0)
 TRAIN = sirc.Outputs(LOGITS, Z, Y)
@@ -41,7 +41,7 @@ def test_a_default_device_elsewhere_changes_nothing(single):
 
 def test_a_fitter_may_begin_in_inference_mode_and_end_outside(monkeypatch, single):
     train, _, expected = single
-    monkeypatch.setattr("sirc.scores.rows.BLOCK_ROWS", 32)
+    monkeypatch.setattr("sirc.scores.fitting.rows.BLOCK_ROWS", 32)
     fitter = sirc.Fitter(SPECS, head=HEAD)
     with torch.inference_mode():
         fitter.update(train[:100])
@@ -61,7 +61,7 @@ def test_scores_do_not_carry_gradients(single):
 def test_batches_of_another_type_are_refused_whatever_their_size(monkeypatch):
     mixed = [TRAIN[:100].to(dtype=torch.float16), TRAIN[100:].to(dtype=torch.float32)]
     for block in (8192, 32):
-        monkeypatch.setattr("sirc.scores.rows.BLOCK_ROWS", block)
+        monkeypatch.setattr("sirc.scores.fitting.rows.BLOCK_ROWS", block)
         with pytest.raises(ValueError, match="all batches of `train` must be alike: logits is float16, got float32"):
             sirc.fit("sirc(msp, knn)", mixed)
 
@@ -72,7 +72,7 @@ def test_labels_may_come_and_go_where_they_are_not_needed():
 
 
 def test_a_shuffling_loader_will_do_where_no_statistic_searches_the_bank(monkeypatch):
-    monkeypatch.setattr("sirc.scores.fitting.BANK_SIZE", 50)
+    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 50)
 
     class Shuffled:
         passes = 0

@@ -15,15 +15,20 @@ from PIL import Image
 from torch import nn
 
 import sirc
-from sirc import _trial
-from sirc._device_feed import DeviceFeed
-from sirc._feeding import IGNORED, LoaderFeed, Order, Share
 from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.experiment import Augment, Train
 from sirc.progress import SILENT, Progress
-from sirc.train import learning_rate, train
+from sirc.training import preflight
+from sirc.training.batches import (
+    IGNORED,
+    LoaderFeed,
+    Order,
+    Share,
+)
+from sirc.training.device_batches import DeviceFeed
+from sirc.training.loop import learning_rate, train
 from tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -374,7 +379,7 @@ def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, t
     recipe = dataclasses.replace(QUICK, milestones=())
     whole, _ = run(images, tmp_path / "whole", recipe)
     with monkeypatch.context() as patch:
-        patch.setattr("sirc.train.learning_rate", lambda recipe, epoch: 1e30 if epoch >= 2 else recipe.lr)
+        patch.setattr("sirc.training.loop.learning_rate", lambda recipe, epoch: 1e30 if epoch >= 2 else recipe.lr)
         with pytest.raises(ValueError, match=r"must stay finite; it is .* in epoch 3 .*Lower `train\.lr`"):
             run(images, tmp_path / "run", recipe)
     kept = sirc._utils.files.read_safetensors(tmp_path / "run" / "checkpoint.safetensors")[0]
@@ -424,7 +429,7 @@ def test_looking_at_the_outputs_leaves_no_trace_in_the_model(images):
     model = Hidden(3)
     model[3].eval()
     before, flags, state = weights(model), [m.training for m in model.modules()], torch.get_rng_state()
-    _trial.check_labels(model, (3, 12, 12), images)
+    preflight.check_labels(model, (3, 12, 12), images)
     assert same(before, weights(model))
     assert flags == [m.training for m in model.modules()]
     assert torch.equal(state, torch.get_rng_state())
@@ -489,7 +494,7 @@ def test_errors_of_the_model_are_not_taken_for_those_of_the_compiler(images, tmp
 
 
 def test_a_compiled_network_trains_to_the_same_weights(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(_trial, "_BACKEND", "aot_eager")  # traced and differentiated as always, but no code is built
+    monkeypatch.setattr(preflight, "_BACKEND", "aot_eager")  # traced and differentiated as always, but no code is built
     recipe = dataclasses.replace(QUICK, epochs=1, milestones=(), batch_size=7)
     eager, history = run(images, tmp_path / "eager", recipe, model=normal_network())
     told = Told()

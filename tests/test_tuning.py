@@ -8,7 +8,9 @@ from scipy.optimize import minimize
 import reference
 import sirc
 import toys
-from sirc.scores import calibrating, pnorm, ratio, tempered
+from sirc.scores import bayes
+from sirc.scores.fitting import bayes_fit
+from sirc.scores.formulas import pnorm, temperature
 
 K, L = 5, 6
 BAYES = "bayes(msp, l1)"
@@ -47,7 +49,7 @@ def tuned():
 
 def test_options_are_those_that_the_scores_own_rules_choose(tuned):
     p = pnorm.choose_p(VAL.logits, VAL.labels)
-    t = tempered.fit_temperature(VAL.logits, VAL.labels)["temperature"]
+    t = temperature.fit_temperature(VAL.logits, VAL.labels)["temperature"]
     assert t != 1
     for name, values in {
         "max_logit_pnorm": p,
@@ -286,8 +288,8 @@ def test_calibration_hardly_minds_the_scale_of_the_logits(scale):
     rng = np.random.default_rng(7)
     x = torch.as_tensor(rng.normal(-3, 2, 2000))
     wrong = torch.as_tensor(rng.random(2000)) < torch.sigmoid(0.5 * x)
-    offset, slope = calibrating.calibrate(x, wrong)
-    scaled = calibrating.calibrate(x * scale, wrong)
+    offset, slope = bayes_fit.calibrate(x, wrong)
+    scaled = bayes_fit.calibrate(x * scale, wrong)
     assert scaled == pytest.approx((offset, slope / scale), rel=0.02, abs=0.02)
 
 
@@ -296,12 +298,12 @@ def test_calibration_starts_from_what_the_network_claims():
     rng = np.random.default_rng(8)
     x = torch.as_tensor(rng.normal(-3, 2, 3))
     for wrong in (torch.zeros(3).bool(), torch.ones(3).bool()):
-        offset, slope = calibrating.calibrate(x, wrong)
+        offset, slope = bayes_fit.calibrate(x, wrong)
         assert 0.3 < slope < 3
         assert abs(offset) < 12
     x = torch.as_tensor(rng.normal(-9, 6, 5000))
     wrong = torch.as_tensor(rng.random(5000)) < torch.sigmoid(x / 3)
-    offset, slope = calibrating.calibrate(x, wrong)
+    offset, slope = bayes_fit.calibrate(x, wrong)
     assert slope == pytest.approx(1 / 3, rel=0.1)
     assert offset == pytest.approx(0, abs=0.2)
 
@@ -310,7 +312,7 @@ def test_calibration_is_platts_rule():
     rng = np.random.default_rng(4)
     x = rng.normal(-2, 2, 4000)
     wrong = rng.random(4000) < 1 / (1 + np.exp(-(0.7 + 0.4 * x)))
-    offset, slope = calibrating.calibrate(torch.as_tensor(x), torch.as_tensor(wrong))
+    offset, slope = bayes_fit.calibrate(torch.as_tensor(x), torch.as_tensor(wrong))
 
     def loss(theta):
         z = theta[0] + theta[1] * x
@@ -326,12 +328,12 @@ def test_the_density_ratio_is_the_minimum_of_its_likelihood():
     rng = np.random.default_rng(5)
     own, other = rng.normal(0, 1, (800, 3)) ** 2, rng.normal(0.3, 1.2, (500, 3)) ** 2
     other[:, 2] *= 0.5  # tells the other way: its weight is 0
-    contrast = calibrating.Contrast(torch.as_tensor(other), torch.full((500,), 1 / 500, dtype=torch.float64))
-    constant, weights = calibrating.density_ratio(torch.as_tensor(own), [contrast])
+    contrast = bayes_fit.Contrast(torch.as_tensor(other), torch.full((500,), 1 / 500, dtype=torch.float64))
+    constant, weights = bayes_fit.density_ratio(torch.as_tensor(own), [contrast])
 
     def loss(theta):
         a, b = theta[0] + own @ theta[1:], theta[0] + other @ theta[1:]
-        return np.logaddexp(0, a).mean() + np.logaddexp(0, -b).mean() + calibrating._PENALTY * (theta[1:] ** 2).sum()
+        return np.logaddexp(0, a).mean() + np.logaddexp(0, -b).mean() + bayes_fit._PENALTY * (theta[1:] ** 2).sum()
 
     expected = minimize(loss, np.zeros(4), bounds=[(None, None), *[(0, None)] * 3], method="L-BFGS-B", tol=1e-14).x
     assert expected[3] == pytest.approx(0, abs=1e-6)
@@ -344,17 +346,17 @@ def test_the_density_ratio_ends_at_a_minimum_on_heavy_tails_too(seed, share):
     """No weight that is free to move has a slope left, and none at 0 wants to rise."""
     rng = np.random.default_rng(seed)
     own, other = (
-        ratio.basis(torch.as_tensor(rng.standard_cauchy(500)), [torch.as_tensor(rng.standard_cauchy(500))], (0.0, 1.0))
+        bayes.basis(torch.as_tensor(rng.standard_cauchy(500)), [torch.as_tensor(rng.standard_cauchy(500))], (0.0, 1.0))
         for _ in range(2)
     )
-    constant, weights = calibrating.density_ratio(
-        own, [calibrating.Contrast(other, torch.full((500,), 1 / 500, dtype=torch.float64), share)]
+    constant, weights = bayes_fit.density_ratio(
+        own, [bayes_fit.Contrast(other, torch.full((500,), 1 / 500, dtype=torch.float64), share)]
     )
     theta = torch.tensor([constant, *weights.tolist()], dtype=torch.float64, requires_grad=True)
     log_g = [theta[0] + x @ theta[1:] + np.log1p(-share) for x in (own, other)]
     odds = [torch.logaddexp(g, torch.full_like(g, np.log(share))) if share else g for g in log_g]
     loss = torch.nn.functional.softplus(odds[0]).mean() + torch.nn.functional.softplus(-odds[1]).mean()
-    (slope,) = torch.autograd.grad(loss + calibrating._PENALTY * theta[1:].square().sum(), theta)
+    (slope,) = torch.autograd.grad(loss + bayes_fit._PENALTY * theta[1:].square().sum(), theta)
     free = theta.detach() > 0
     free[0] = True
     assert float(slope[free].abs().max()) < 1e-4
@@ -367,10 +369,10 @@ def test_the_share_of_id_rows_is_the_least_ratio_and_has_an_error():
     for share in (0.25, 0.75):
         inside = round(4000 * share)
         mixed = torch.as_tensor(np.r_[rng.normal(0, 1, inside), rng.normal(9, 1, 4000 - inside)])
-        found, error = calibrating.id_share(own, mixed)
+        found, error = bayes_fit.id_share(own, mixed)
         assert abs(found - share) < 4 * error
         assert error == pytest.approx(np.sqrt(share * (1 - share) / 4000), rel=0.2)
-    found, error = calibrating.id_share(own, torch.as_tensor(rng.normal(20, 1, 50)))
+    found, error = bayes_fit.id_share(own, torch.as_tensor(rng.normal(20, 1, 50)))
     assert found == 0
     assert 0 < error < 0.05
 

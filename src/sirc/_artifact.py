@@ -128,8 +128,8 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 def _used(name: str, spec: str, scorer: Scorer) -> bool:
     """Whether a tensor of the scorer is of this spec; a scorer may hold what others need."""
-    from sirc.scores.columns import needed_leaves
     from sirc.scores.spec import parse
+    from sirc.scores.values import needed_leaves
 
     parsed = parse(spec)
     return name.rpartition("/")[0] in {str(part) for part in (*needed_leaves([parsed]), *parsed.walk())}

@@ -12,8 +12,8 @@ from sirc._assumption_measures import PLAIN, Combination
 from sirc._mixtures import as_names
 from sirc.errors import NotFittedError
 from sirc.scores import Scorer, combine, registry
-from sirc.scores.columns import ranks_by_gap
 from sirc.scores.spec import Spec, parse
+from sirc.scores.values import ranks_by_gap
 
 
 def sirc_specs(texts: Iterable[str]) -> dict[str, Spec]:

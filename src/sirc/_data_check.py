@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from sirc._provenance import extract_stamp, stale_outputs
-from sirc._trial import refuse_labels
 from sirc._utils import distributed
 from sirc.data.device_cache import Holding
 from sirc.errors import ConfigError
@@ -16,6 +15,7 @@ from sirc.experiment import Experiment, Run
 from sirc.outputs.store import OutputStore
 from sirc.progress import Progress
 from sirc.stages import images_of
+from sirc.training.preflight import refuse_labels
 
 
 def needed(experiment: Experiment) -> list[str]:

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from sirc.scores import combine, registry
-from sirc.scores._fused import _sums
-from sirc.scores.columns import keywords, needed_leaves, option_of, ranks_by_gap, working_dtype
+from sirc.scores.formulas.softmax import Softmax, softplus
+from sirc.scores.row_sums import _sums
 from sirc.scores.scorer import Scorer
-from sirc.scores.softmax import Softmax, softplus
 from sirc.scores.spec import Spec, parse
+from sirc.scores.values import (
+    keywords,
+    needed_leaves,
+    option_of,
+    ranks_by_gap,
+    working_dtype,
+)
 
 
 class Kept(nn.Module):

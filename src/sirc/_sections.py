@@ -198,7 +198,7 @@ class Fit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from sirc.scores.folds import check_crossfit
+        from sirc.scores.fitting.crossfit import check_crossfit
         from sirc.scores.scorer import check_specs
         from sirc.scores.spec import parse
 

@@ -21,7 +21,7 @@ from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.results import RunResults
 from sirc.scores import Scorer, fit
-from sirc.scores.folds import Crossfit
+from sirc.scores.fitting.crossfit import Crossfit
 from sirc.scores.needs import Needs
 
 WEIGHT, BIAS = "head_weight", "head_bias"

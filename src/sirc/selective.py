@@ -243,7 +243,7 @@ class SelectiveClassifier(nn.Module):
             data.check_model(fingerprint(self.model))
             found = data.load()
         else:
-            from sirc.extract import extract
+            from sirc.extraction.pipeline import extract
 
             features = self.graph.needs_features
             made = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)

@@ -8,9 +8,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from sirc._checkpoint import Epoch
-from sirc._extraction import known_weights
-from sirc._held_reading import HeldSet, refuse_fatal
 from sirc._provenance import (
     built,
     check_outputs,
@@ -34,13 +31,16 @@ from sirc.data.reading import UNREADABLE
 from sirc.data.source import geometry_of, tested_with
 from sirc.errors import ImageError, StoreError
 from sirc.experiment import Experiment, Run
-from sirc.extract import extract
+from sirc.extraction.from_device import HeldSet, refuse_fatal
+from sirc.extraction.pipeline import extract
+from sirc.extraction.writer import known_weights
 from sirc.models.head import find_head
 from sirc.outputs.head import Head
 from sirc.outputs.store import OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
-from sirc.train import train
+from sirc.training.checkpoint import Epoch
+from sirc.training.loop import train
 
 _HOLDOUT_SEED = 0  # one for all runs: which images validate is no matter of the network's seed
 

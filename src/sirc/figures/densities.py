@@ -14,8 +14,8 @@ from sirc.figures.pieces import default_negative, detection_threshold, is_finite
 from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.metrics import Ranking
 from sirc.names import metric_name
-from sirc.scores.columns import ranks_by_gap
 from sirc.scores.spec import parse
+from sirc.scores.values import ranks_by_gap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,9 @@ from sirc.names import score_name
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer
-from sirc.scores.columns import BOUNDED, Columns, working_dtype
 from sirc.scores.scorer import cast_parameters, check_features
 from sirc.scores.spec import Spec, parse
+from sirc.scores.values import BOUNDED, Columns, working_dtype
 
 FloatArray = npt.NDArray[np.float64]
 

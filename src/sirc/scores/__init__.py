@@ -2,10 +2,20 @@
 
 # Registers the scores, in the order in which they are listed: those that others need come first.
 # isort: off
-from sirc.scores import softmax, tempered, pnorm, generalized, logit, feature, distance, boundary, shaping  # noqa: F401
+from sirc.scores.formulas import (
+    softmax,
+    temperature,
+    pnorm,
+    gen,
+    logit,
+    feature,
+    distance,
+    boundary,
+    shaping,
+)  # noqa: F401
 
 # isort: on
-from sirc.scores.fitting import Fitter, fit
+from sirc.scores.fitting.fitter import Fitter, fit
 from sirc.scores.registry import score
 from sirc.scores.scorer import Confidences, Scorer
 from sirc.scores.spec import Spec, known_names, parse

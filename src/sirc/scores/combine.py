@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sirc.scores import ratio
-from sirc.scores._blocks import constant
-from sirc.scores.softmax import softplus
+from sirc.scores import bayes as ratio
+from sirc.scores.blocks import constant
+from sirc.scores.formulas.softmax import softplus
 from sirc.scores.spec import Spec
 
 Parameters = Mapping[str, Mapping[str, Tensor]] | Mapping[str, Mapping[str, Tensor | list[float]]]

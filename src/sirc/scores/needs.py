@@ -11,10 +11,10 @@ import torch
 from sirc.outputs.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores import registry
-from sirc.scores.columns import needed_leaves
-from sirc.scores.kept import counts_classes
+from sirc.scores.fitting.kept import counts_classes
 from sirc.scores.scorer import learns
 from sirc.scores.spec import Spec, parse
+from sirc.scores.values import needed_leaves
 
 _SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network is not one that ends in a ReLU, or nearly so
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sirc.moments import Evidence
+    from sirc.scores.moments import Evidence
 
 Option = int | float
 Solve = Callable[..., dict[str, Tensor]]

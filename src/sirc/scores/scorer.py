@@ -16,9 +16,14 @@ from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs.outputs import Outputs
 from sirc.scores import registry
-from sirc.scores.columns import Columns, needed_leaves, option_of, working_dtype
-from sirc.scores.seen import met, row_marks
+from sirc.scores.fitting.row_marks import met, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
+from sirc.scores.values import (
+    Columns,
+    needed_leaves,
+    option_of,
+    working_dtype,
+)
 
 _FORMAT = "sirc-scorer"
 _VERSION = 1

@@ -1,0 +1,217 @@
+"""From any model and any data to outputs: logits, the features caught at the head, labels; whole or in shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sirc._utils import distributed
+from sirc._utils.checks import check_positive
+from sirc._utils.choices import OnError, Precision
+from sirc._utils.files import PathLike
+from sirc.data.reading import (
+    Reader,
+    Unreadable,
+    check_repeatable,
+    plan,
+)
+from sirc.extraction.from_device import HeldPlan, HeldSet
+from sirc.extraction.runner import Runner
+from sirc.extraction.writer import Extraction
+from sirc.models.builders import fingerprint
+from sirc.models.calling import unwrap
+from sirc.outputs.head import Head
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
+from sirc.progress import SILENT, Progress
+
+
+@overload
+def extract(
+    model: nn.Module,
+    data: Dataset[Any] | Iterable[object],
+    path: None = None,
+    *,
+    head: Head | str | None = ...,
+    features: bool = ...,
+    labels: bool = ...,
+    batch_size: int = ...,
+    workers: int = ...,
+    precision: Precision = ...,
+    channels_last: bool = ...,
+    dtype: torch.dtype | None = ...,
+    shard_size: int = ...,
+    size: int | None = ...,
+    on_error: OnError = ...,
+    overwrite: bool = ...,
+    progress: Progress = ...,
+    name: str = ...,
+) -> Outputs: ...
+@overload
+def extract(
+    model: nn.Module,
+    data: Dataset[Any] | Iterable[object],
+    path: PathLike,
+    *,
+    head: Head | str | None = ...,
+    features: bool = ...,
+    labels: bool = ...,
+    batch_size: int = ...,
+    workers: int = ...,
+    precision: Precision = ...,
+    channels_last: bool = ...,
+    dtype: torch.dtype | None = ...,
+    shard_size: int = ...,
+    size: int | None = ...,
+    on_error: OnError = ...,
+    overwrite: bool = ...,
+    progress: Progress = ...,
+    name: str = ...,
+) -> OutputStore: ...
+def extract(
+    model: nn.Module,
+    data: Dataset[Any] | Iterable[object],
+    path: PathLike | None = None,
+    *,
+    head: Head | str | None = None,
+    features: bool = True,
+    labels: bool = True,
+    batch_size: int = 256,
+    workers: int = 0,
+    precision: Precision = "fp32",
+    channels_last: bool = False,
+    dtype: torch.dtype | None = None,
+    shard_size: int = 8192,
+    size: int | None = None,
+    on_error: OnError = "stop",
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+    name: str = "extract",
+) -> Outputs | OutputStore:
+    """Run `model` over `data` and keep its logits, the features that its head saw, and the labels.
+
+    `data` is a `Dataset` (read `batch_size` at a time by `workers` processes), a `DataLoader` that does not shuffle,
+    or any iterable of batches, read as it comes. A batch is a tensor, (inputs, labels), or a dict. The model runs where
+    it is, in evaluation mode, and is left as it was.
+
+    Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
+    written as they are ready, so memory does not grow with the data. An interrupted run is taken up where it stopped;
+    inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way. It
+    remembers the model, the data and these settings, and refuses others. A `DataLoader`'s rows are all kept, also those
+    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and is not resumed:
+    pass `overwrite=True` to read it again.
+
+    Args:
+        model: any classifier that `sirc.find_head` understands.
+        data: what to run it on, with the preprocessing of test time.
+        path: the folder of the store, or None to keep all in memory.
+        head: the layer whose input the features are, or its name; found if not given.
+        features: whether to keep features.
+        labels: whether to keep labels; say False for OOD data with labels of their own.
+        batch_size: the number of rows at a time, for a `Dataset`.
+        workers: the number of processes that read, for a `Dataset`.
+        precision: "bf16" runs the model under autocast, and its last layer in float32 so that logits keep their order.
+        channels_last: give images to the model in that memory format.
+        dtype: what logits and features are stored as; by default as the model gives them.
+        shard_size: the rows of one shard.
+        size: the number of rows in all, for an iterable that has no length.
+        on_error: "stop" at an image that cannot be read, or "skip" it, counted and named.
+        overwrite: delete what a store at `path` holds.
+        progress: where to report.
+        name: what to call this work there.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Build it first.")
+    for option, value, known in (("on_error", on_error, ("stop", "skip")), ("precision", precision, ("fp32", "bf16"))):
+        if value not in known:
+            raise ValueError(f'`{option}` must be "{known[0]}" or "{known[1]}"; got {value!r}.')
+    check_positive("shard_size", shard_size)
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(f"`workers` must be a whole number ≥ 0; got {workers!r}.")
+    _check_joined()
+    runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
+    check_positive("batch_size", batch_size)
+    held = isinstance(data, HeldSet)
+    reading: Reader | None = (
+        HeldPlan(data, batch_size) if isinstance(data, HeldSet) else plan(data, batch_size=batch_size, workers=workers)
+    )
+    lost: list[Unreadable] = []
+    if reading is None:
+        result = _as_it_comes(runner, data, path, shard_size, size, overwrite, progress, name)
+    else:
+        if size not in (None, len(reading)):
+            raise ValueError(f"`size` must be the length of the data, {len(reading)}; got {size}. Leave it out.")
+        if not held:  # what is held was read once, and is the same ever after
+            check_repeatable(reading.dataset)
+        work = Extraction(runner, reading, on_error, progress, name, lost)
+        result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
+        skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in lost]
+        if skipped and distributed.is_main():
+            progress.note(_skipped(reading, skipped, {item.index: item.why for item in lost}))
+    return result
+
+
+def _check_joined() -> None:
+    """Launched processes that do not know of each other would all do the whole work."""
+    count = int(os.environ.get("WORLD_SIZE") or 1)
+    if count > 1 and distributed.world() == 1:
+        raise ValueError(
+            f"the {count} processes that were launched must have joined to share the work; this one has not. Call "
+            "`extract` inside `with sirc.distributed.process_group():`."
+        )
+
+
+def _skipped(reading: Reader, skipped: list[int], why: dict[int, str]) -> str:
+    """Count and name the images without a row; those that other processes or earlier runs met are without a reason."""
+    lines = [f"\n  {reading.where(index)}{': ' + why[index] if index in why else ''}" for index in skipped[:20]]
+    more = f"\n  … and {len(skipped) - 20} more" if len(skipped) > 20 else ""
+    return f"{len(skipped)} of {len(reading)} images could not be read and were skipped:{''.join(lines)}{more}"
+
+
+def _as_it_comes(
+    runner: Runner,
+    data: object,
+    path: PathLike | None,
+    shard_size: int,
+    size: int | None,
+    overwrite: bool,
+    progress: Progress,
+    name: str,
+) -> Outputs | OutputStore:
+    """The outputs of batches that can only be read in their order."""
+    if not isinstance(data, Iterable) or isinstance(data, Mapping | str | bytes | Tensor):
+        raise ValueError(
+            f"`data` must be a Dataset, a DataLoader or an iterable of batches; got {type(data).__name__}. "
+            "Wrap a single batch: [batch]."
+        )
+    if distributed.world() > 1:
+        raise ValueError(
+            "`data` that can only be read in order is read by one process; there are "
+            f"{distributed.world()}. Pass a Dataset with a length, or start one process."
+        )
+    if path is not None and size is None:
+        raise ValueError(
+            "`size`, the number of rows, must be given to store data that has no length, as a store fixes it "
+            "beforehand. Pass `size=…`, or no `path`."
+        )
+
+    def outputs() -> Iterator[Outputs]:
+        with progress.task(name, size) as task, runner.running():
+            for batch in data:
+                logits, features, labels = runner(batch)
+                yield Outputs(*(None if x is None else x.cpu() for x in (logits, features, labels)))  # type: ignore[arg-type]
+                task.advance(len(logits))
+
+    if path is None:
+        parts = list(outputs())
+        if not parts:
+            raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
+        return Outputs.cat(parts)
+    return OutputStore.from_outputs(
+        path, outputs(), size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite
+    )

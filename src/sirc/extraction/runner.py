@@ -1,0 +1,149 @@
+"""A model with its features caught: a batch in, logits, features and labels out, as they are to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sirc._utils.checks import dtype_name
+from sirc._utils.choices import Precision
+from sirc.data.reading import Reader
+from sirc.models.calling import (
+    LABEL_KEYS,
+    call_model,
+    evaluating,
+    model_logits,
+)
+from sirc.models.head import capture_features, find_head
+from sirc.outputs.head import Head
+
+
+@final
+class Runner:
+    """The model with its features caught: a batch in, (logits, features, labels) out, in the dtype to store."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: Head | str | None,
+        features: bool,
+        labels: bool,
+        precision: Precision,
+        channels_last: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.model = model
+        self.layer = head.name if isinstance(head, Head) else head
+        self.features = features
+        self.labels = labels
+        self.precision = precision
+        self.channels_last = channels_last
+        self.dtype = dtype
+        self._take: Callable[[], Tensor] | None = None
+        self._stack = ExitStack()
+        # A layer that was found gives the logits and nothing else does; one that was named may be followed by more.
+        self._is_last = not isinstance(head, str)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters are."""
+        first = next(self.model.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def find_layer(self, reading: Reader) -> None:
+        """Find the head, if it is not known, with the first item that can be read."""
+        if not self.features or self.layer is not None:
+            return
+        with self.running():
+            for start in range(0, len(reading), reading.batch_size):
+                for got in reading.read([range(start, min(start + 2, len(reading)))], workers=0):
+                    if got.batch is not None:
+                        self.layer = find_head(self.model, _first_rows(self._formatted(got.batch))).name
+                        return
+
+    def how(self) -> str:
+        """What decides the outputs beside the model and the data, for the store to remember."""
+        dtype = "as computed" if self.dtype is None else dtype_name(self.dtype)
+        features = f"features of {self.layer!r}" if self.features else "no features"
+        return f"{features}, {'labels' if self.labels else 'no labels'}, {self.precision}, stored {dtype}"
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Evaluation mode, no gradients, the asked-for precision; everything as it was afterwards."""
+        with ExitStack() as self._stack:
+            stack = self._stack
+            stack.enter_context(evaluating(self.model))
+            if self.precision == "bf16":
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            try:
+                yield
+            finally:
+                self._take = None
+
+    def __call__(self, batch: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Logits, features and labels of a batch."""
+        batch = self._formatted(batch)
+        if self.features and self._take is None:
+            if self.layer is None:
+                self.layer = find_head(self.model, _first_rows(batch)).name
+            self._take = self._stack.enter_context(capture_features(self.model, self.layer))
+        logits = model_logits(call_model(self.model, batch))
+        z = self._take() if self._take is not None else None
+        if z is not None and self.precision == "bf16" and self._is_last:
+            logits = self._exact_logits(z)
+        labels = _labels(batch, len(logits)) if self.labels else None
+        return self._stored(logits), None if z is None else self._stored(z), labels
+
+    def _exact_logits(self, features: Tensor) -> Tensor:
+        """The last layer again in float32: in bfloat16, confident samples would tie."""
+        layer: Any = self.model.get_submodule(self.layer or "")
+        bias = None if layer.bias is None else layer.bias.float()
+        with torch.autocast(features.device.type, enabled=False):
+            return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
+
+    def _formatted(self, batch: object) -> object:
+        return _channels_last(batch) if self.channels_last else batch
+
+    def _stored(self, values: Tensor) -> Tensor:
+        return values if self.dtype is None else values.to(self.dtype)
+
+
+def _labels(batch: object, rows: int) -> Tensor | None:
+    """The labels of (inputs, labels) or of a dict, if it has any."""
+    if isinstance(batch, tuple | list):
+        found = batch[1] if len(batch) > 1 else None
+    elif isinstance(batch, Mapping):
+        found = next((batch[key] for key in sorted(LABEL_KEYS) if key in batch), None)
+    else:
+        found = None
+    if found is None:
+        return None
+    labels = torch.as_tensor(found)
+    if labels.shape != (rows,) or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"`labels` must be one whole number for each of the {rows} inputs; got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}. Pass `labels=False` if these are no labels."
+        )
+    return labels
+
+
+def _first_rows(batch: object) -> object:
+    """The first two rows of a batch, to look at the model with."""
+    if isinstance(batch, tuple | list):
+        return [_first_rows(batch[0])]
+    if isinstance(batch, Mapping):
+        return {key: _first_rows(value) for key, value in batch.items()}
+    return batch[:2] if isinstance(batch, Tensor) and batch.ndim else batch
+
+
+def _channels_last(batch: object) -> object:
+    if isinstance(batch, tuple | list):
+        return [_channels_last(batch[0]), *batch[1:]]
+    if isinstance(batch, Tensor) and batch.ndim == 4:
+        return batch.contiguous(memory_format=torch.channels_last)
+    return batch

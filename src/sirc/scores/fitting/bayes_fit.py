@@ -1,0 +1,191 @@
+"""Small fits on validation rows: the calibration of u, the density ratio g, and the share of ID rows in a mixture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sirc.scores.formulas.softmax import softplus
+
+_STEPS = 200
+_PENALTY = 1e-3  # on squared weights, per mean log-likelihood: keeps them finite on rows that are all told apart
+_LEAST_SLOPE = 1e-3  # against log odds of unit spread, so that it is as little for a network with huge logits
+_SLACK = 0.1  # probability that the bound behind the estimated share fails
+
+
+def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
+    """Offset and positive slope of the log odds that make wrong rows likeliest (Platt's rule), near 0 and 1 a priori.
+
+    The prior, Cauchy's on the shift at the mean and on the log of the slope, is worth a row or two: few rows leave the
+    odds as claimed and rows that are all right, or all told apart, stay finite, while a network far off is followed.
+    """
+    x = log_odds.double().cpu()
+    target = wrong.double().cpu()
+    mean, deviation = spread(x)
+    t = (x - mean) / deviation
+    claimed = torch.tensor([mean, math.log(deviation)], dtype=torch.float64, device="cpu")
+
+    def loss(theta: Tensor) -> Tensor:
+        z = theta[0] + theta[1].exp() * t
+        return (softplus(z) - target * z).mean() + (theta - claimed).square().log1p().sum() / len(t)
+
+    theta = _minimise(loss, min((claimed, torch.zeros_like(claimed)), key=lambda start: float(loss(start))))
+    slope = max(float(theta[1].exp()), _LEAST_SLOPE) / deviation
+    return float(theta[0] - slope * mean), slope
+
+
+def spread(x: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation; 1 for the latter where the values are all the same, as those of one row are."""
+    mean, deviation = float(x.mean()), float(x.std(correction=0))
+    return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Rows to tell from ID rows: all OOD, or a mixture in which a known share is ID."""
+
+    ramps: Tensor
+    weight: Tensor
+    """Of each row; they sum to 1."""
+    share: float = 0.0
+
+
+def density_ratio(id_ramps: Tensor, contrasts: Sequence[Contrast]) -> tuple[float, Tensor]:
+    """The constant and the weights ≥ 0 of log g, by logistic regression of each contrast against the ID rows.
+
+    Both sides weigh the same, whatever their numbers, so that the log odds are log g themselves (of a mixture,
+    log(share + (1 − share)·g)).
+    """
+    id_weight = torch.full((len(id_ramps),), 1 / len(id_ramps), dtype=torch.float64, device=id_ramps.device)
+    sides = []  # columns with the constant's, weights, which way, share
+    for contrast in contrasts:
+        for ramps, weight, sign in ((id_ramps, id_weight, 1.0), (contrast.ramps, contrast.weight, -1.0)):
+            sides.append((torch.cat([torch.ones_like(ramps[:, :1]), ramps], 1), weight, sign, contrast.share))
+    pull = torch.full((id_ramps.shape[1] + 1,), _PENALTY, dtype=torch.float64, device=id_ramps.device)
+    pull[0] = 0.0
+
+    def loss(theta: Tensor) -> float:
+        total = pull @ theta.square()
+        for x, weight, sign, share in sides:
+            total = total + weight @ softplus(sign * _mixed(x @ theta, share))
+        return float(total)
+
+    def slopes(theta: Tensor) -> tuple[Tensor, Tensor]:
+        slope, curvature = 2 * pull * theta, torch.diag(2 * pull)
+        for x, weight, sign, share in sides:
+            g = x @ theta
+            odds = _mixed(g, share)
+            chance = torch.sigmoid(sign * odds)
+            tilt = torch.exp(g + math.log1p(-share) - odds)  # how much of a change of log g the odds follow
+            slope = slope + x.T @ (weight * sign * chance * tilt)
+            curvature = curvature + x.T @ (x * (weight * chance * (1 - chance) * tilt.square())[:, None])
+        return slope, curvature
+
+    theta = _minimise_above_zero(loss, slopes, torch.zeros_like(pull))
+    return float(theta[0]), theta[1:]
+
+
+def _mixed(g: Tensor, share: float) -> Tensor:
+    """log(share + (1 − share)·g), from log g."""
+    return torch.logaddexp(g + math.log1p(-share), torch.full_like(g, math.log(share))) if share else g
+
+
+def _minimise_above_zero(
+    loss: Callable[[Tensor], float], slopes: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor
+) -> Tensor:
+    """Newton's steps among the numbers that are free to move; all but the first stay at or above 0.
+
+    They end at the minimum to the last digits, so that rows in another order give the same numbers. Cut off at 0,
+    a step of Newton's need not lead down; one along the slope does, each number on its own scale.
+    """
+    value = loss(theta)
+    for _ in range(_STEPS):
+        slope, curvature = slopes(theta)
+        free = (theta > 0) | (slope < 0)
+        free[0] = True
+        inside = curvature[free][:, free]
+        least = 1e-12 * inside.diagonal().max()
+        inside = inside + least * torch.eye(len(inside), dtype=theta.dtype, device=theta.device)
+        for solved in (torch.linalg.solve(inside, slope[free]), slope[free] / inside.diagonal()):
+            step = torch.zeros_like(theta)
+            step[free] = -solved
+            following, lower = _downhill(loss, theta, step, value)
+            if lower < value:
+                break
+        else:
+            return theta
+        theta, value = following, lower
+    return theta
+
+
+def _downhill(loss: Callable[[Tensor], float], theta: Tensor, step: Tensor, value: float) -> tuple[Tensor, float]:
+    """The step, or the half, quarter, … of it that first leads below a value; none of it where none does."""
+    size = 1.0
+    while size > 1e-10:
+        following = theta + size * step
+        following[1:].clamp_min_(0.0)
+        if (lower := loss(following)) < value:
+            return following, lower
+        size /= 2
+    return theta, value
+
+
+def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
+    """The share of ID rows in a mixture, from log odds of being a mixture's row (the higher, the less ID).
+
+    Where OOD rows are absent, the mixture has as many rows as its ID share says: the least ratio of accepted shares
+    over all thresholds, each with its sampling error added (Garg et al. 2021, best bin). The second number is the
+    standard error of the ratio there.
+    """
+    own, mixed = id_odds.double().sort().values, mixed_odds.double().sort().values
+    accepted = torch.searchsorted(mixed, own, right=True).double() / len(mixed)
+    kept = torch.arange(1, len(own) + 1, dtype=torch.float64, device=own.device) / len(own)
+    slack = sum(math.sqrt(math.log(4 / _SLACK) / (2 * n)) for n in (len(own), len(mixed)))
+    best = int(((accepted + slack) / kept).argmin())
+    of_mixed, of_own = float(accepted[best]), float(kept[best])
+    ratio = of_mixed / of_own
+    # Both counts are binomial; a share of 0 has the error of one row.
+    variance = max(of_mixed * (1 - of_mixed), 1 / len(mixed)) / len(mixed)
+    variance += ratio**2 * of_own * (1 - of_own) / len(own)
+    return min(1.0, ratio), math.sqrt(variance) / of_own
+
+
+def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Quasi-Newton steps (BFGS) to the minimum of a smooth function of a few numbers.
+
+    torch.optim would do the same, but the first of its optimizers takes seconds to load what it does not need here.
+    """
+
+    def sloped(theta: Tensor) -> tuple[float, Tensor]:
+        theta = theta.detach().requires_grad_(True)
+        with torch.enable_grad():
+            value = loss(theta)
+        return float(value.detach()), torch.autograd.grad(value, theta)[0]
+
+    theta, unit = start, torch.eye(len(start), dtype=start.dtype, device=start.device)
+    (value, slope), inverse = sloped(theta), unit
+    for number in range(_STEPS):
+        step = -inverse @ slope
+        if not float(slope @ step) < 0:
+            inverse, step = unit, -slope
+        size, promised = 1.0, float(slope @ step)
+        while not (found := sloped(theta + size * step))[0] <= value + 1e-4 * size * promised:
+            size /= 2
+            if size < 1e-10:
+                return theta
+        moved, turned = size * step, found[1] - slope
+        gained, theta = value - found[0], theta + moved
+        value, slope = found
+        if gained <= 1e-12 * (1 + abs(value)) and float(slope.abs().max()) < 1e-6:
+            break
+        curvature = float(moved @ turned)
+        if curvature > 1e-12 * float(moved.norm() * turned.norm()):
+            if number == 0:
+                inverse = unit * (curvature / float(turned @ turned))
+            left = unit - torch.outer(moved, turned) / curvature
+            inverse = left @ inverse @ left.T + torch.outer(moved, moved) / curvature
+    return theta

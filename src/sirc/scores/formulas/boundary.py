@@ -1,0 +1,92 @@
+"""Scores on where a feature lies between the centre of the data and the decision boundaries of the last layer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sirc.scores.blocks import by_rows
+from sirc.scores.formulas.shaping import head_of
+from sirc.scores.formulas.softmax import Softmax
+from sirc.scores.moments import Evidence
+from sirc.scores.registry import score
+
+_NEAR = 1e-3  # of the squared lengths: above it a squared distance by products has all but 3 digits
+_LEAST_DISTANCE = 1e-12  # to the centre: a feature that is the centre has no direction, and all scores are finite
+
+
+def solve_nci(evidence: Evidence, *, scale: float) -> dict[str, Tensor]:
+    """The class weights and the mean feature."""
+    center = _center(evidence)
+    return {"weight": head_of(evidence, center)[0], "center": center}
+
+
+@score(needs=("softmax", "features"), solve=solve_nci, evidence=("mean",), head=True, limits={"scale": (0, math.inf)})
+def nci(p: Softmax, features: Tensor, *, weight: Tensor, center: Tensor, scale: float = 1e-4) -> Tensor:
+    """The centred feature's direction along the winner's weight: w_ŷ·(z − μ)/‖z − μ‖ + 10⁻⁴‖z‖₁. Liu & Qin 2025.
+
+    `scale` weighs the 1-norm. The first term is 0 where z = μ.
+    """
+    away = features - center
+    along = (weight[p.prediction] * away).sum(-1, dtype=torch.float64)
+    size = features.abs().sum(-1, dtype=torch.float64)
+    return along / _distance(away) + scale * size
+
+
+def solve_fdbd(evidence: Evidence) -> dict[str, Tensor]:
+    """The mean feature, and what each class's logit gaps are multiplied by: 1/(‖w_j − w_k‖ · the number of k)."""
+    center = _center(evidence)
+    weight, _ = head_of(evidence, center)
+    inverse = inverse_distances(weight)
+    if not bool(inverse.any()):
+        raise ValueError(
+            "`fdbd` measures distances to the boundaries between classes, and needs a head whose rows differ; all "
+            f"{len(weight)} rows of its weight are equal. Is it the head of this model?"
+        )
+    return {"center": center, "inverse": inverse}
+
+
+def inverse_distances(weight: Tensor) -> Tensor:
+    """1/‖w_j − w_k‖ over the number of classes whose weight is not w_j, (K, K); 0 for those whose weight is w_j."""
+    distance = _distances(weight)
+    apart = distance > 0
+    inverse = torch.where(apart, 1 / torch.where(apart, distance, 1.0), 0.0)
+    return inverse / apart.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _distances(weight: Tensor) -> Tensor:
+    """‖w_j − w_k‖: by products, and by differences where two weights are near, as products leave rounding there."""
+    rows = weight - weight.mean(0)
+    norm = rows.square().sum(-1)
+    both = norm[:, None] + norm
+    square = torch.addmm(both, rows, rows.T, alpha=-2)
+    one, other = (square <= _NEAR * both).nonzero(as_tuple=True)
+    distance = square.clamp_min_(0).sqrt_()
+    exact = by_rows(lambda j, k: (weight[j] - weight[k]).square_().sum(-1).sqrt(), one, other, product=weight.shape[1])
+    return distance.index_put_((one, other), exact)
+
+
+@score(needs=("logits", "softmax", "features"), solve=solve_fdbd, evidence=("mean",), head=True)
+def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, inverse: Tensor) -> Tensor:
+    """Distance to boundaries over that to the centre: mean_k (v_ŷ − v_k)/‖w_ŷ − w_k‖ / ‖z − μ‖. Liu & Qin 2024.
+
+    The mean is over k ≠ ŷ; classes with the winner's own weight have no boundary and are left out.
+    """
+
+    def boundary(v: Tensor, top: Tensor, prediction: Tensor) -> Tensor:
+        # The gaps first, and only then a sum: a constant in all logits costs no digits.
+        return ((top[:, None] - v.double()) * inverse[prediction]).sum(-1)
+
+    return by_rows(boundary, logits, p.top, p.prediction) / _distance(features - center)
+
+
+def _center(evidence: Evidence) -> Tensor:
+    assert evidence.moments is not None
+    return evidence.moments.mean
+
+
+def _distance(away: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(away, dim=-1, dtype=torch.float64)
+    return norm.clamp_min(_LEAST_DISTANCE)

@@ -1,0 +1,89 @@
+"""Distances to the training data beyond `mahalanobis` and `knn`: of unit features, against a background, guided."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sirc.scores.blocks import by_rows
+from sirc.scores.formulas.feature import (
+    mahalanobis,
+    unit_bank,
+    way_to_neighbours,
+    whitened_classes,
+    whitening,
+)
+from sirc.scores.formulas.shaping import head_energy, head_of
+from sirc.scores.moments import Evidence
+from sirc.scores.registry import score
+
+
+def solve_mahalanobis_pp(evidence: Evidence) -> dict[str, Tensor]:
+    """What `mahalanobis` measures with, of unit features."""
+    assert evidence.unit is not None
+    return whitened_classes(evidence.unit, "mahalanobis_pp")
+
+
+@score(needs="features", solve=solve_mahalanobis_pp, evidence=("unit", "unit_by_class"))
+def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
+    """`mahalanobis` of unit features: −min_k (ẑ−μ_k)ᵀ Σ⁺ (ẑ−μ_k), ẑ = z/‖z‖₂. Müller & Hein 2025."""
+    return mahalanobis(normalize(features, dim=-1), center=center, whitener=whitener, means=means)
+
+
+def solve_relative_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
+    """What `mahalanobis` measures with, and the map that makes the covariance of all rows the identity."""
+    assert evidence.moments is not None
+    classes = whitened_classes(evidence.moments, "relative_mahalanobis")
+    return {**classes, "total": whitening(evidence.moments.covariance)[0]}
+
+
+@score(needs="features", solve=solve_relative_mahalanobis, evidence=("second", "by_class"))
+def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor, total: Tensor) -> Tensor:
+    """`mahalanobis` less the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
+
+    Σ₀ is the covariance of the training features about their mean μ, whatever their class.
+    """
+    background = ((features - center) @ total).square_().sum(-1, dtype=torch.float64)
+    return mahalanobis(features, center=center, whitener=whitener, means=means) + background
+
+
+def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]:
+    """The bank of unit features, and the energy of each of its rows."""
+    bank = evidence.bank
+    assert bank is not None
+    if len(bank) < k + skip:
+        raise ValueError(
+            f"`nnguide` needs at least k{' + 1' if skip else ''} = {k + skip} training rows to search; got "
+            f"{len(bank)}. {way_to_neighbours(k + skip)}"
+        )
+    weight, bias = head_of(evidence, bank)
+    return {"bank": unit_bank(bank), "energy": head_energy(bank.double(), weight, bias)[:, None]}
+
+
+@score(
+    needs=("energy", "features"),
+    solve=solve_nnguide,
+    evidence=("bank",),
+    head=True,
+    limits={"skip": (0, 1)},
+    alone=lambda options: {**options, "skip": 1},
+)
+def nnguide(own: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: int = 10, skip: int = 0) -> Tensor:
+    """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
+
+    The energies are to be positive, as those of confident rows are: where E(z) is negative a closer neighbour lowers
+    the score, and where those of the bank are, the order is the reverse of what is meant. A constant added to all
+    logits changes the order. `skip=1` leaves the row of the largest cosine out of the search.
+    """
+    scales = energy[:, 0]
+
+    def guidance(rows: Tensor) -> Tensor:
+        table = rows @ bank.T
+        nearest = table.argmax(-1, keepdim=True) if skip else None
+        table = table.mul_(scales)
+        if nearest is not None:
+            table = table.scatter_(1, nearest, -torch.inf)
+        return table.topk(k, dim=-1, sorted=False).values.sum(-1, dtype=torch.float64) / k
+
+    return own * by_rows(guidance, normalize(features, dim=-1), product=len(bank))

@@ -1,0 +1,183 @@
+"""Scores on the features, and the solutions of their parameters from the moments of the training rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sirc.scores.blocks import by_rows
+from sirc.scores.formulas.softmax import Softmax
+from sirc.scores.moments import Evidence, Moments
+from sirc.scores.registry import score
+
+BANK_SIZE = 12_500
+"""Rows of ID training features that `knn` searches."""
+
+_PSEUDO_INVERSE_CUTOFF = 1e-10
+
+
+@score(needs="features")
+def l1(features: Tensor) -> Tensor:
+    """The 1-norm of the features: ‖z‖₁. Huang et al. 2021."""
+    return _norm(features, 1)
+
+
+@score(needs=("softmax", "l1"))
+def gradnorm(p: Softmax, l1: Tensor) -> Tensor:
+    """The softmax's distance from uniform times the features' norm: ‖π − 1/K‖₁ · ‖z‖₁. Huang et al. 2021."""
+    return p.deviation * l1
+
+
+def principal_dimension(features: int) -> int:
+    """D, the dimension of the principal subspace of L features: ViM's rule, and half of L below it."""
+    if features > 1500:
+        return 1000
+    return 512 if features > 512 else features // 2
+
+
+def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
+    """The origin u = −W⁺b and an orthonormal basis of what the min(D, rank) leading directions leave."""
+    moments, head = _moments(evidence), evidence.head
+    assert head is not None
+    origin = head.origin.to(moments.mean)
+    values, vectors = torch.linalg.eigh(moments.second_moment(origin))
+    size = len(values)
+    rank = int((values > values[-1].abs() * size * torch.finfo(values.dtype).eps).sum())
+    return {"origin": origin, "basis": vectors[:, : size - min(principal_dimension(size), rank)].contiguous()}
+
+
+def _residual_resolution(evidence: Evidence) -> float:
+    """Rounding of the features, carried into the residual: features that never leave the subspace show only that."""
+    moments, head = _moments(evidence), evidence.head
+    assert head is not None
+    return evidence.resolution * math.sqrt(moments.mean_square(head.origin))
+
+
+@score(
+    needs="features",
+    solve=solve_residual,
+    evidence=("second",),
+    head=True,
+    resolution=_residual_resolution,
+)
+def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
+    """Minus the feature's part outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
+    return -_norm((features - origin) @ basis, 2)
+
+
+def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
+    """The map that makes the within-class covariance the identity on its range, and the class means under it."""
+    return whitened_classes(_moments(evidence), "mahalanobis")
+
+
+def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
+    """What `mahalanobis` measures with, from the moments of any rows; `name` is the score that asks."""
+    whitener, largest = whitening(moments.within_class_covariance)
+    noise = len(whitener) * torch.finfo(whitener.dtype).eps * moments.mean_square(moments.mean)
+    if largest <= noise:
+        raise ValueError(
+            f"`{name}` needs features that vary within classes; every row equals its class mean. "
+            "Fit on more rows per class"
+        )
+    center = moments.mean
+    means = moments.class_mean[moments.class_count > 0]
+    return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
+
+
+def whitening(covariance: Tensor) -> tuple[Tensor, float]:
+    """The map M that makes a covariance the identity on its range, so that its pseudo-inverse is MMᵀ, and its λmax."""
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
+    return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
+
+
+@score(needs="features", solve=solve_mahalanobis, evidence=("second", "by_class"))
+def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
+    """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
+    white = (features - center) @ whitener
+    # ‖y‖² − 2·y·m + ‖m‖² picks the nearest mean; its distance is then taken directly, which does not cancel.
+    nearest = torch.addmm(means.square().sum(-1).div(2), white, means.T, alpha=-1).argmin(-1)
+    return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
+
+
+def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
+    """The bank of unit features."""
+    bank = evidence.bank
+    assert bank is not None
+    if len(bank) < k:
+        raise ValueError(
+            f"`knn` needs at least k = {k} training rows to search; got {len(bank)}. {way_to_neighbours(k)}"
+        )
+    return {"bank": unit_bank(bank)}
+
+
+def way_to_neighbours(rows: int) -> str:
+    """What to do where a bank holds fewer rows than these."""
+    if rows > BANK_SIZE:
+        return f"Choose a smaller k: no more than {BANK_SIZE} rows are kept"
+    return "Fit on more rows, or choose a smaller k"
+
+
+def unit_bank(bank: Tensor) -> Tensor:
+    """Rows scaled to unit length in float64, in the type that features are compared in."""
+    return normalize(bank.double(), dim=-1).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
+
+
+@score(needs="features", solve=solve_knn, evidence=("bank",), alone=lambda options: {**options, "k": options["k"] + 1})
+def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
+    """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
+    unit = normalize(features, dim=-1)
+
+    def neighbour(rows: Tensor) -> Tensor:
+        return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+
+    return -(unit - bank[by_rows(neighbour, unit, product=len(bank))]).square().sum(-1, dtype=torch.float64)
+
+
+def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
+    """The mean of the unit features and the directions that the leading ones leave.
+
+    These are rows: their number follows from the variance, and need not be the same in all folds.
+    """
+    moments = evidence.unit
+    assert moments is not None
+    values, vectors = torch.linalg.eigh(moments.covariance)
+    size, total = len(values), float(values.clamp_min(0).sum())
+    if size < 2 or math.sqrt(total) <= evidence.resolution:
+        what = f"L = {size}" if size < 2 else "rows that all point in one direction"
+        raise ValueError(
+            f"`cop` needs at least two features, and rows of different directions, so that a direction is left beside "
+            f"the leading ones; got {what}. Use `knn` or `l1`"
+        )
+    explained = values.clamp_min(0).flip(0).cumsum(0) / total
+    leading = min(int((explained < variance).sum()) + 1, size - 1)
+    return {"center": moments.mean, "outside": vectors[:, : size - leading].T.contiguous()}
+
+
+@score(
+    needs="features",
+    solve=solve_cop,
+    evidence=("unit",),
+    limits={"variance": (0, 1)},
+    resolution=lambda evidence: evidence.resolution,  # of features of length 1
+)
+def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 0.99) -> Tensor:
+    """Minus the unit feature's part outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
+
+    The main directions are those that explain 0.99 of the variance of unit training features; where that takes all
+    of them, the last is left out.
+    """
+    return -_norm((normalize(features, dim=-1) - center) @ outside.T, 2)
+
+
+def _moments(evidence: Evidence) -> Moments:
+    assert evidence.moments is not None
+    return evidence.moments
+
+
+def _norm(rows: Tensor, order: int) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(rows, order, dim=-1)
+    return norm

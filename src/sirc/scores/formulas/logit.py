@@ -1,0 +1,21 @@
+"""Scores on the logits themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sirc.scores.formulas.softmax import Softmax
+from sirc.scores.registry import score
+
+
+@score(needs="softmax")
+def max_logit(p: Softmax) -> Tensor:
+    """The largest logit: max v. Hendrycks et al. 2022."""
+    return p.top.clone()
+
+
+@score(needs="softmax")
+def energy(p: Softmax) -> Tensor:
+    """The free energy, negated: logsumexp v. Liu et al. 2020."""
+    return p.top + torch.log1p(p.rest)

@@ -1,0 +1,127 @@
+"""Energies of reshaped features: activations clipped, pruned or rescaled before they go through the head again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sirc.scores.blocks import by_rows
+from sirc.scores.moments import Evidence
+from sirc.scores.registry import score
+from sirc.scores.values import working_dtype
+
+_UNFIT = (
+    "transformers and other networks whose features are signed: it takes the sum of the activations for their size and "
+    "the small ones for noise, which holds after a ReLU only"
+)
+# Without the p% smallest activations their sum falls to 1 − p/100 at the least: eʳ stays finite up to p = 99.
+_PERCENTILES = {"percentile": (0, 99)}
+
+
+def head_of(evidence: Evidence, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """W and b of the head in float64, where the rows are; zeros where it has no bias."""
+    head = evidence.head
+    assert head is not None
+    weight = head.weight.detach().to(None if rows is None else rows.device, torch.float64)
+    return weight, weight.new_zeros(len(weight)) if head.bias is None else head.bias.detach().to(weight)
+
+
+def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """logsumexp(Wz + b) of each row, float64."""
+
+    def energy(rows: Tensor) -> Tensor:
+        return torch.addmm(bias, rows, weight.T).double().logsumexp(-1)
+
+    return by_rows(energy, features, product=len(weight))
+
+
+def pooled_percentile(values: Tensor, percentile: float) -> Tensor:
+    """The percentile of all values together, float64, interpolated as NumPy does; of any number of values."""
+    flat = values.reshape(-1).to("cpu", working_dtype(values.dtype)).numpy()
+    place = (len(flat) - 1) * percentile / 100
+    ranks = [math.floor(place), math.ceil(place)]
+    # torch.kthvalue takes quadratic time on values in descending order, and torch.quantile 16 million of them at most.
+    low, high = np.partition(flat, ranks)[ranks].astype(np.float64)
+    return torch.tensor(low + (high - low) * (place - ranks[0]), dtype=torch.float64, device=values.device)
+
+
+def solve_react(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
+    """The head, and the value that activations are clipped at."""
+    sample = evidence.bank
+    assert sample is not None
+    clip = pooled_percentile(sample, percentile)
+    if not float(clip) > float(sample.min()):
+        raise ValueError(
+            f"`react` needs a percentile at which some training activations lie below it; at {percentile:g} it is "
+            f"{float(clip):.3g}, the least of all, and every row would be clipped to the same. Choose a higher one: "
+            f"`react(percentile=99)`"
+        )
+    weight, bias = head_of(evidence, sample)
+    return {"weight": weight, "bias": bias, "clip": clip.reshape(1)}
+
+
+@score(needs="features", solve=solve_react, evidence=("sample",), head=True, limits={"percentile": (0, 100)})
+def react(features: Tensor, *, weight: Tensor, bias: Tensor, clip: Tensor, percentile: float = 90.0) -> Tensor:
+    """The energy of features clipped at the 90th percentile of ID data: logsumexp(W min(z, c) + b). Sun et al. 2021.
+
+    c is the percentile of the activations of all features together, in a random sample of 12,500 training rows.
+    """
+    return head_energy(torch.minimum(features, clip), weight, bias)
+
+
+def solve_scale(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
+    """The bias, which is not scaled with the features."""
+    return {"bias": head_of(evidence)[1]}
+
+
+@score(needs=("logits", "features"), solve=solve_scale, head=True, limits=_PERCENTILES, unfit=_UNFIT)
+def scale(logits: Tensor, features: Tensor, *, bias: Tensor, percentile: float = 85.0) -> Tensor:
+    """The energy of scaled features: logsumexp(eʳ(v − b) + b), r = Σz/Σz′, z′ the largest 15% of z. Xu et al. 2024.
+
+    The sums are of the positive parts, so that r is defined for any features; r = 1 where no feature is positive.
+    Features as large as the smallest of those kept are kept too.
+    """
+    factor = _ratio(features, _largest(features, percentile)).exp()
+
+    def energy(v: Tensor, factor: Tensor) -> Tensor:
+        return torch.addcmul(bias.double(), v.double() - bias, factor[:, None]).logsumexp(-1)
+
+    return by_rows(energy, logits, factor)
+
+
+def solve_ash(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
+    """The head."""
+    weight, bias = head_of(evidence)
+    return {"weight": weight, "bias": bias}
+
+
+@score(needs="features", solve=solve_ash, head=True, limits=_PERCENTILES, unfit=_UNFIT)
+def ash(features: Tensor, *, weight: Tensor, bias: Tensor, percentile: float = 90.0) -> Tensor:
+    """The energy of the largest 10% of z, z′, scaled: logsumexp(eʳ Wz′ + b), r = Σz/Σz′. Djurisic et al. 2023.
+
+    It is the variant ASH-S. The sums are of the positive parts, as in `scale`, and equal features are kept together.
+    """
+    kept = _largest(features, percentile)
+    factor = _ratio(features, kept).exp()
+
+    def energy(rows: Tensor, factor: Tensor) -> Tensor:
+        return torch.addcmul(bias.double(), (rows @ weight.T).double(), factor[:, None]).logsumexp(-1)
+
+    return by_rows(energy, kept, factor, product=len(weight))
+
+
+def _largest(features: Tensor, percentile: float) -> Tensor:
+    """The features with all but the largest of each row set to 0; as many are kept as in the authors' code."""
+    size = features.shape[1]
+    count = max(1, size - round(size * percentile / 100))
+    least = features.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    return torch.where(features >= least, features, 0.0)
+
+
+def _ratio(features: Tensor, kept: Tensor) -> Tensor:
+    """r, the sum of the positive features over that of the kept ones, (n,) float64."""
+    before, after = (rows.clamp_min(0).sum(-1, dtype=torch.float64) for rows in (features, kept))
+    return torch.where(after > 0, before / torch.where(after > 0, after, 1.0), 1.0)

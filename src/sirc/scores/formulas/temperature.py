@@ -1,0 +1,101 @@
+"""The softmax family at another temperature: scores of v/T, and the T that makes validation labels most likely."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sirc.scores.blocks import by_rows, constant, row_blocks
+from sirc.scores.formulas.softmax import (
+    Softmax,
+    entropy,
+    log_entropy,
+    log_one_minus_max,
+    msp,
+)
+from sirc.scores.registry import Option, score
+from sirc.scores.row_sums import _sums, row_sums
+
+# The temperatures that are tried: data without a mistake asks for T → 0, data without a right answer for T → ∞.
+_COLDEST, _HOTTEST = 0.05, 20.0
+_STEPS = 100
+_LIMITS = {"temperature": (0.001, 1000.0)}
+
+
+def divided(logits: Tensor, temperature: float) -> Softmax:
+    """The summary of softmax(v/T), in float64."""
+    v = logits.double()
+    # Without the common offset each v/T is rounded relative to its distance from the winner.
+    x = (v - v.amax(-1, keepdim=True)) / constant(temperature, v)
+    return Softmax(*(_sums(x) if torch.compiler.is_compiling() else row_sums(x, compile=False)))
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> dict[str, Option]:
+    """T that minimises the negative log-likelihood of the labels, from 0.05 to 20. Guo et al. 2017.
+
+    In b = 1/T the mean of logsumexp(b·v) − b·v_y is convex, so that its only minimum is where its slope changes sign:
+    Newton's steps, halved in log b where one would leave the bracket. T = 1 where the likelihood does not depend on T.
+    """
+    b = 1.0
+    slope, curvature = _derivatives(logits, labels, b)
+    if slope == 0:
+        return {"temperature": 1.0}
+    end = 1 / (_HOTTEST if slope > 0 else _COLDEST)
+    beyond, _ = _derivatives(logits, labels, end)
+    if (beyond > 0) == (slope > 0):
+        return {"temperature": 1 / end}
+    low, high = sorted((b, end))
+    for _ in range(_STEPS):
+        step = b - slope / curvature if curvature > 0 else math.inf
+        following = step if low < step < high else math.sqrt(low * high)
+        close = abs(following - b) <= 1e-10 * b
+        b = following
+        if close:
+            break
+        slope, curvature = _derivatives(logits, labels, b)
+        if slope == 0:
+            break
+        low, high = (low, b) if slope > 0 else (b, high)
+    return {"temperature": 1 / b}
+
+
+def _derivatives(logits: Tensor, labels: Tensor, b: float) -> tuple[float, float]:
+    """First and second derivative of the mean of logsumexp(b·v) − b·v_y: E_π[v] − v_y, and π's variance of v."""
+    slope = curvature = 0.0
+    for rows in row_blocks(logits):
+        v = logits[rows].double()
+        d = v - v.amax(-1, keepdim=True)
+        f = (b * d).exp()
+        f /= f.sum(-1, keepdim=True)
+        mean = (f * d).sum(-1, keepdim=True)
+        slope += float((mean - d.gather(1, labels[rows, None].long())).sum())
+        curvature += float((f * (d - mean).square()).sum())
+    return slope / len(logits), curvature / len(logits)
+
+
+def _log_one_minus_max(logits: Tensor, *, temperature: float) -> Tensor:
+    return by_rows(lambda v: log_one_minus_max(divided(v, temperature)), logits)
+
+
+def _log_entropy(logits: Tensor, *, temperature: float) -> Tensor:
+    return by_rows(lambda v: log_entropy(divided(v, temperature)), logits)
+
+
+@score(needs="logits", log_gap=_log_one_minus_max, tune=fit_temperature, limits=_LIMITS)
+def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """The largest probability of the softmax at temperature T: max softmax(v/T). Guo et al. 2017.
+
+    T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `msp`.
+    """
+    return by_rows(lambda v: msp(divided(v, temperature)), logits)
+
+
+@score(needs="logits", log_gap=_log_entropy, tune=fit_temperature, limits=_LIMITS)
+def tempered_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """The negative entropy of the softmax at temperature T: −H[softmax(v/T)]. Guo et al. 2017.
+
+    T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `entropy`.
+    """
+    return by_rows(lambda v: entropy(divided(v, temperature)), logits)

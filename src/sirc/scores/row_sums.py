@@ -1,0 +1,125 @@
+"""The one pass over the logits: per-row sums, blocked to stay in a CPU's cache, or in one kernel of a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger("sirc")
+
+# Elements of a float64 block: on a CPU a few MB, which the cache holds; elsewhere enough to fill the device.
+_BLOCK = {"cpu": 1 << 19}
+_BLOCK_ELSEWHERE = 1 << 25
+_LARGE = 1 << 24
+_WIDEST = 1 << 15  # the most classes whose row the kernel holds in registers
+
+RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+_compiled: Callable[[Tensor], RowSums] | None = None
+_broken: set[str] = set()
+
+
+def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
+    """Prediction, v₁, v₂, t, w, q and ‖π − 1/K‖₁ of each row (see `softmax.py`), float64 but the first."""
+    kind = logits.device.type
+    if (
+        compile is None
+        and kind == "cuda"
+        and "kernel" not in _broken
+        and len(logits)
+        and 1 < logits.shape[1] <= _WIDEST
+    ):
+        try:
+            return _kernel_sums(logits)
+        except torch.OutOfMemoryError:
+            _log.debug("out of memory for the results of the kernel")
+        except Exception as error:  # no Triton, or a card that it does not know
+            _broken.add("kernel")
+            _log.debug("the kernel is not usable: %s", error)
+    if compile is None:
+        compile = kind == "cuda" and logits.numel() >= _LARGE
+    if compile and kind not in _broken and len(logits):
+        try:
+            return _compiled_sums(logits)
+        except torch.OutOfMemoryError:
+            _log.debug("out of memory in the compiled pass on %s, running eagerly in blocks", kind)
+        except Exception as error:  # whatever the toolchain lacks, the eager pass gives the same numbers
+            _broken.add(kind)
+            _log.debug("torch.compile is not usable on %s, running eagerly: %s", kind, error)
+    return _blocked_sums(logits)
+
+
+def _kernel_sums(logits: Tensor) -> RowSums:
+    from sirc.scores.triton_kernel import kernel_sums  # which needs Triton
+
+    prediction, sums = kernel_sums(logits.detach())
+    return prediction, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]
+
+
+def _blocked_sums(logits: Tensor) -> RowSums:
+    n, k = logits.shape
+    rows = max(1, _BLOCK.get(logits.device.type, _BLOCK_ELSEWHERE) // k)
+    out = torch.empty(6, n, dtype=torch.float64, device=logits.device)
+    prediction = torch.empty(n, dtype=torch.int64, device=logits.device)
+    work = torch.empty(2, min(rows, n), k, dtype=torch.float64, device=logits.device)
+    for start in range(0, n, rows):
+        block = logits[start : start + rows]
+        here = slice(start, start + len(block))
+        d, f = work[:, : len(block)]
+        d.copy_(block)
+        top, winner = d.max(-1, keepdim=True)
+        d.scatter_(1, winner, -torch.inf)
+        second = d.amax(-1, keepdim=True)
+        d.sub_(second)
+        torch.exp(d, out=f)
+        d.scatter_(1, winner, 0.0)
+        t = f.sum(-1, keepdim=True)
+        q = d.mul_(f).sum(-1).neg_()
+        w = torch.mul(f, f, out=d).sum(-1)
+        others = f.mul_(_share(top, second, t)).sub_(1 / k).abs_().sum(-1)
+        prediction[here] = winner[:, 0]
+        out[:, here] = torch.stack(
+            (top[:, 0], second[:, 0], t[:, 0], w, q, _deviation(others, top, second, t, k)),
+        )
+    return prediction, out[0], out[1], out[2], out[3], out[4], out[5]
+
+
+def _sums(logits: Tensor) -> RowSums:
+    """The same in one expression, for the compiler to fuse."""
+    x = logits.double()
+    k = x.shape[-1]
+    column = torch.arange(k, device=x.device)
+    top = x.amax(-1, keepdim=True)
+    winner = torch.where(x == top, column, k).amin(-1, keepdim=True)
+    loser = column != winner
+    second = torch.where(loser, x, -torch.inf).amax(-1, keepdim=True)
+    d = torch.where(loser, x - second, 0.0)
+    f = torch.where(loser, d.exp(), 0.0)
+    t = f.sum(-1, keepdim=True)
+    w = (f * f).sum(-1)
+    q = -(f * d).sum(-1)
+    others = (f * _share(top, second, t) - 1 / k).abs().sum(-1)
+    return winner[:, 0], top[:, 0], second[:, 0], t[:, 0], w, q, _deviation(others, top, second, t, k)
+
+
+def _share(top: Tensor, second: Tensor, t: Tensor) -> Tensor:
+    """What turns f_k into π_k."""
+    shrink = torch.exp(second - top)
+    return shrink / (1 + t * shrink)
+
+
+def _deviation(others: Tensor, top: Tensor, second: Tensor, t: Tensor, k: int) -> Tensor:
+    """‖π − 1/K‖₁ from a sum in which the winner stood as 0 and so counted 1/K."""
+    winner = 1 / (1 + t * torch.exp(second - top))
+    return others + (winner[:, 0] - 2 / k)
+
+
+def _compiled_sums(logits: Tensor) -> RowSums:
+    global _compiled
+    if _compiled is None:
+        _compiled = torch.compile(_sums)
+    logits = logits.detach()
+    torch._dynamo.maybe_mark_dynamic(logits, 0)
+    return _compiled(logits)
