@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from sirc._utils.files import atomic_write
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
 from sirc.results import RunResults
 
 SUFFIX = ".safetensors"

@@ -14,8 +14,8 @@ from _results_draws import OF_MIXTURE
 from _results_families import LEVELS
 from _results_measure import COLUMNS, EVERY
 
-from sirc._mixtures import MEAN, POOLED, WRONG
 from sirc._results_file import read_results
+from sirc.evaluation.mixtures import MEAN, POOLED, WRONG
 from sirc.experiment import Experiment
 from sirc.names import score_name
 

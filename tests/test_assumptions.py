@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import sirc
-from sirc.assumptions import check_assumptions, of_evaluation
+from sirc.evaluation.premise import check_assumptions, of_evaluation
 from sirc.metrics.rank_measures import (
     components,
     kendall,

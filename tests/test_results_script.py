@@ -15,7 +15,7 @@ from scipy import stats
 
 from sirc import Ranking
 from sirc._results_file import read_results, write_results
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
 from sirc.experiment import PAPER_SPECS
 from sirc.results import RunResults
 

@@ -11,11 +11,11 @@ import torch
 
 import sirc
 from metric_reference import Mixture, repeated
-from sirc._select_regret import contenders, intervals, wins
+from sirc.evaluation.selection import COLUMNS
+from sirc.evaluation.selection.regret import contenders, intervals, wins
 from sirc.metrics import bootstrap
 from sirc.metrics import draws as _select_draws
 from sirc.metrics.bootstrap import Draws
-from sirc.select import COLUMNS
 from test_cli import MODEL, TOML
 from tiny_images import write_images
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from sirc import metrics, models
 from sirc._utils import distributed
 from sirc.errors import NotFittedError, StoreError
-from sirc.evaluate import Evaluation, evaluate
+from sirc.evaluation.evaluation import Evaluation, evaluate
+from sirc.evaluation.runs import combine
+from sirc.evaluation.selection import Choice, select
 from sirc.extraction.pipeline import extract
 from sirc.metrics import Ranking
 from sirc.models.head import find_head
 from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
-from sirc.runs import combine
 from sirc.scores import Fitter, Scorer, fit, functional, known_names, moments, score
 from sirc.scores.moments import Moments
-from sirc.select import Choice, select
 
 if TYPE_CHECKING:
     from sirc import data, monitor, threshold

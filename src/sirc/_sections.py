@@ -7,11 +7,16 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal, final
 
-from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG
 from sirc._toml import dotted
 from sirc._utils.checks import check_positive
 from sirc._utils.choices import OnError, Precision
 from sirc.data.source import Source
+from sirc.evaluation.mixtures import (
+    MEAN,
+    ORACLE,
+    POOLED,
+    WRONG,
+)
 from sirc.models.stems import Stem
 
 PAPER_SPECS = (

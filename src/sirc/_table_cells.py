@@ -8,8 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from sirc._mixtures import MEAN, POOLED, WRONG, as_names
-from sirc.evaluate import COLUMNS
+from sirc.evaluation.evaluation import COLUMNS
+from sirc.evaluation.mixtures import (
+    MEAN,
+    POOLED,
+    WRONG,
+    as_names,
+)
 from sirc.names import known_metric, lower_is_better
 
 CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_std", "runs", "mark"]

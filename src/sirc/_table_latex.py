@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from sirc._mixtures import WRONG
 from sirc._table_cells import is_sirc
 from sirc._table_words import MISSING, caption, error_line, figure
+from sirc.evaluation.mixtures import WRONG
 from sirc.names import escape, metric_name, negative_name, score_name
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sirc._utils.files import (
     read_safetensors,
     write_npz,
 )
-from sirc.evaluate import evaluate
+from sirc.evaluation.evaluation import evaluate
 from sirc.experiment import PAPER_SPECS
 from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs

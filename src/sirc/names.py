@@ -8,8 +8,8 @@ import unicodedata
 import warnings
 from typing import Final, Literal
 
-from sirc._mixtures import POOLED, WRONG
-from sirc.evaluate import LOWER_IS_BETTER
+from sirc.evaluation.evaluation import LOWER_IS_BETTER
+from sirc.evaluation.mixtures import POOLED, WRONG
 from sirc.scores import spec as grammar
 
 Style = Literal["text", "latex", "html"]

@@ -13,11 +13,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._confidences import score_labelled
 from sirc._kept_confidences import Confidences, Kept
 from sirc._provenance import check_outputs
 from sirc._utils.files import PathLike
-from sirc.evaluate import COLUMNS, Evaluation
+from sirc.evaluation.confidences import score_labelled
+from sirc.evaluation.evaluation import COLUMNS, Evaluation
 from sirc.experiment import FILE, Experiment, Run
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import pandas as pd
 
 from sirc import _table_cells
-from sirc._mixtures import WRONG
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc.evaluation.mixtures import WRONG
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

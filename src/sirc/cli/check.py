@@ -13,7 +13,7 @@ from sirc.cli._screen import reporting, result
 from sirc.cli.study import Quiet
 
 if TYPE_CHECKING:
-    from sirc.assumptions import Assumptions
+    from sirc.evaluation.premise import Assumptions
 
 
 def check(
@@ -42,7 +42,7 @@ def check(
 
     Of a study, with its OOD sets: `sirc check runs/resnet50_imagenet200`
     """
-    from sirc.assumptions import check_assumptions
+    from sirc.evaluation.premise import check_assumptions
 
     check_given("check", runs, val, train, tune, scorer, ood, head)
     reports: list[dict[str, object]] = []

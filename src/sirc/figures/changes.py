@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from sirc._mixtures import WRONG, as_names
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import WRONG, as_names
 from sirc.figures.style import GROUPS, Look, drawing, finish, label_of, literal, new_figure, side_legend
 from sirc.names import metric_name
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sirc._mixtures import POOLED, WRONG, as_names
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import POOLED, WRONG, as_names
 from sirc.figures.kernels import FloatArray, density, span
 from sirc.figures.pieces import default_negative, detection_threshold, is_finite, percent, samples
 from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure

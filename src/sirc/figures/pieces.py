@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._mixtures import POOLED, WRONG
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import POOLED, WRONG
 from sirc.metrics import Ranking
 from sirc.metrics.ranking import Negative, Positive
 

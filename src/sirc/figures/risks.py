@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from sirc._mixtures import ORACLE, as_names
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import ORACLE, as_names
 from sirc.figures.pieces import array, default_negative, mixture
 from sirc.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
 from sirc.names import metric_name, negative_name

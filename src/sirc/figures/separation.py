@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sirc._mixtures import POOLED, WRONG, as_names
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import POOLED, WRONG, as_names
 from sirc.figures.pieces import default_negative, roc
 from sirc.figures.style import GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.metrics import Ranking

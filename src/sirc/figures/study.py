@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
 from sirc.figures.changes import changes
 from sirc.figures.densities import densities
 from sirc.figures.files import FORMATS, check_formats, save

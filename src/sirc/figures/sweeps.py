@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 import pandas as pd
 
-from sirc._mixtures import POOLED, as_fractions, as_names
 from sirc._utils.arrays import ArrayLike
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import POOLED, as_fractions, as_names
+from sirc.evaluation.runs import combine
 from sirc.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
 from sirc.names import metric_name
-from sirc.runs import combine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.page import page
 from sirc.report.payload import Run, payload

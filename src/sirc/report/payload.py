@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
-from sirc.evaluate import Evaluation
+from sirc.evaluation.evaluation import Evaluation
 from sirc.figures.style import Look, method_look
 from sirc.names import escape, score_name
 from sirc.progress import SILENT, Progress

@@ -12,7 +12,7 @@ from sirc.scores.formulas import (
     distance,
     boundary,
     shaping,
-)  # noqa: F401
+)
 
 # isort: on
 from sirc.scores.fitting.fitter import Fitter, fit

@@ -10,8 +10,18 @@ from typing import final
 import pandas as pd
 from torch import Tensor
 
-from sirc._assumption_measures import Combination, Pair, Samples, rows_of
-from sirc._assumption_parts import (
+from sirc._utils.checks import check_fraction
+from sirc.evaluation.confidences import Data, score_labelled
+from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation.mixtures import check_groups
+from sirc.evaluation.premise.measures import (
+    Combination,
+    Pair,
+    Samples,
+    rows_of,
+)
+from sirc.evaluation.premise.rules import judge, recommend, together
+from sirc.evaluation.premise.specs import (
     combination,
     first_formula,
     formula,
@@ -21,12 +31,7 @@ from sirc._assumption_parts import (
     sirc_specs,
     with_settings,
 )
-from sirc._assumption_rules import judge, recommend, together
-from sirc._assumption_words import written
-from sirc._confidences import Data, score_labelled
-from sirc._mixtures import check_groups
-from sirc._utils.checks import check_fraction
-from sirc.evaluate import Evaluation
+from sirc.evaluation.premise.text import written
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 from sirc.scores import Scorer

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from sirc._assumption_measures import Pair, Samples
-from sirc._mixtures import MEAN, WRONG
+from sirc.evaluation.mixtures import MEAN, WRONG
+from sirc.evaluation.premise.measures import Pair, Samples
 
 Kind: TypeAlias = Literal["holds", "does not hold", "open"]
 Finding: TypeAlias = tuple[Kind, str]

@@ -13,11 +13,25 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._confidences import Data, Plain, id_confidences, ood_confidences
-from sirc._mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
 from sirc._utils.files import PathLike
+from sirc.evaluation.confidences import (
+    Data,
+    Plain,
+    id_confidences,
+    ood_confidences,
+)
+from sirc.evaluation.mixtures import (
+    MEAN,
+    ORACLE,
+    POOLED,
+    WRONG,
+    as_fractions,
+    as_names,
+    check_groups,
+    check_set,
+)
 from sirc.metrics.bootstrap import METRICS, bootstrap
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.merge import Inside, sorted_scores
@@ -25,7 +39,7 @@ from sirc.metrics.ranking import Curve, Ranking
 from sirc.scores import Scorer
 
 if TYPE_CHECKING:
-    from sirc.assumptions import Assumptions
+    from sirc.evaluation.premise import Assumptions
 
 FloatArray = npt.NDArray[np.float64]
 Pool = Literal["samples", "datasets"]
@@ -268,7 +282,7 @@ class Evaluation:
 
         The share of ID rows below a and the sensitivity to a and b need the scorer that the evaluation was made with.
         """
-        from sirc.assumptions import of_evaluation
+        from sirc.evaluation.premise import of_evaluation
 
         return of_evaluation(self, scorer, level=level)
 

@@ -12,13 +12,28 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._confidences import Data, Plain, ood_confidences
-from sirc._mixtures import POOLED, WRONG, check_groups
-from sirc._select_arguments import Metric, as_points, candidates, check_fresh, check_settings
-from sirc._select_regret import EQUAL, Bounds, Floats, Regrets, contenders, intervals, regrets, wins
-from sirc._select_words import written
 from sirc._utils.arrays import ArrayLike
-from sirc.evaluate import Evaluation, Pool
+from sirc.evaluation.confidences import Data, Plain, ood_confidences
+from sirc.evaluation.evaluation import Evaluation, Pool
+from sirc.evaluation.mixtures import POOLED, WRONG, check_groups
+from sirc.evaluation.selection.arguments import (
+    Metric,
+    as_points,
+    candidates,
+    check_fresh,
+    check_settings,
+)
+from sirc.evaluation.selection.regret import (
+    EQUAL,
+    Bounds,
+    Floats,
+    Regrets,
+    contenders,
+    intervals,
+    regrets,
+    wins,
+)
+from sirc.evaluation.selection.text import written
 from sirc.metrics.draws import AURR, RISK, grids
 from sirc.scores import Scorer
 from sirc.scores.spec import parse

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sirc._assumption_measures import PLAIN, Combination
-from sirc._mixtures import as_names
 from sirc.errors import NotFittedError
+from sirc.evaluation.mixtures import as_names
+from sirc.evaluation.premise.measures import PLAIN, Combination
 from sirc.scores import Scorer, combine, registry
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import ranks_by_gap

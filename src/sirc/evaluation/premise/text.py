@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from sirc._assumption_measures import HALF, Pair, Second
-from sirc._mixtures import MEAN, WRONG
+from sirc.evaluation.mixtures import MEAN, WRONG
+from sirc.evaluation.premise.measures import HALF, Pair, Second
 from sirc.metrics.rank_measures import Estimate
 
 

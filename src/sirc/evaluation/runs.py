@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from sirc.evaluate import COLUMNS, Evaluation
+from sirc.evaluation.evaluation import COLUMNS, Evaluation
 
 
 def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:

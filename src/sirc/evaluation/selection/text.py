@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sirc.select import Choice
+    from sirc.evaluation.selection import Choice
 
 _FEW = 50  # samples of a group below which a bootstrap is known to be too sure of itself
 _CRITERION = {"worst": "worst-case", "average": "average"}

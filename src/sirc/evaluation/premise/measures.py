@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 
 from torch import Tensor
 
-from sirc._mixtures import MEAN, WRONG
+from sirc.evaluation.mixtures import MEAN, WRONG
 from sirc.metrics.rank_measures import (
     Components,
     Estimate,

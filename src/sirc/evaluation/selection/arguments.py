@@ -11,10 +11,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc._confidences import Data, Plain, check_scorer, id_confidences, score_labelled
-from sirc._mixtures import as_fractions, as_names
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
+from sirc.evaluation.confidences import (
+    Data,
+    Plain,
+    check_scorer,
+    id_confidences,
+    score_labelled,
+)
+from sirc.evaluation.mixtures import as_fractions, as_names
 from sirc.metrics.draws import AURC, AURR, RISK
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sirc._mixtures import as_names
 from sirc._utils.arrays import ArrayLike
+from sirc.evaluation.mixtures import as_names
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
