@@ -17,7 +17,7 @@ from _results_measure import COLUMNS, EVERY
 from sirc._results_file import read_results
 from sirc.evaluation.mixtures import MEAN, POOLED, WRONG
 from sirc.experiment import Experiment
-from sirc.names import score_name
+from sirc.report.names import score_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER_DATA = "ImageNet-200"

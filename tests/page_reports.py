@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import sirc
-from sirc.report import report
+from sirc.report.page import report
 
 # How far ID✗, the first and the last OOD set lie below ID✓, in standard deviations: each score has its own strength.
 STRENGTHS = {

@@ -12,11 +12,11 @@ from scipy import stats
 from sklearn.metrics import roc_curve
 
 import sirc
-from sirc import figures
 from sirc.data.base import ImageSet
-from sirc.figures import kernels
-from sirc.figures.study import compared, two
 from sirc.progress import Progress, Task
+from sirc.report import figures
+from sirc.report.figures import kernels
+from sirc.report.figures.study import compared, two
 from sirc.results import RunResults
 
 SPECS = ["msp", "entropy", "energy", "vim", "l1", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)"]
@@ -415,7 +415,7 @@ class Counted(Progress):
 @pytest.fixture
 def unwritten(monkeypatch):
     """Figures are drawn, but not written: rendering takes most of the time."""
-    monkeypatch.setattr("sirc.figures.study.save", lambda figure, stem, formats: [stem])
+    monkeypatch.setattr("sirc.report.figures.study.save", lambda figure, stem, formats: [stem])
 
 
 def test_a_study_s_figures_have_names_that_tell_them_apart(tmp_path, unwritten):
@@ -469,9 +469,10 @@ def test_no_two_known_methods_look_the_same():
 
 def test_matplotlib_is_imported_only_to_draw_and_missed_with_its_extra():
     code = (
-        "import sys; import sirc.figures; assert 'matplotlib' not in sys.modules; sys.modules['matplotlib'] = None; "
+        "import sys; import sirc.report.figures; assert 'matplotlib' not in sys.modules\n"
+        "sys.modules['matplotlib'] = None\n"
         "import sirc; e = sirc.evaluate({'m': ([0.2, 0.4], [0, 1])})\n"
-        "try: sirc.figures.densities(e, 'm')\nexcept ImportError as error: print(error)"
+        "try: sirc.report.figures.densities(e, 'm')\nexcept ImportError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'sirc[plots]'" in found.stdout

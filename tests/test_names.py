@@ -5,7 +5,13 @@ import re
 
 import pytest
 
-from sirc.names import escape, lower_is_better, metric_name, negative_name, score_name
+from sirc.report.names import (
+    escape,
+    lower_is_better,
+    metric_name,
+    negative_name,
+    score_name,
+)
 from sirc.scores import registry
 
 

@@ -11,7 +11,7 @@ import torch
 import sirc
 from page_driving import drag, enter, follow, read_controls, read_map, read_setting, read_table, settle
 from page_reports import GROUPS, Run, made_up, pooled, ranking, risks, row, within_noise, write
-from sirc.report import report
+from sirc.report.page import report
 
 EXACT = ("risk", "coverage", "wrong", "ood", "threshold", "set-0", "set-1", "set-2")
 SCORES = ["msp", "sirc(msp, residual)", "energy", "vim", "mine"]
@@ -263,7 +263,7 @@ def test_the_sentence_counts_what_the_table_shares_out(open_page, study):
         best, cells = next(iter(read_table(page).items()))
         accepted, right, wrong, ood = map(int, found.groups()[3:])
         assert [float(found[1]), float(found[2])] == pytest.approx([100 * recall, 100 * (1 - alpha)])
-        assert found[3] == sirc.names.score_name(best)
+        assert found[3] == sirc.report.names.score_name(best)
         assert accepted == right + wrong + ood
         assert accepted == pytest.approx(1000 * cells["coverage"], abs=1)
         each = [ranking(e, best, pooled(e)) for e in study.evaluations]
@@ -349,7 +349,7 @@ def test_curves_run_through_the_points_of_ranking(open_page, one):
     }
     found = {plot: {name: (np.array(x), np.array(y)) for name, x, y in traces} for plot, traces in curves.items()}
     for score in SCORES:
-        name = sirc.names.score_name(score)
+        name = sirc.report.names.score_name(score)
         expected = ranking(one.evaluations[0], score, pooled(one.evaluations[0]))
         recall, risk = found["risk-recall"][name]
         assert len(recall) == 190

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import sirc
 from report_reader import parse_page, read_page, read_score
-from sirc.report import report
-from sirc.report.grid import make_grid
-from sirc.report.payload import payload
+from sirc.report.page import report
+from sirc.report.page.grid import make_grid
+from sirc.report.page.payload import payload
 
 ALPHAS, BETAS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999], [0.0, 0.05, 0.5, 0.95, 1.0]
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-payloads = importlib.import_module("sirc.report.payload")  # `sirc.report.payload` is its function
+payloads = importlib.import_module("sirc.report.page.payload")  # `sirc.report.page.payload` is its function
 
 
 def evaluation(scores, **options):
@@ -200,7 +200,7 @@ def large(monkeypatch):
 
 def test_sixteen_scores_on_ten_sets_and_five_seeds_are_at_most_two_megabytes(large, tmp_path):
     path = report(large, tmp_path / "large.html")
-    library = files("sirc.report").joinpath("vendor/plotly-cartesian.min.js").read_bytes()
+    library = files("sirc.report.page").joinpath("vendor/plotly-cartesian.min.js").read_bytes()
     assert path.stat().st_size - len(library) <= 2_000_000
     content = read_page(path)
     assert len(content["models"][0]["runs"]) == 5
@@ -271,7 +271,7 @@ def test_names_are_data_and_nothing_else(tmp_path):
 
 
 def library_text():
-    return files("sirc.report").joinpath("vendor/plotly-cartesian.min.js").read_text(encoding="utf-8")
+    return files("sirc.report.page").joinpath("vendor/plotly-cartesian.min.js").read_text(encoding="utf-8")
 
 
 def test_the_page_allows_its_own_scripts_only_and_asks_nothing_of_any_network(tmp_path):
@@ -299,7 +299,7 @@ def test_the_page_allows_its_own_scripts_only_and_asks_nothing_of_any_network(tm
 
 
 def test_the_plotting_library_is_the_one_that_was_published():
-    vendor = files("sirc.report") / "vendor"
+    vendor = files("sirc.report.page") / "vendor"
     digest = hashlib.sha256((vendor / "plotly-cartesian.min.js").read_bytes()).hexdigest()
     assert digest == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
     assert digest in (vendor / "README.md").read_text(encoding="utf-8")

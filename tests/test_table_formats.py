@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from sirc.tables import save_tables, table
+from sirc.report.tables import save_tables, table
 from table_results import paper_results, several_seeds
 
 HOSTILE = "a_b%|</script>&#{}~^\\$*`中"

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import sirc
-from sirc.tables import table
+from sirc.report.tables import table
 from table_results import PAPER, paper_results, schema, several_seeds
 
 

@@ -220,7 +220,7 @@ class _Worker:
 
     def tables(self) -> None:
         """Write the tables in every format."""
-        from sirc.tables import save_tables
+        from sirc.report.tables import save_tables
 
         results = self.study.results
         scores = shown_scores(list(results["score"].unique()), self.study.experiments)
@@ -229,7 +229,7 @@ class _Worker:
 
     def page(self, runs: Sequence[tuple[Experiment, Run]]) -> None:
         """Write the page in which α, β and the recall can be dragged."""
-        from sirc.report import report
+        from sirc.report.page import report
 
         file = self.study.folder / PAGE
         self._make(
@@ -241,7 +241,7 @@ class _Worker:
 
     def figures(self, runs: Sequence[tuple[Experiment, Run]], formats: Sequence[str]) -> None:
         """Draw the figures."""
-        from sirc.figures import figures
+        from sirc.report.figures import figures
 
         def draw() -> list[Path]:
             first, folder = runs[0][0], self.study.folder / "figures"
@@ -272,9 +272,9 @@ def save_results(
     progress: Progress = SILENT,
 ) -> Study:
     """Write results, tables, page and figures of runs that are no experiments."""
-    from sirc.figures import figures as draw
-    from sirc.report import report
-    from sirc.tables import save_tables
+    from sirc.report.figures import figures as draw
+    from sirc.report.page import report
+    from sirc.report.tables import save_tables
 
     study = Study(Path(folder), results=results_table(runs))
     check_targets(folder, overwrite)

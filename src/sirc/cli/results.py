@@ -180,8 +180,8 @@ def add_to(app: typer.Typer) -> None:
 
 def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
     """End with the table and the paths of what was made."""
+    from sirc.report.tables import table as make
     from sirc.results import shown_scores
-    from sirc.tables import table as make
 
     if not len(study.results):
         return  # another process tells

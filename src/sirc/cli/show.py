@@ -76,8 +76,8 @@ def table(
 
     Example: `sirc table runs/resnet50_imagenet200 --format latex --spread`
     """
+    from sirc.report.tables import table as make
     from sirc.scores.spec import parse
-    from sirc.tables import table as make
 
     if out is not None and format_ is not TableFormat.text and out.suffix != _ENDINGS[format_]:
         raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
@@ -110,7 +110,7 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
-    from sirc.figures import figures
+    from sirc.report.figures import figures
     from sirc.results import load_runs, load_studies
     from sirc.study import sample_sets
 
@@ -143,7 +143,7 @@ def report(
 
     Example: `sirc report runs/resnet50_imagenet200 --open`
     """
-    from sirc.report import report as write
+    from sirc.report.page import report as write
     from sirc.results import load_runs
     from sirc.study import PAGE
 

@@ -289,9 +289,9 @@ class Evaluation:
     def report(self, path: PathLike, *, title: str | None = None, overwrite: bool = False) -> Path:
         """Write one HTML file in which α, β, the recall and the mix of OOD sets can be changed, and give its path.
 
-        It opens from disk and needs no network. Several runs or models go on one page with `sirc.report.report`.
+        It opens from disk and needs no network. Several runs or models go on one page with `sirc.report.page.report`.
         """
-        from sirc.report import report
+        from sirc.report.page import report
 
         return report(self, path, title=title, overwrite=overwrite)
 

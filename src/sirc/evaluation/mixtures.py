@@ -34,6 +34,7 @@ def as_fractions(name: str, value: ArrayLike) -> Tensor:
 
 
 def check_set(name: str, by_score: Mapping[str, Tensor], scores: list[str]) -> dict[str, Tensor]:
+    """The confidences of one OOD set, the same samples for each score."""
     found = {score: as_scores(f"ood[{name!r}][{score!r}]", by_score[score]).clone() for score in scores}
     lengths = {len(values) for values in found.values()}
     if len(lengths) > 1 or 0 in lengths:
@@ -44,6 +45,7 @@ def check_set(name: str, by_score: Mapping[str, Tensor], scores: list[str]) -> d
 
 
 def check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> dict[str, list[str]]:
+    """Groups of OOD sets, whose names must differ from those of the sets."""
     if not isinstance(groups, Mapping):
         raise ValueError(f"`groups` must be a dict of lists of OOD sets; got {type(groups).__name__}")
     reserved = {WRONG, MEAN, POOLED}

@@ -116,6 +116,7 @@ class Samples:
         self._aurr: dict[str, float] = {}
 
     def numpy(self, name: str) -> FloatArray:
+        """The confidences of one score as a NumPy array."""
         values: FloatArray = self.confidences[name].double().cpu().numpy()
         return values
 

@@ -1,1 +1,5 @@
-"""TODO."""
+"""Fitting scores to ID training data: two streaming passes, cross-fitted statistics, options tuned on validation data."""
+
+from sirc.scores.fitting.fitter import Fitter, fit
+
+__all__ = ["Fitter", "fit"]

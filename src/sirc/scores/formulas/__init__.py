@@ -1,1 +1,7 @@
-"""TODO."""
+"""The formulas of single scores, one file a family; importing this room registers them."""
+
+# In the order in which scores are listed: those that others need come first.
+# isort: off
+from sirc.scores.formulas import softmax, temperature, pnorm, gen, logit, feature, distance, boundary, shaping
+
+__all__ = ["boundary", "distance", "feature", "gen", "logit", "pnorm", "shaping", "softmax", "temperature"]

@@ -9,9 +9,17 @@ from torch import Tensor
 
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.mixtures import ORACLE, as_names
-from sirc.figures.pieces import array, default_negative, mixture
-from sirc.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
-from sirc.names import metric_name, negative_name
+from sirc.report.figures.pieces import array, default_negative, mixture
+from sirc.report.figures.style import (
+    drawing,
+    finish,
+    label_of,
+    literal,
+    method_look,
+    new_figure,
+    side_legend,
+)
+from sirc.report.names import metric_name, negative_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

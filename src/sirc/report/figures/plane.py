@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from sirc.figures.kernels import density_2d, mass_levels, span
-from sirc.figures.pieces import array
-from sirc.figures.plane_values import Plane
-from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
+from sirc.report.figures.kernels import density_2d, mass_levels, span
+from sirc.report.figures.pieces import array
+from sirc.report.figures.plane_values import Plane
+from sirc.report.figures.style import (
+    GROUP_NAMES,
+    GROUPS,
+    drawing,
+    finish,
+    label_of,
+    literal,
+    new_figure,
+)
 from sirc.scores import functional
 
 if TYPE_CHECKING:

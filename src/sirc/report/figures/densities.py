@@ -9,11 +9,25 @@ import numpy as np
 
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.mixtures import POOLED, WRONG, as_names
-from sirc.figures.kernels import FloatArray, density, span
-from sirc.figures.pieces import default_negative, detection_threshold, is_finite, percent, samples
-from sirc.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.metrics import Ranking
-from sirc.names import metric_name
+from sirc.report.figures.kernels import FloatArray, density, span
+from sirc.report.figures.pieces import (
+    default_negative,
+    detection_threshold,
+    is_finite,
+    percent,
+    samples,
+)
+from sirc.report.figures.style import (
+    GROUP_NAMES,
+    GROUPS,
+    drawing,
+    finish,
+    label_of,
+    literal,
+    new_figure,
+)
+from sirc.report.names import metric_name
 from sirc.scores.spec import parse
 from sirc.scores.values import ranks_by_gap
 

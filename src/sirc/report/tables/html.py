@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirc._table_cells import is_sirc
-from sirc._table_words import caption, error_line, figure
-from sirc.names import escape, metric_name, negative_name, score_name
+from sirc.report.names import (
+    escape,
+    metric_name,
+    negative_name,
+    score_name,
+)
+from sirc.report.tables.cells import is_sirc
+from sirc.report.tables.text import caption, error_line, figure
 
 if TYPE_CHECKING:
-    from sirc.tables import Cell, Part, Table
+    from sirc.report.tables import Cell, Part, Table
 
 _STYLE = """<style>
 .sirc-table { overflow-x: auto; font: 14px/1.5 system-ui, sans-serif; }

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sirc._utils.precision import exact
-from sirc.figures.pieces import array
-from sirc.names import score_name
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
+from sirc.report.figures.pieces import array
+from sirc.report.names import score_name
 from sirc.scores import Scorer
 from sirc.scores.scorer import cast_parameters, check_features
 from sirc.scores.spec import Spec, parse

@@ -15,7 +15,7 @@ from sirc.evaluation.mixtures import (
     WRONG,
     as_names,
 )
-from sirc.names import known_metric, lower_is_better
+from sirc.report.names import known_metric, lower_is_better
 
 CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_std", "runs", "mark"]
 _KEYS = ["model", *COLUMNS[:-1]]

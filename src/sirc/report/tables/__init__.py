@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import pandas as pd
 
-from sirc import _table_cells
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation.mixtures import WRONG
+from sirc.report.tables import cells as _table_cells
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -71,7 +71,7 @@ class Table:
         return self.text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from sirc._table_text import renderables
+        from sirc.report.tables.terminal import renderables
 
         yield from renderables(self, options.max_width, styled=console.is_terminal)
 
@@ -112,7 +112,7 @@ class Table:
 
     def text(self, width: int = 120) -> str:
         """For the terminal: aligned, in parts no wider than `width`; * is best, _ second or third."""
-        from sirc._table_text import text
+        from sirc.report.tables.terminal import text
 
         return text(self, width)
 
@@ -125,19 +125,19 @@ class Table:
 
     def markdown(self) -> str:
         """A table for each model; the best is **bold**, second and third are underlined."""
-        from sirc._table_markdown import markdown
+        from sirc.report.tables.markdown import markdown
 
         return markdown(self)
 
     def html(self, *, page: bool = False) -> str:
         """A fragment that brings its own style, or a whole page."""
-        from sirc._table_html import html
+        from sirc.report.tables.html import html
 
         return html(self, page=page)
 
     def latex(self, *, document: bool = False) -> str:
         """For LaTeX with booktabs, multirow and graphicx, or a whole document that `pdflatex` compiles."""
-        from sirc._table_latex import latex
+        from sirc.report.tables.latex import latex
 
         return latex(self, document=document)
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sirc._table_words import caption, error_line, figure
-from sirc.names import escape, metric_name, negative_name, score_name
+from sirc.report.names import (
+    escape,
+    metric_name,
+    negative_name,
+    score_name,
+)
+from sirc.report.tables.text import caption, error_line, figure
 
 if TYPE_CHECKING:
-    from sirc.tables import Cell, Table
+    from sirc.report.tables import Cell, Table
 
 _MARKS = {"bold": "**{}**", "underline": "<u>{}</u>", "": "{}"}
 

@@ -10,8 +10,17 @@ import pandas as pd
 
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.mixtures import WRONG, as_names
-from sirc.figures.style import GROUPS, Look, drawing, finish, label_of, literal, new_figure, side_legend
-from sirc.names import metric_name
+from sirc.report.figures.style import (
+    GROUPS,
+    Look,
+    drawing,
+    finish,
+    label_of,
+    literal,
+    new_figure,
+    side_legend,
+)
+from sirc.report.names import metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

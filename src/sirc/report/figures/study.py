@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet
 from sirc.evaluation.evaluation import Evaluation
-from sirc.figures.changes import changes
-from sirc.figures.densities import densities
-from sirc.figures.files import FORMATS, check_formats, save
-from sirc.figures.plane import plane, plane_grid
-from sirc.figures.plane_values import Plane, is_pair, planes
-from sirc.figures.risks import risks
-from sirc.figures.samples import sample_images
-from sirc.figures.separation import separation
-from sirc.figures.sweeps import sweeps
 from sirc.progress import SILENT, Progress
+from sirc.report.figures.changes import changes
+from sirc.report.figures.densities import densities
+from sirc.report.figures.files import FORMATS, check_formats, save
+from sirc.report.figures.plane import plane, plane_grid
+from sirc.report.figures.plane_values import Plane, is_pair, planes
+from sirc.report.figures.risks import risks
+from sirc.report.figures.samples import sample_images
+from sirc.report.figures.separation import separation
+from sirc.report.figures.sweeps import sweeps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

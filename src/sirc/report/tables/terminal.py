@@ -12,12 +12,17 @@ from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from sirc._table_cells import is_sirc
-from sirc._table_words import caption, error_line, figure
-from sirc.names import escape, metric_name, negative_name, score_name
+from sirc.report.names import (
+    escape,
+    metric_name,
+    negative_name,
+    score_name,
+)
+from sirc.report.tables.cells import is_sirc
+from sirc.report.tables.text import caption, error_line, figure
 
 if TYPE_CHECKING:
-    from sirc.tables import Cell, Table
+    from sirc.report.tables import Cell, Table
 
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
 _GAP = 3  # between columns

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-from sirc.names import escape, score_name
+from sirc.report.names import escape, score_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

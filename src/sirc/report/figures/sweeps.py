@@ -12,8 +12,16 @@ from sirc._utils.arrays import ArrayLike
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.mixtures import POOLED, as_fractions, as_names
 from sirc.evaluation.runs import combine
-from sirc.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
-from sirc.names import metric_name
+from sirc.report.figures.style import (
+    drawing,
+    finish,
+    label_of,
+    literal,
+    method_look,
+    new_figure,
+    side_legend,
+)
+from sirc.report.names import metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

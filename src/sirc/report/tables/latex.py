@@ -5,13 +5,23 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from sirc._table_cells import is_sirc
-from sirc._table_words import MISSING, caption, error_line, figure
 from sirc.evaluation.mixtures import WRONG
-from sirc.names import escape, metric_name, negative_name, score_name
+from sirc.report.names import (
+    escape,
+    metric_name,
+    negative_name,
+    score_name,
+)
+from sirc.report.tables.cells import is_sirc
+from sirc.report.tables.text import (
+    MISSING,
+    caption,
+    error_line,
+    figure,
+)
 
 if TYPE_CHECKING:
-    from sirc.tables import Cell, Part, Table
+    from sirc.report.tables import Cell, Part, Table
 
 _COLUMNS, _ROWS = 12, 54  # of figures, on a page
 _LEFT = 3  # columns before the figures: model, group, method

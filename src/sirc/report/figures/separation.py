@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.mixtures import POOLED, WRONG, as_names
-from sirc.figures.pieces import default_negative, roc
-from sirc.figures.style import GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.metrics import Ranking
 from sirc.metrics.ranking import Negative, Positive
+from sirc.report.figures.pieces import default_negative, roc
+from sirc.report.figures.style import (
+    GROUPS,
+    drawing,
+    finish,
+    label_of,
+    literal,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from sirc.evaluation.mixtures import WRONG
-from sirc.names import Style, escape, metric_name
+from sirc.report.names import Style, escape, metric_name
 
 if TYPE_CHECKING:
-    from sirc.tables import Cell, Table
+    from sirc.report.tables import Cell, Table
 
 MISSING = "–"
 

@@ -33,7 +33,7 @@ PLOTLY: Final = "vendor/plotly-cartesian.min.js"
 
 
 def page(content: Mapping[str, object]) -> str:
-    """Write the page for what `sirc.report.payload` gives."""
+    """Write the page for what `sirc.report.page.payload` gives."""
     script, library = _script(), _read(PLOTLY)
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; style-src 'unsafe-inline'; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from sirc._utils.files import PathLike, atomic_write
-from sirc.figures.style import drawing
+from sirc.report.figures.style import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
