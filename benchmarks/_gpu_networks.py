@@ -17,7 +17,7 @@ import sirc
 from sirc.data.base import ImageSet
 from sirc.data.device_cache import Held
 from sirc.data.preprocess import Preprocess
-from sirc.experiment import Train
+from sirc.experiment.experiment import Train
 from sirc.extraction.from_device import HeldSet
 from sirc.models.builders import build
 from sirc.training.batches import Batch

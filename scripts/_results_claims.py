@@ -10,7 +10,7 @@ from _results_pairs import by_network, differences, pairs_of_sirc, printed_signs
 from _results_study import MEAN, WRONG, Study, named, signed, span, table
 from _results_verdicts import FAILS, NO, OPEN, PARTLY, UNDECIDED, YES, Check, Claim, above, below
 
-from sirc.findings import DETECTORS
+from sirc.experiment.claims import DETECTORS
 from sirc.scores.spec import parse
 
 TOLERANCE = 0.2  # points of AUROC: the paper's "negligible"

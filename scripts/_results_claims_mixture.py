@@ -11,7 +11,7 @@ from _results_pairs import differences
 from _results_study import POOLED, Study, named, signed, table
 from _results_verdicts import FAILS, PARTLY, YES, Check, Claim, above, below
 
-from sirc.findings import DETECTORS
+from sirc.experiment.claims import DETECTORS
 
 HIGH = ((LEVELS[-1], 0.5), (0.5, LEVELS[-1]))
 LOWER = tuple(dict.fromkeys([*((a, 0.5) for a in LEVELS[:-1]), *((0.5, b) for b in LEVELS[:-1])]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sirc.experiment import PAPER_SPECS
+from sirc.experiment.experiment import PAPER_SPECS
 from sirc.scores.spec import parse
 
 BASELINE = "msp"

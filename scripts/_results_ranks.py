@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from sirc._utils.files import atomic_write
 from sirc.evaluation.evaluation import Evaluation
-from sirc.results import RunResults
+from sirc.experiment.results import RunResults
 
 SUFFIX = ".safetensors"
 _KEY = "sirc_ranks"

@@ -8,7 +8,7 @@ from pathlib import Path
 from _results_study import ROOT, WRONG, Study, listed, table
 from _results_training import trained
 
-from sirc.experiment import Experiment
+from sirc.experiment.experiment import Experiment
 
 # What the paper's text says of its own study.
 PAPER_CLASSES, PAPER_PIXELS, PAPER_EPOCHS, PAPER_STEPS, PAPER_SEEDS = 200, 224, 90, (30, 60), 5

@@ -14,9 +14,9 @@ from _results_draws import OF_MIXTURE
 from _results_families import LEVELS
 from _results_measure import COLUMNS, EVERY
 
-from sirc._results_file import read_results
 from sirc.evaluation.mixtures import MEAN, POOLED, WRONG
-from sirc.experiment import Experiment
+from sirc.experiment.experiment import Experiment
+from sirc.experiment.results_file import read_results
 from sirc.report.names import score_name
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from score_table import KEPT, runs_of
 from torch import Tensor
 
 import sirc
-from sirc.arrays import load_head
+from sirc.experiment.arrays import load_head
 from sirc.scores import bayes
 
 LEARNT = "bayes, g learnt"

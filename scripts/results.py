@@ -23,10 +23,10 @@ from _results_families import PAPER, SETTINGS, SWEPT
 from _results_measure import compare, results, same_results, sizes
 from _results_ranks import SUFFIX, Ranks, ranks_of, read_ranks, write_ranks
 
-from sirc._results_file import read_results, write_results
 from sirc._utils.files import atomic_write
+from sirc.experiment.results import load_run, load_studies
+from sirc.experiment.results_file import read_results, write_results
 from sirc.outputs.store import OutputStore
-from sirc.results import load_run, load_studies
 
 ROOT = Path(__file__).resolve().parents[1]
 HISTORY = "history"

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 import sirc
-from sirc.arrays import load_head
+from sirc.experiment.arrays import load_head
 from sirc.scores import registry
 
 BASELINE = "msp"

@@ -9,7 +9,7 @@ from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as tvf
 
 from sirc.data.preprocess import Preprocess
-from sirc.experiment import Augment
+from sirc.experiment.experiment import Augment
 from sirc.training.augment import (
     DeviceAugment,
     Normalise,

@@ -22,9 +22,9 @@ from PIL import Image
 
 import sirc
 from sirc import SelectiveClassifier
-from sirc.cli._production import read_confidences
-from sirc.experiment import Experiment
-from sirc.stages import extract_run, fit_run, train_run
+from sirc.cli.production import read_confidences
+from sirc.experiment.experiment import Experiment
+from sirc.experiment.stages import extract_run, fit_run, train_run
 
 PAGE = Path(__file__).parents[1] / "docs" / "deploy.md"
 
@@ -186,7 +186,7 @@ def test_the_alarm_is_told_and_can_fail(here, command):
 
 
 def _network(seed):
-    from sirc._provenance import network
+    from sirc.experiment.provenance import network
 
     study = Experiment.read("tiny.toml")
     return network(study, study.run(seed))

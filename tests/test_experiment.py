@@ -13,7 +13,18 @@ import pytest
 from sirc.data.catalogue import benchmark
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ConfigError
-from sirc.experiment import PAPER_SPECS, Augment, Data, Experiment, Extract, Fit, Model, Run, Source, Train
+from sirc.experiment.experiment import (
+    PAPER_SPECS,
+    Augment,
+    Data,
+    Experiment,
+    Extract,
+    Fit,
+    Model,
+    Run,
+    Source,
+    Train,
+)
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted(FOLDER.glob("*.toml"))

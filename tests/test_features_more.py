@@ -8,7 +8,7 @@ import reference
 import reference_features
 import sirc
 from sirc import functional
-from sirc._graph import ConfidenceGraph
+from sirc.deploy.confidence_module import ConfidenceGraph
 from sirc.scores import blocks, parse, registry
 from sirc.scores.formulas import shaping
 from sirc.scores.formulas.boundary import inverse_distances

@@ -13,11 +13,11 @@ from sklearn.metrics import roc_curve
 
 import sirc
 from sirc.data.base import ImageSet
+from sirc.experiment.results import RunResults
 from sirc.progress import Progress, Task
 from sirc.report import figures
 from sirc.report.figures import kernels
 from sirc.report.figures.study import compared, two
-from sirc.results import RunResults
 
 SPECS = ["msp", "entropy", "energy", "vim", "l1", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)"]
 HOSTILE = [

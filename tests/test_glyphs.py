@@ -32,8 +32,8 @@ from sirc.data.glyphs.fonts import (
     bitmap,
     font_file,
 )
-from sirc.experiment import PAPER_SPECS, Experiment
-from sirc.stages import images_of
+from sirc.experiment.experiment import PAPER_SPECS, Experiment
+from sirc.experiment.stages import images_of
 
 DEMO = sorted((Path(sirc.__file__).parent / "demo").glob("*.toml"))
 SETS = ["letters", "greek", "cyrillic", "digits", "handwritten", "photos", "noise"]

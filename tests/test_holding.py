@@ -19,11 +19,11 @@ from sirc.data.base import Subset
 from sirc.data.device_cache import Holding
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.experiment import Augment, Experiment
+from sirc.experiment.experiment import Augment, Experiment
+from sirc.experiment.stages import extract_run, images_of, train_run
+from sirc.experiment.study import run_study
 from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
-from sirc.stages import extract_run, images_of, train_run
-from sirc.study import run_study
 from sirc.training.batches import IGNORED, Order, Share
 from sirc.training.device_batches import DeviceFeed
 from test_cli import MODEL, TOML
@@ -187,7 +187,9 @@ def test_a_failing_disk_always_stops(tiny, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(FileSet, "image", gone)
-    monkeypatch.setattr("sirc.stages._head_of", lambda model, images: sirc.find_head(model, torch.zeros(2, 3, 12, 12)))
+    monkeypatch.setattr(
+        "sirc.experiment.stages._head_of", lambda model, images: sirc.find_head(model, torch.zeros(2, 3, 12, 12))
+    )
     with pytest.raises(OSError, match=r"cannot be opened, which is no fault of the image: .*Input/output error"):
         extract_run(experiment, run, ["test"], on_error="skip")
 

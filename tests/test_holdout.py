@@ -12,9 +12,14 @@ import sirc
 from sirc.data import image_folder
 from sirc.data.base import Subset
 from sirc.errors import ConfigError
-from sirc.experiment import Experiment
-from sirc.stages import extract_run, fit_run, images_of, train_run
-from sirc.study import run_study
+from sirc.experiment.experiment import Experiment
+from sirc.experiment.stages import (
+    extract_run,
+    fit_run,
+    images_of,
+    train_run,
+)
+from sirc.experiment.study import run_study
 from test_cli import MODEL, TOML
 from tiny_images import write_images
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from sirc._monitor_bets import Bets, rate_interval
-from sirc._monitor_share import OodShare
-from sirc.monitor import Monitor, monitor
-from sirc.threshold import at_cost, at_coverage, at_risk
+from sirc.deploy.monitor import Monitor, monitor
+from sirc.deploy.monitor.betting import Bets, rate_interval
+from sirc.deploy.monitor.ood_share import OodShare
+from sirc.deploy.threshold import at_cost, at_coverage, at_risk
 
 REPEATS = 2000
 

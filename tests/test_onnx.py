@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import sirc
-from sirc import SelectiveClassifier, _onnx
-from sirc._graph import ConfidenceGraph
+from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
+from sirc.deploy import onnx as _onnx
+from sirc.deploy.confidence_module import ConfidenceGraph
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")

@@ -358,7 +358,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path):
         report([run(ev), run(ev)], tmp_path / "page.html")
     with pytest.raises(ValueError, match="the same scores, OOD sets and groups; seeds 0 and 1 of 'net' differ"):
         report([run(ev), run(other, seed=1)], tmp_path / "page.html")
-    with pytest.raises(ValueError, match=r"a list of runs such as `sirc.results.load_runs` gives; got str"):
+    with pytest.raises(ValueError, match=r"a list of runs such as `sirc.experiment.results.load_runs` gives; got str"):
         report(["runs/tiny"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 

@@ -14,10 +14,10 @@ import torch
 from scipy import stats
 
 from sirc import Ranking
-from sirc._results_file import read_results, write_results
 from sirc.evaluation.evaluation import Evaluation
-from sirc.experiment import PAPER_SPECS
-from sirc.results import RunResults
+from sirc.experiment.experiment import PAPER_SPECS
+from sirc.experiment.results import RunResults
+from sirc.experiment.results_file import read_results, write_results
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "results" / "tiny_imagenet_100"
@@ -411,7 +411,7 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
 
 
 def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monkeypatch):
-    """Studies are read as `sirc.results` does; here they are given."""
+    """Studies are read as `sirc.experiment.results` does; here they are given."""
     (tmp_path / "history.csv").write_text("epoch,lr\n1,0.1\n")
     runs = [
         SimpleNamespace(store=lambda name: tmp_path, of=run, seed=run.seed, history=tmp_path / "history.csv")

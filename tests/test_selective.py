@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
-from sirc import SelectiveClassifier, _artifact
+from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
-from sirc.experiment import PAPER_SPECS
+from sirc.deploy import saved
+from sirc.experiment.experiment import PAPER_SPECS
 
 K, SIDE = 5, 8
 SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
@@ -538,10 +539,10 @@ def test_the_number_of_classes_must_fit(scorer):
 
 
 def test_a_file_that_lacks_something_is_refused(selective, model, tmp_path, monkeypatch):
-    facts = _artifact.about(selective)
+    facts = saved.about(selective)
     for key in facts:
         less = {name: value for name, value in facts.items() if name != key}
-        monkeypatch.setattr(_artifact, "about", lambda _, less=less: less)
+        monkeypatch.setattr(saved, "about", lambda _, less=less: less)
         selective.save(tmp_path / "s.safetensors", overwrite=True)
         if key == "quantiles":
             continue
@@ -558,7 +559,7 @@ def test_a_decision_is_not_rounded_as_the_process_may_round_products(monkeypatch
         yield
         entered.append("out")
 
-    monkeypatch.setattr("sirc.selective.full_products", watched)
+    monkeypatch.setattr("sirc.deploy.selective.full_products", watched)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     images = torch.randn(40, 3, 2, 2)

@@ -24,12 +24,12 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from sirc._serve_budget import Budget
-from sirc._serve_images import open_image
-from sirc._serve_metrics import KINDS
-from sirc._serve_model import Decided
 from sirc.data.preprocess import Preprocess
-from sirc.serve import make_app
+from sirc.deploy.onnx_model import Decided
+from sirc.deploy.serve import make_app
+from sirc.deploy.serve.budget import Budget
+from sirc.deploy.serve.images import open_image
+from sirc.deploy.serve.metrics import KINDS
 from tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 
 LIMITS = {"max_bytes": 100_000, "max_images": 20, "max_pixels": 1_000_000, "max_body": 500_000}
@@ -202,7 +202,7 @@ def test_random_damage_gets_a_decision_or_a_refusal(client, caplog):
         else:
             statuses.append(post(client, body.tobytes()).status_code)
     assert set(statuses) == {200, 413, 422}
-    assert not [record for record in caplog.records if record.name == "sirc.serve"]  # nothing went wrong inside
+    assert not [record for record in caplog.records if record.name == "sirc.deploy.serve"]  # nothing went wrong inside
     whole = np.frombuffer(form(*(encoded(number) for number in range(3))), np.uint8)
     for _ in range(60):
         body = whole.copy()
@@ -210,7 +210,7 @@ def test_random_damage_gets_a_decision_or_a_refusal(client, caplog):
         body[places] = random.integers(0, 256, len(places))
         answer = post(client, body.tobytes(), "multipart/form-data; boundary=b")
         assert answer.status_code in (200, 400, 413, 415, 422), answer.text
-    assert not [record for record in caplog.records if record.name == "sirc.serve"]
+    assert not [record for record in caplog.records if record.name == "sirc.deploy.serve"]
 
 
 def test_a_bomb_is_small_on_the_way_and_refused_before_it_is_decoded(client, monkeypatch):
@@ -464,9 +464,9 @@ def test_an_image_that_the_graph_cannot_take_is_refused(tmp_path):
 @pytest.mark.parametrize("package", ["fastapi", "prometheus_client", "python_multipart"])
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "sirc.serve")
+    monkeypatch.delitem(sys.modules, "sirc.deploy.serve")
     with pytest.raises(ImportError, match=r"pip install 'sirc\[serve\]'"):
-        importlib.import_module("sirc.serve")
+        importlib.import_module("sirc.deploy.serve")
 
 
 def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
@@ -666,14 +666,14 @@ def test_the_command_passes_its_limits_on(graph, monkeypatch):
     from sirc.cli import deploy
 
     served = []
-    monkeypatch.setattr("sirc.serve.run", lambda app, **_: served.append(app.state.service.limits))
+    monkeypatch.setattr("sirc.deploy.serve.run", lambda app, **_: served.append(app.state.service.limits))
     deploy.serve(graph, max_bytes=1, max_images=2, max_pixels=3, max_body=4)
     limits = served[0]
     assert (limits.max_bytes, limits.max_images, limits.max_pixels, limits.max_body) == (1, 2, 3, 4)
 
 
 def test_a_port_that_is_taken_is_told(graph):
-    from sirc.serve import run
+    from sirc.deploy.serve import run
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="cannot be listened on"):
         run(make_app(graph), port=taken.getsockname()[1])

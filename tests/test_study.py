@@ -13,16 +13,22 @@ import torch
 import sirc
 from report_reader import read_page, read_score
 from sirc._utils.files import read_safetensors, write_safetensors
-from sirc.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.data import open_source
-from sirc.demo import run_demo
 from sirc.errors import ConfigError, StoreError
-from sirc.experiment import Experiment
-from sirc.findings import Finding, findings
-from sirc.results import SCHEMA, load_run, load_runs
+from sirc.experiment.arrays import (
+    evaluate_arrays,
+    load_head,
+    load_outputs,
+    possible_specs,
+    save_arrays,
+)
+from sirc.experiment.claims import Finding, findings
+from sirc.experiment.demo import run_demo
+from sirc.experiment.experiment import Experiment
+from sirc.experiment.results import SCHEMA, load_run, load_runs
+from sirc.experiment.stages import extract_run, fit_run
+from sirc.experiment.study import read_results, run_study
 from sirc.scores import registry
-from sirc.stages import extract_run, fit_run
-from sirc.study import read_results, run_study
 from test_cli import MODEL, TOML
 from tiny_images import write_images
 
@@ -759,7 +765,7 @@ def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
         opened.append(options["name"])
         return open_source(source, **options)
 
-    monkeypatch.setattr("sirc.stages.open_source", counting)
+    monkeypatch.setattr("sirc.experiment.stages.open_source", counting)
     run_study([experiment], figures=False)
     assert opened == ["train", "test", "Grey", "Noise"]
 

@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sirc import Ranking, _threshold_risk
-from sirc import _threshold_words as words
+from sirc import Ranking
+from sirc.deploy.threshold import (
+    Threshold,
+    at_cost,
+    at_coverage,
+    at_recall,
+    at_risk,
+    risk_test,
+)
+from sirc.deploy.threshold import text as words
 from sirc.metrics import binomial
-from sirc.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 
 small = settings(max_examples=80, deadline=None)
 REPEATS = 2000
@@ -229,7 +236,7 @@ def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals
         wrong = np.cumsum(rng.random(n) < curve(s))
         values = s if decimals is None else s.round(decimals)
         last = np.flatnonzero(np.append(values[:-1] != values[1:], True))
-        at = _threshold_risk.certified(last + 1, wrong[last], risk, delta)
+        at = risk_test.certified(last + 1, wrong[last], risk, delta)
         found.append(at >= 0)
         value = values[last[at]]
         broken.append(at >= 0 and to_come[20_000 - np.searchsorted(levels, value) - 1] > risk)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sirc import _toml
 from sirc.errors import ConfigError
+from sirc.experiment import toml
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Study:
 def study(tmp_path, text, *overrides):
     path = tmp_path / "study.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return _toml.read(Study, path, overrides)
+    return toml.read(Study, path, overrides)
 
 
 def refusal(tmp_path, text, *overrides):
@@ -201,15 +201,15 @@ def test_what_is_not_toml_is_told_with_its_line(tmp_path, text, words):
 def test_a_file_that_is_not_there_is_told_with_the_nearest(tmp_path):
     (tmp_path / "resnet50.toml").touch()
     with pytest.raises(ConfigError, match=r"there is no file '.*resnet5.toml'. Did you mean `resnet50.toml`\?"):
-        _toml.read(Study, tmp_path / "resnet5.toml")
+        toml.read(Study, tmp_path / "resnet5.toml")
     with pytest.raises(ConfigError, match=r"there is no file '.*nowhere/x.toml'.$"):
-        _toml.read(Study, tmp_path / "nowhere" / "x.toml")
+        toml.read(Study, tmp_path / "nowhere" / "x.toml")
     with pytest.raises(ConfigError, match="is a folder; name a TOML file in it"):
-        _toml.read(Study, tmp_path)
+        toml.read(Study, tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        _toml.read(Study, tmp_path / "resnet50.toml" / "x")
+        toml.read(Study, tmp_path / "resnet50.toml" / "x")
     with pytest.raises(ConfigError, match="cannot be read: embedded null"):
-        _toml.read(Study, "a\0b")
+        toml.read(Study, "a\0b")
 
 
 @pytest.mark.parametrize(
@@ -307,16 +307,16 @@ studies = st.builds(
 @given(studies)
 def test_what_is_dumped_reads_back_equal(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"
-    path.write_bytes(_toml.dump(value).encode())
-    again = _toml.read(Study, path)
+    path.write_bytes(toml.dump(value).encode())
+    again = toml.read(Study, path)
     assert again == value
     assert list(again.places) == list(value.places)
-    assert _toml.dump(again) == _toml.dump(value)
+    assert toml.dump(again) == toml.dump(value)
 
 
 def test_a_dump_is_for_people_to_read():
     value = Study("x", size=None, train=Optimiser(lr=1e-4), places={"my set": Place("y")}, options={"inf": math.inf})
-    assert _toml.dump(value) == (
+    assert toml.dump(value) == (
         'name = "x"\nepochs = 90\nsize = "none"\nscale = [0.08, 1.0]\ncrossfit = "auto"\npretrained = false\n\n'
         '[train]\nlr = 0.0001\nnesterov = false\nmilestones = [30, 60]\nschedule = "steps"\n\n'
         '[test]\nlr = 0.1\nnesterov = false\nmilestones = [30, 60]\nschedule = "steps"\n\n'
@@ -327,12 +327,12 @@ def test_a_dump_is_for_people_to_read():
 
 def test_what_toml_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="TOML cannot hold a set"):
-        _toml.dump(Study("x", options={"a": {1}}))
+        toml.dump(Study("x", options={"a": {1}}))
     with pytest.raises(ValueError, match=r"TOML text must be Unicode; got '\\udcff'"):
-        _toml.dump(Study("\udcff"))
+        toml.dump(Study("\udcff"))
 
 
 def test_control_characters_are_escaped():
-    text = _toml.dump(Study('\x00\x1b\x7f"\\\n\t'))
+    text = toml.dump(Study('\x00\x1b\x7f"\\\n\t'))
     assert 'name = "\\u0000\\u001b\\u007f\\"\\\\\\n\\t"' in text
     assert tomllib.loads(text)["name"] == '\x00\x1b\x7f"\\\n\t'

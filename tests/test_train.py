@@ -18,7 +18,7 @@ import sirc
 from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.experiment import Augment, Train
+from sirc.experiment.experiment import Augment, Train
 from sirc.progress import SILENT, Progress
 from sirc.training import preflight
 from sirc.training.batches import (

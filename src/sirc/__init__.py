@@ -22,9 +22,10 @@ from sirc.scores import Fitter, Scorer, fit, functional, known_names, moments, s
 from sirc.scores.moments import Moments
 
 if TYPE_CHECKING:
-    from sirc import data, monitor, threshold
+    from sirc import data
+    from sirc.deploy import monitor, threshold
+    from sirc.deploy.selective import Decision, SelectiveClassifier
     from sirc.metrics import SelectiveMetrics
-    from sirc.selective import Decision, SelectiveClassifier
 
 __version__ = "0.1.0"
 
@@ -85,7 +86,7 @@ def __getattr__(name: str) -> object:
         globals()[name] = metrics.SelectiveMetrics
         return globals()[name]
     if name in ("Decision", "SelectiveClassifier"):
-        globals()[name] = getattr(importlib.import_module("sirc.selective"), name)
+        globals()[name] = getattr(importlib.import_module("sirc.deploy.selective"), name)
         return globals()[name]
     if name in _MODULES:
         return importlib.import_module(f"sirc.{name}")

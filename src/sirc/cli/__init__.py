@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sirc.cli import check, data, deploy, results, select, show, study
-from sirc.cli._screen import say
+from sirc.cli.console import say
 from sirc.errors import ConfigError
 
 _INTERRUPTED = 130

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli._screen import reporting, result, stdout
+from sirc.cli.console import reporting, result, stdout
 from sirc.errors import ConfigError
 
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sirc.cli._screen import result, say
+from sirc.cli.console import result, say
 from sirc.cli.show import Replace, refuse_existing
 from sirc.cli.study import Device, Quiet, started
 from sirc.errors import ConfigError
@@ -58,7 +58,12 @@ def calibrate(
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """
-    from sirc.cli._deploying import calibration_data, choose_score, class_names, find_run
+    from sirc.cli.deploying import (
+        calibration_data,
+        choose_score,
+        class_names,
+        find_run,
+    )
 
     goals = {"recall": recall, "coverage": coverage, "risk": risk}
     chosen = {name: value for name, value in goals.items() if value is not None} or {"recall": 0.95}
@@ -74,9 +79,9 @@ def calibrate(
     study, one = find_run(run, seed)
     refuse_existing(out, overwrite)
     with started(device, quiet) as (where, progress):
-        from sirc._provenance import load_head, network
+        from sirc.deploy.selective import SelectiveClassifier
+        from sirc.experiment.provenance import load_head, network
         from sirc.scores import Scorer
-        from sirc.selective import SelectiveClassifier
 
         if not one.scorer.exists():
             raise FileNotFoundError(f"there is no '{one.scorer}'. Fit the scores first: `sirc fit …`.")
@@ -132,8 +137,8 @@ def predict(
 
     With an exported graph: `sirc predict photos --onnx model.onnx`
     """
-    from sirc.cli._deploying import load_selective
-    from sirc.predict import predict_folder, save_decisions
+    from sirc.cli.deploying import load_selective
+    from sirc.deploy.predict import predict_folder, save_decisions
 
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
@@ -163,7 +168,7 @@ def export(
 
     Example: `sirc export runs/resnet50_imagenet200 --model selective.safetensors --out model.onnx`
     """
-    from sirc.cli._deploying import example_images, load_selective
+    from sirc.cli.deploying import example_images, load_selective
 
     refuse_existing(out, overwrite)
     selective, study = load_selective(model, run, seed)
@@ -194,7 +199,7 @@ def serve(
 
     Then: `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg http://127.0.0.1:8000/predict`
     """
-    from sirc.serve import make_app, run
+    from sirc.deploy.serve import make_app, run
 
     app = make_app(
         onnx,
@@ -225,10 +230,10 @@ def monitor(
 
     Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
     """
-    from sirc._artifact import read
-    from sirc.cli._production import read_confidences
-    from sirc.monitor import monitor as compare
-    from sirc.threshold import Threshold
+    from sirc.cli.production import read_confidences
+    from sirc.deploy.monitor import monitor as compare
+    from sirc.deploy.saved import read
+    from sirc.deploy.threshold import Threshold
 
     if not 0 < delta < 1:
         raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")

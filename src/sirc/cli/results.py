@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sirc._utils import distributed
-from sirc.cli._screen import reporting, result
+from sirc.cli.console import reporting, result
 from sirc.cli.show import Formats, Open, chosen_formats, open_page, refuse_existing
 from sirc.cli.study import Device, Overrides, Overwrite, Quiet, started
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.results import RunResults
-    from sirc.study import Study
+    from sirc.experiment.results import RunResults
+    from sirc.experiment.study import Study
 
 
 class Stage(StrEnum):
@@ -59,8 +59,8 @@ def run(
 
     On four GPUs: `torchrun --nproc-per-node 4 -m sirc run …`
     """
-    from sirc.experiment import Experiment
-    from sirc.study import run_study
+    from sirc.experiment.experiment import Experiment
+    from sirc.experiment.study import run_study
 
     studies = [Experiment.read(path, set_ or ()) for path in experiment]
     with started(device, quiet) as (where, progress):
@@ -92,7 +92,7 @@ def demo(
 
     Example: `sirc demo --out sirc-demo`
     """
-    from sirc.demo import run_demo
+    from sirc.experiment.demo import run_demo
 
     with started(device, quiet) as (where, progress):
         again = [stage.value for stage in redo or ()]
@@ -134,9 +134,9 @@ def evaluate(
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
-    from sirc import arrays
+    from sirc.experiment import arrays
+    from sirc.experiment.study import TARGETS, save_results
     from sirc.scores.needs import Needs
-    from sirc.study import TARGETS, save_results
 
     if val is not None and train is None:
         raise ConfigError("`--val` is for tuning what is fitted on `--train TRAIN.npz`; give that too.")
@@ -180,8 +180,8 @@ def add_to(app: typer.Typer) -> None:
 
 def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
     """End with the table and the paths of what was made."""
+    from sirc.experiment.results import shown_scores
     from sirc.report.tables import table as make
-    from sirc.results import shown_scores
 
     if not len(study.results):
         return  # another process tells
@@ -225,7 +225,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _left_out(found: RunResults) -> str:
-    from sirc.experiment import PAPER_SPECS
+    from sirc.experiment.experiment import PAPER_SPECS
 
     missing = [spec for spec in PAPER_SPECS if spec not in found.scorer.specs]
     return (

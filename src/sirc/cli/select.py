@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli._cases import Fitted, HeadFile, Ood, Train, Tune, Val, case_of_arrays, cases_of_runs, check_given
-from sirc.cli._screen import reporting, result
+from sirc.cli.cases import (
+    Fitted,
+    HeadFile,
+    Ood,
+    Train,
+    Tune,
+    Val,
+    case_of_arrays,
+    cases_of_runs,
+    check_given,
+)
+from sirc.cli.console import reporting, result
 from sirc.cli.study import Quiet
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.experiment import Experiment, Run
+    from sirc.experiment.experiment import Experiment, Run
     from sirc.progress import Progress
 
 

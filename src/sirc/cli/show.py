@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli._screen import reporting, result, say
+from sirc.cli.console import reporting, result, say
 from sirc.cli.study import Quiet
 from sirc.errors import ConfigError
 
@@ -110,9 +110,9 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
+    from sirc.experiment.results import load_runs, load_studies
+    from sirc.experiment.study import sample_sets
     from sirc.report.figures import figures
-    from sirc.results import load_runs, load_studies
-    from sirc.study import sample_sets
 
     folder = out or runs[0] / "figures"
     with reporting(quiet=quiet) as progress:
@@ -143,9 +143,9 @@ def report(
 
     Example: `sirc report runs/resnet50_imagenet200 --open`
     """
+    from sirc.experiment.results import load_runs
+    from sirc.experiment.study import PAGE
     from sirc.report.page import report as write
-    from sirc.results import load_runs
-    from sirc.study import PAGE
 
     if out is not None:
         refuse_existing(out, overwrite)
@@ -186,7 +186,7 @@ def chosen_formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
     """The scores that the studies want shown; None, for all, where a path is no study's folder."""
-    from sirc.results import load_studies, shown_scores
+    from sirc.experiment.results import load_studies, shown_scores
 
     try:
         studies = [study for path in paths for study in load_studies(path)]
@@ -200,7 +200,7 @@ def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
 def _results(paths: Sequence[Path]) -> pd.DataFrame:
     import pandas as pd
 
-    from sirc._results_file import read_results
+    from sirc.experiment.results_file import read_results
 
     tables = []
     for path in paths:

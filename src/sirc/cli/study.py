@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli._screen import reporting, result
+from sirc.cli.console import reporting, result
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    from sirc.experiment import Experiment, Run
+    from sirc.experiment.experiment import Experiment, Run
     from sirc.progress import Progress
 
 
@@ -72,8 +72,8 @@ def train(
     from sirc.data.device_cache import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
-        from sirc._data_check import check_data
-        from sirc.stages import train_run
+        from sirc.experiment.data_check import check_data
+        from sirc.experiment.stages import train_run
 
         if overwrite or not all(run.weights.exists() for run in runs):
             check_data(study, names, trains=True, holding=holding, progress=progress)
@@ -121,7 +121,7 @@ def extract(
     from sirc.data.device_cache import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
-        from sirc.stages import extract_run
+        from sirc.experiment.stages import extract_run
 
         for run in runs:
             stores = extract_run(
@@ -160,7 +160,7 @@ def fit(
     """
     study, runs = _read(experiment, set_, seed)
     with started(device, quiet) as (where, progress):
-        from sirc.stages import fit_run
+        from sirc.experiment.stages import fit_run
 
         for run in runs:
             scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
@@ -184,7 +184,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment and the runs of it that are asked for."""
-    from sirc.experiment import Experiment
+    from sirc.experiment.experiment import Experiment
 
     study = Experiment.read(path, overrides or ())
     if not seeds:

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from sirc._toml import closest
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.imports import current_folder
 from sirc.data.preprocess import Preprocess
+from sirc.experiment.toml import closest
 from sirc.models.stems import STEMS, Stem, halve_stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 

@@ -16,7 +16,7 @@ from sirc.data.preprocess import Preprocess
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sirc.experiment import Augment
+    from sirc.experiment.experiment import Augment
 
 Use = Literal["order", "image", "boxes", "network"]
 

@@ -31,7 +31,7 @@ from sirc.training.augment import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sirc.experiment import Augment
+    from sirc.experiment.experiment import Augment
 
 IGNORED = -100  # the label that cross-entropy leaves out
 

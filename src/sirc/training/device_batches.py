@@ -24,7 +24,7 @@ from sirc.training.batches import (
 )
 
 if TYPE_CHECKING:
-    from sirc.experiment import Augment
+    from sirc.experiment.experiment import Augment
 
 
 @final

@@ -39,7 +39,7 @@ from sirc.training.preflight import check_labels, compiled
 
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
-    from sirc.experiment import Train
+    from sirc.experiment.experiment import Train
 
 
 _FIRST = 0.01  # of the learning rate: where a warm-up begins

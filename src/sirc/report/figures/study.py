@@ -24,7 +24,7 @@ from sirc.report.figures.sweeps import sweeps
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sirc.results import RunResults
+    from sirc.experiment.results import RunResults
 
 _BASELINES: Final = ("msp", "entropy", "doctor")
 _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")

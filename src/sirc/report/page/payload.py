@@ -44,7 +44,7 @@ _SYMBOLS: Final = {
 
 
 class Run(Protocol):
-    """One network and its evaluation; `sirc.results.RunResults` is one."""
+    """One network and its evaluation; `sirc.experiment.results.RunResults` is one."""
 
     @property
     def model(self) -> str:

@@ -1,0 +1,152 @@
+"""A calibrated classifier as one file: everything but the model, which is known by its fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sirc._utils.files import read_safetensors, write_safetensors
+from sirc.data.preprocess import Preprocess
+from sirc.deploy.threshold import Threshold
+from sirc.errors import NotFittedError, StoreError
+from sirc.models.builders import fingerprint
+from sirc.scores import Scorer
+from sirc.scores.scorer import parameters_in
+
+if TYPE_CHECKING:
+    from sirc.deploy.selective import SelectiveClassifier
+
+_FORMAT = "sirc-selective"
+_VERSION = 1
+_KEPT = 100_000  # calibration confidences, for monitoring; of more, a random sample
+
+
+def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None:
+    """Write the scorer's tensors and the calibration's confidences, all else as JSON in the header, with a checksum."""
+    scorer = selective.scorer
+    tensors = {f"{key}/{name}": value for key, part in scorer.parameters.items() for name, value in part.items()}
+    tensors = {name: value for name, value in tensors.items() if _used(name, selective.spec, scorer)}
+    tensors["calibration"] = _sample(selective.calibration)
+    if scorer.fitted_on is not None:
+        tensors["fitted_on"] = scorer.fitted_on
+    write_safetensors(path, tensors, {"sirc": json.dumps(about(selective))}, overwrite=overwrite)
+
+
+def about(selective: SelectiveClassifier) -> dict[str, Any]:
+    """What there is to say of a calibrated classifier, as JSON values."""
+    if selective.threshold is None:
+        raise NotFittedError("there is no threshold to save: call `calibrate(val, recall=0.95)` first")
+    model = fingerprint(selective.model)
+    if selective._calibrated_for not in (None, model):
+        raise ValueError(
+            "a guarantee holds for the model it was made with; this one was changed since `calibrate` (trained, or "
+            "cast to another type). Calibrate again"
+        )
+    scorer, preprocess = selective.scorer, selective.preprocess
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "spec": selective.spec,
+        "num_classes": scorer.num_classes,
+        "num_features": scorer.num_features,
+        "fitted_rows": scorer.fitted_rows,
+        "head": selective.head_name,
+        "head_is_last": selective._tap.is_last,
+        "threshold": selective.threshold.to_dict(),
+        "classes": selective.classes,
+        "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
+        "model": model,
+        "quantiles": _quantiles(selective.calibration),
+    }
+
+
+def load(path: Path, model: nn.Module) -> SelectiveClassifier:
+    """Read a calibrated classifier for the model that it was made with."""
+    from sirc.deploy.selective import SelectiveClassifier
+
+    facts, tensors = read(path)
+    if (mine := fingerprint(model)) != facts.get("model"):
+        raise StoreError(
+            f"'{path}' was calibrated for another model: its fingerprint is {facts.get('model')}, this one's is "
+            f"{mine}. A threshold holds for the weights it was set with: load those, or calibrate anew"
+        )
+    try:
+        scorer = Scorer(
+            facts["spec"],
+            parameters_in(tensors),
+            num_classes=facts["num_classes"],
+            num_features=facts["num_features"],
+            fitted_on=tensors.get("fitted_on"),
+            fitted_rows=facts["fitted_rows"],
+        )
+        made = SelectiveClassifier(
+            model,
+            scorer,
+            facts["spec"],
+            head=facts["head"],
+            classes=facts["classes"],
+            preprocess=preprocess_from(facts["preprocess"]),
+        )
+        made._tap.is_last = bool(facts["head_is_last"])
+        made._with(Threshold.from_dict(facts["threshold"]))
+        made.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
+    return made
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the facts and the tensors of a saved classifier, without its model."""
+    tensors, metadata = read_safetensors(path)
+    try:
+        facts = json.loads(metadata.get("sirc", "{}"))
+    except json.JSONDecodeError:
+        facts = {}
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
+        raise StoreError(f"'{path}' is not a saved selective classifier: write one with `selective.save(path)`")
+    if facts.get("version") != _VERSION:
+        raise StoreError(
+            f"'{path}' has format {facts.get('version')} and this version of sirc reads {_VERSION}: use the version "
+            "that wrote it, or calibrate anew"
+        )
+    return facts, tensors
+
+
+def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
+    """Make the preprocessing that was written as JSON."""
+    if values is None:
+        return None
+    plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
+    return Preprocess(**plain)
+
+
+def _used(name: str, spec: str, scorer: Scorer) -> bool:
+    """Whether a tensor of the scorer is of this spec; a scorer may hold what others need."""
+    from sirc.scores.spec import parse
+    from sirc.scores.values import needed_leaves
+
+    parsed = parse(spec)
+    return name.rpartition("/")[0] in {str(part) for part in (*needed_leaves([parsed]), *parsed.walk())}
+
+
+def _quantiles(confidences: Tensor | None) -> list[float] | None:
+    """The 5%, 10%, …, 95% quantiles of the calibration, by which a service sorts what it sees."""
+    if confidences is None:
+        return None
+    finite = _sample(confidences[confidences.isfinite()]).numpy()
+    return np.quantile(finite, np.arange(1, 20) / 20).tolist() if len(finite) else None
+
+
+def _sample(confidences: Tensor | None) -> Tensor:
+    if confidences is None:
+        return torch.empty(0, dtype=torch.float64)
+    values = confidences.double().cpu()
+    if len(values) <= _KEPT:
+        return values
+    return values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:_KEPT]]

@@ -1,0 +1,243 @@
+"""Operating points: the threshold at a recall, a coverage, a risk or the least cost, and what it promises.
+
+Each function takes confidences of ID validation rows and gives a `Threshold`: accept where confidence ≥ value. With
+δ, what it promises holds with probability at least 1 − δ over the draw of those rows, for data drawn as they were. The
+rows must be fresh: those that trained the model, fitted or tuned the score, or chose it, are no evidence here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction, check_number
+from sirc.deploy.threshold import risk_test
+from sirc.deploy.threshold import text as words
+from sirc.deploy.threshold.counts import (
+    Counts,
+    Floats,
+    Rows,
+    as_confidences,
+    as_rows,
+    first_reaching,
+)
+from sirc.deploy.threshold.result import Threshold
+from sirc.metrics.binomial import least_count
+
+__all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
+
+
+def at_recall(
+    confidence: ArrayLike, correct: ArrayLike, recall: float = 0.95, *, delta: float | None = None
+) -> Threshold:
+    """The highest threshold that accepts at least `recall` of ID✓.
+
+    Without δ: on these rows, as `Ranking.threshold(recall=…)`, the paper's rule; on future data the recall falls short
+    about every other time. With δ: on future data, with probability at least 1 − δ. Of n ID✓ rows, the future recall at
+    the j-th highest confidence is Beta(j, n + 1 − j), so that j is the smallest with P(Binomial(n, recall) ≥ j) ≤ δ;
+    equal confidences only raise the recall. The plain threshold is then among the `estimates`.
+    """
+    recall = _share("recall", recall)
+    rows = as_rows(confidence, correct)
+    if not rows.sizes[0]:
+        raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
+    return _at_share("recall", recall, delta, rows.values, rows.correct, rows)
+
+
+def at_coverage(confidence: ArrayLike, coverage: float, *, delta: float | None = None) -> Threshold:
+    """The highest threshold that accepts at least `coverage` of ID input; it needs no labels.
+
+    Without δ on these rows, with δ on future ID data with probability at least 1 − δ: the order statistic of
+    `at_recall`, of all rows.
+    """
+    coverage = _share("coverage", coverage)
+    values = as_confidences("confidence", confidence)
+    distinct, counts = np.unique(-values, return_counts=True)
+    return _at_share("coverage", coverage, delta, -distinct, np.cumsum(counts), None)
+
+
+def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: float = 0.05) -> Threshold:
+    """The lowest threshold found whose selective risk, the share of errors among accepted ID input, is at most `risk`.
+
+    With probability at least 1 − δ the risk on future ID data is at most `risk`; where that can be shown for no
+    threshold the result is not `feasible`. Whole numbers of errors are tested with the exact binomial tail (the test
+    of which Clopper–Pearson's limit is the inverse), in a sequence of thresholds fixed by rank before any label is
+    seen: from few accepted rows to all, beginning at n/32, n/16, … n (as far as r* and δ let them succeed), until a
+    test fails. Each beginning has its share of δ, and a run that reaches the next one adds that share to its own.
+    Against a grid of coverages with δ divided among them this tests every threshold, most of them at a larger level.
+    A larger `risk` may allow more beginnings, with smaller shares, and can so be infeasible where a smaller is not; the
+    estimate "lowest_risk" of an infeasible result is the lowest feasible one above it, 1 if there is none.
+
+    What exactly is shown: above a rank the accepted rows are a random sample of all that is accepted there, so their
+    errors are binomial and each single test is exact. Over the whole sequence, the promise holds exactly where the risk
+    as a function of the threshold passes `risk` once, as it does if less confidence never means fewer errors; and, for
+    any shape, for inputs with the confidences of these rows (given the confidences, errors are independent with rates
+    of their own, and such a sum is no more spread than the binomial of their mean: Hoeffding 1956). A `risk` chosen
+    after seeing what is feasible is not covered by δ.
+    """
+    risk, delta = _inner("risk", risk), _inner("delta", delta)
+    rows = as_rows(confidence, correct)
+    accepted, sizes = rows.accepted, {"correct": rows.sizes[0], "wrong": rows.sizes[1]}
+    needed = risk_test.rows_needed(risk, delta)
+    if accepted[-1] < needed:
+        raise ValueError(
+            f"a risk of {risk:g} with δ = {delta:g} needs at least {needed:,} ID rows, and no error among them; got "
+            f"{accepted[-1]:,}. Label more rows, or allow a larger risk or δ."
+        )
+    at = risk_test.certified(accepted, rows.wrong, risk, delta)
+    outlook = risk_test.outlook(accepted, rows.wrong, risk, delta, feasible=at >= 0)
+    lowest = words.percent_above(outlook.lowest_risk)
+    if at < 0:
+        asked = f"{100 * risk:g}%"
+        larger = (
+            f"The lowest risk above it that these rows can show is {lowest}"
+            if outlook.lowest_risk < 1
+            else "These rows can show no larger risk either"
+        )
+        many = (
+            f"about {outlook.rows:,} ID rows would be needed at the error rates seen"
+            if outlook.rows
+            else "with the error rates seen no number of rows would do: a better score or model is needed"
+        )
+        return Threshold(
+            rows.nothing(), "risk", risk, delta, False,
+            {**rows.estimates(-1), "lowest_risk": outlook.lowest_risk}, {}, sizes,
+            f"None: a risk of at most {asked} could not be shown at any threshold with δ = {delta:g}.",
+            f"{larger}; for {asked}, {many}.",
+        )  # fmt: skip
+    return Threshold(
+        float(rows.values[at]), "risk", risk, delta, True, rows.estimates(at), {"risk": risk}, sizes,
+        f"{words.chance(delta)}, at most {words.percent_above(risk)} of the accepted ID inputs are errors.",
+        f"The lowest risk that these rows can show, if need be at a smaller coverage, is {lowest}.",
+    )  # fmt: skip
+
+
+def at_cost(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    ood: ArrayLike,
+    *,
+    alpha: float,
+    beta: float,
+    reject_cost: float | None = None,
+    recall: float | None = None,
+) -> Threshold:
+    """The threshold of least expected cost per input, for a share α of ID input.
+
+    An accepted ID✗ costs β, an accepted OOD input 1 − β, and a rejected input of any kind `reject_cost`; or rejecting
+    is free, down to a recall of ID✓ that must be kept. Both may be given. The estimates tell the cost at this threshold
+    if α is in truth 0.1 or 0.2 more or less, at most 1 and at least 0 ("cost@alpha=0.4"), and how much of it the best
+    threshold for that α would save ("regret@alpha=0.4").
+    """
+    alpha, beta = check_fraction("alpha", alpha), check_fraction("beta", beta)
+    if reject_cost is None and recall is None:
+        raise ValueError(
+            "`at_cost` needs `reject_cost=` or `recall=`: without either, rejecting every input is free and best. Give "
+            "the cost of a rejected input (a second look by a person, say), or the recall of ID✓ to keep."
+        )
+    price = 0.0 if reject_cost is None else check_number("reject_cost", reject_cost)
+    if not 0 <= price < math.inf:
+        raise ValueError(f"`reject_cost` must be a cost of at least 0, in the unit of β and 1 − β; got {price:g}")
+    rows = as_rows(confidence, correct, ood)
+    first = 0
+    if recall is not None:
+        if not rows.sizes[0]:
+            raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
+        first = 1 + int(np.searchsorted(rows.correct, first_reaching(rows.sizes[0], _share("recall", recall))))
+    inside, outside = _costs(rows, beta, price)
+    mixed = alpha * inside + (1 - alpha) * outside
+    best = first + int(mixed[first:].argmin())  # the highest threshold among equals; index 0 accepts nothing
+    estimates = rows.estimates(best - 1)
+    estimates["ood"] = int(rows.ood[best - 1]) / rows.sizes[2] if best else 0.0
+    estimates["cost"] = float(mixed[best])
+    told = []
+    shifted = (min(1.0, max(0.0, round(alpha + shift, 12))) for shift in (-0.2, -0.1, 0.1, 0.2))
+    for name, other in {f"{other:g}": other for other in shifted if other != alpha}.items():
+        costs = other * inside + (1 - other) * outside
+        regret = max(0.0, float(costs[best] - costs[first:].min()))
+        estimates[f"cost@alpha={name}"], estimates[f"regret@alpha={name}"] = float(costs[best]), regret
+        told.append(f"{words.number(costs[best])} at α = {name} ({words.number(regret)} above the best)")
+    rule = [] if reject_cost is None else [f"a rejected input costs {price:g}"]
+    rule += [] if recall is None else [f"at least {words.percent_below(recall)} of ID✓ is accepted"]
+    return Threshold(
+        float(rows.values[best - 1]) if best else rows.nothing(), "cost", None, None, True, estimates, {},
+        dict(zip(("correct", "wrong", "ood"), rows.sizes, strict=True)),
+        f"None, an estimate: the least cost on these rows for α = {alpha:g}, β = {beta:g}, where {' and '.join(rule)}.",
+        f"If α is misjudged, the cost is {', '.join(told)}.",
+    )  # fmt: skip
+
+
+def _costs(rows: Rows, beta: float, price: float) -> tuple[Floats, Floats]:
+    """The mean cost of an ID and of an OOD input when nothing is accepted, and at each threshold."""
+    wrong, accepted, ood = (np.append(0, counts) for counts in (rows.wrong, rows.accepted, rows.ood))
+    inside = (beta * wrong + price * (accepted[-1] - accepted)) / accepted[-1]
+    outside = ((1 - beta) * ood + price * (ood[-1] - ood)) / ood[-1]
+    return inside, outside
+
+
+def _at_share(
+    rule: str, share: float, delta: float | None, values: Floats, counts: Counts, rows: Rows | None
+) -> Threshold:
+    """At a recall or a coverage: counts are the cumulative numbers of the group that the share is of."""
+    n = int(counts[-1])
+    group = "ID✓" if rows else "ID"
+    sizes = {"correct": rows.sizes[0], "wrong": rows.sizes[1]} if rows else {"id": n}
+
+    def reached(rank: int) -> tuple[float, dict[str, float]]:
+        at = int(np.searchsorted(counts, rank))
+        return float(values[at]), rows.estimates(at) if rows else {"coverage": int(counts[at]) / n}
+
+    plain, estimates = reached(first_reaching(n, share))
+    if delta is None:
+        guarantee = (
+            f"None, an estimate: at least {words.percent_below(share)} of the {group} rows at hand are accepted."
+        )
+        advice = f"`delta=0.05` makes it a promise for future data; {_rows_for(share, 0.05, group)}."
+        return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice)
+    delta = _inner("delta", delta)
+    rank = least_count(n, share, delta) if share < 1 else None
+    if rank is None:
+        raise ValueError(
+            f"a {rule} of {share:g} with δ = {delta:g}: {_rows_for(share, delta, group)}; got {n:,}. Label more rows, "
+            f"or ask for a smaller {rule} or a larger δ."
+        )
+    value, guaranteed = reached(rank)
+    both = {**guaranteed, "plain_threshold": plain, f"plain_{rule}": estimates[rule]}
+    told = f"{words.number(plain)}, would accept {words.percent(estimates[rule])} of the rows at hand"
+    takes = f"The guarantee takes {words.percent(guaranteed[rule])} of the rows at hand"
+    if value < plain:
+        beside = f"The plain threshold, {told}, without a promise."
+        margin = f"{takes}; four times the rows would halve that margin."
+    elif value == plain:
+        beside, margin = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
+    else:  # with a large δ less than the share at hand is enough
+        beside = f"The plain threshold, {told}: it is lower, and keeps this too."
+        margin = f"{takes}, fewer than the plain threshold: δ = {delta:g} is large. A smaller δ takes more."
+    promise = f"at least {words.percent_below(share)} of future {group} inputs are accepted."
+    guarantee = f"{words.chance(delta)}, {promise} ({beside})"
+    advice = f"{margin} The highest {rule} that {n:,} rows can promise is {words.percent_below(delta ** (1 / n))}."
+    return Threshold(value, rule, share, delta, True, both, {rule: share}, sizes, guarantee, advice)
+
+
+def _rows_for(share: float, delta: float, group: str) -> str:
+    """How many rows an order statistic needs: shareⁿ ≤ δ."""
+    if share == 1:
+        return "no number of rows can promise all of the inputs to come"
+    return f"that needs at least {math.ceil(math.log(delta) / math.log(share) - 1e-9):,} {group} rows"
+
+
+def _share(name: str, value: float) -> float:
+    share = check_fraction(name, value)
+    if share == 0:
+        raise ValueError(f"`{name}` must be above 0: at 0 nothing need be accepted; got 0")
+    return share
+
+
+def _inner(name: str, value: float) -> float:
+    """A number strictly between 0 and 1."""
+    share = check_fraction(name, value)
+    if share in (0, 1):
+        raise ValueError(f"`{name}` must lie strictly between 0 and 1: no sample can show more; got {share:g}")
+    return share

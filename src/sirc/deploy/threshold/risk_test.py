@@ -1,0 +1,140 @@
+"""The thresholds whose selective risk is proved, by a sequence of exact tests that was fixed before any label was seen.
+
+A hypothesis belongs to each threshold t: "of the inputs with S > t, more than r* are errors". It is rejected where so
+few errors among the accepted rows have probability at most the level under a rate of r*. The sequence runs from few
+accepted rows to all, through every distinct confidence. It begins at a rank and ends at the first test that fails; to
+survive a failure by chance it may begin again at other ranks, n/2ⁱ, each with its equal share of δ. Where the run from
+one rank reaches the next, the shares add up (the fallback procedure, Wiens 2003), so that a run without failures ends
+at the whole δ. A grid of G coverages with δ/G each would have no more than that share anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import final
+
+import numpy as np
+
+from sirc.deploy.threshold.counts import Counts
+from sirc.metrics.binomial import rejects, upper_limit
+
+MOST_STARTS = 6
+
+
+def rows_needed(risk: float, delta: float) -> int:
+    """The least number of rows that, without one error, prove a risk: (1 − r)ⁿ ≤ δ."""
+    return max(1, math.ceil(math.log(delta) / math.log1p(-risk) - 1e-9))
+
+
+def _ranks(n: int, count: int) -> list[int]:
+    return [-(-n // 2**i) for i in range(count - 1, -1, -1)]
+
+
+def _least_risk(n: int, count: int, delta: float) -> float:
+    """The risk from which on `count` starts can each succeed, at least without errors."""
+    rows = n if count == 1 else _ranks(n, count)[0] - 1
+    return -math.expm1(math.log(delta / count) / rows) if rows > 0 else 1.0
+
+
+def start_ranks(n: int, risk: float, delta: float) -> list[int]:
+    """The ranks at which the sequence may begin, from few rows to all: they depend on n, r* and δ only."""
+    for count in range(MOST_STARTS, 0, -1):
+        if _least_risk(n, count, delta) <= risk * (1 + 1e-9):
+            return _ranks(n, count)
+    return []
+
+
+def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int:
+    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value."""
+    n = int(accepted[-1])
+    ranks = start_ranks(n, risk, delta)
+    starts = [int(at) for at in np.searchsorted(accepted, ranks)]
+    share = delta / max(1, len(ranks))
+    best, level, alive = -1, 0.0, False
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(accepted)], strict=True)):
+        level = level + share if alive else share
+        if not alive:
+            # At a rank, the rows above it are a random sample of what is accepted there; the row itself is not. Rows
+            # that all tie at the top are one, and so are all rows.
+            above = start == 0 or number == len(starts) - 1
+            alive = above or bool(rejects(wrong[start - 1], accepted[start - 1], risk, level)[0])
+        if alive and end > start:
+            passed = rejects(wrong[start:end], accepted[start:end], risk, level)
+            alive = bool(passed.all())
+            held = len(passed) if alive else int(passed.argmin())
+            best = start + held - 1 if held else best
+    return best
+
+
+@final
+@dataclass(frozen=True)
+class Outlook:
+    """What these rows could prove at best, and how many would be needed for the risk asked."""
+
+    lowest_risk: float
+    """Above the risk asked where that is infeasible: more risk may mean more starts, each with a smaller share of δ, so
+    that a lower risk can be feasible where a higher one is not. 1 where none is."""
+    rows: int | None
+    """About how many ID rows prove the risk asked if the error rates stay as seen; None where none would."""
+
+
+def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> Outlook:
+    """The lowest risk for which `certified` finds a threshold, and the rows needed for the one asked.
+
+    A risk has a threshold where one start has: where the rows above its rank and those down to it pass. Starts that
+    fall on the same value have their shares together once the rows above have passed.
+    """
+    n = int(accepted[-1])
+    counts = range(1, MOST_STARTS + 1)
+    tests = [(count, rank) for count in counts for rank in _ranks(n, count)]
+    at = np.searchsorted(accepted, [rank for _, rank in tests])
+    of = np.array([count for count, _ in tests])
+    tied = ((at[:, None] == at) & (of[:, None] == of)).sum(1)
+    limits = upper_limit(wrong[at], accepted[at], delta / of * tied)
+    above = np.maximum(at - 1, 0)
+    before = upper_limit(wrong[above], accepted[above], delta / of)
+    limits = np.where(at == 0, limits, np.maximum(limits, before))
+    whole = np.array([rank == n for _, rank in tests])
+    limits = np.where(whole, np.minimum(limits, upper_limit(wrong[at], accepted[at], delta / of)), limits)
+    edges = [*(_least_risk(n, count, delta) for count in counts), math.inf]
+    lowest = 1.0
+    for count in counts:
+        proved = float(limits[of == count].min())
+        within = max(proved * (1 + 1e-9), edges[count - 1], 0.0 if feasible else risk)
+        if within < edges[count]:
+            lowest = min(lowest, within)
+    full = slice(len(tests) - MOST_STARTS, None)
+    return Outlook(lowest, _rows_for(accepted[at[full]], wrong[at[full]], n, risk, delta / MOST_STARTS))
+
+
+def _rows_for(accepted: Counts, wrong: Counts, n: int, risk: float, level: float) -> int | None:
+    """The least number of ID rows, over the starts, if a start's error rate stays; half an error is added to each.
+
+    By the bound of `rejects`: m accepted rows with k errors are enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
+    """
+    wanted = NormalDist().inv_cdf(level) ** 2 / 2
+    needed: list[float] = []
+    for size, errors in zip(accepted.tolist(), wrong.tolist(), strict=True):
+        rate = (errors + 0.5) / (size + 1)
+        if rate < risk:
+            low = high = 1 / (risk - rate)
+            while high * _divergence(rate + 1 / high, risk) < wanted:
+                high *= 2
+            for _ in range(50):
+                middle = (low + high) / 2
+                enough = middle * _divergence(rate + 1 / middle, risk) >= wanted
+                low, high = (low, middle) if enough else (middle, high)
+            needed.append(high * n / size)
+    if not needed:
+        return None
+    digits = int(10 ** max(0, math.floor(math.log10(min(needed))) - 1))
+    return math.ceil(min(needed) / digits) * digits
+
+
+def _divergence(rate: float, risk: float) -> float:
+    """KL(rate ‖ risk), 0 where the rate is not below."""
+    if rate >= risk:
+        return 0.0
+    return rate * math.log(rate / risk) + (1 - rate) * math.log((1 - rate) / (1 - risk))

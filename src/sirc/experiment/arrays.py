@@ -1,0 +1,113 @@
+"""For people who bring arrays: outputs and head from files of any origin, to the same results as a study's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.files import (
+    PathLike,
+    array_names,
+    read_npz,
+    read_safetensors,
+    write_npz,
+)
+from sirc.evaluation.evaluation import evaluate
+from sirc.experiment.experiment import PAPER_SPECS
+from sirc.experiment.results import RunResults
+from sirc.outputs.head import Head
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
+from sirc.progress import SILENT, Progress
+from sirc.scores import Scorer, fit
+from sirc.scores.fitting.crossfit import Crossfit
+from sirc.scores.needs import Needs
+
+WEIGHT, BIAS = "head_weight", "head_bias"
+
+
+def load_outputs(path: PathLike) -> Outputs | OutputStore:
+    """Open a `.npz` or `.safetensors` file with `logits` (and `features`, `labels`), or the folder of a store."""
+    path = Path(path)
+    if path.is_dir():
+        return OutputStore(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file or store '{path}'.")
+    try:
+        return Outputs.load(path)
+    except ValueError as error:
+        raise type(error)(f"'{path}': {error}") from error
+
+
+def load_head(path: PathLike) -> Head | None:
+    """Read the last layer from a file: `head_weight` and `head_bias`, or in a file of its own `weight` and `bias`."""
+    path = Path(path)
+    if path.is_dir():
+        return None
+    is_npz = path.suffix == ".npz"
+    tensors = {} if is_npz else read_safetensors(path, foreign=True)[0]
+    names = array_names(path) if is_npz else set(tensors)
+    weight, bias = (WEIGHT, BIAS) if WEIGHT in names or "logits" in names else ("weight", "bias")
+    if weight not in names:
+        return None
+    arrays: Mapping[str, ArrayLike] = read_npz(path, (weight, bias)) if is_npz else tensors
+    return Head(arrays[weight], arrays.get(bias))
+
+
+def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, overwrite: bool = False) -> None:
+    """Write outputs as a `.npz` file, and the head with them."""
+    columns = {"logits": outputs.logits, "features": outputs.features, "labels": outputs.labels}
+    if head is not None:
+        columns |= {WEIGHT: head.weight, BIAS: head.bias}
+    write_npz(path, {name: value for name, value in columns.items() if value is not None}, overwrite=overwrite)
+
+
+def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
+    """Read the last layer from its own file, which then must have it, or from that of the training outputs."""
+    found = next((h for h in (load_head(path) for path in (head, train) if path is not None) if h is not None), None)
+    if head is not None and found is None:
+        raise ValueError(f"'{head}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
+    return found
+
+
+def possible_specs(
+    train: Outputs | OutputStore | None,
+    test: Outputs | OutputStore,
+    head: Head | None,
+    val: Outputs | OutputStore | None = None,
+    *,
+    among: Sequence[str] = PAPER_SPECS,
+) -> list[str]:
+    """Give those of some scores, by default the paper's sixteen, that can be computed from what there is."""
+    features = all(part is None or part.num_features is not None for part in (train, test, val))
+    labels = train is not None and (train.has_labels if isinstance(train, OutputStore) else train.labels is not None)
+    has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
+    has["val"] = train is not None and val is not None
+    return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
+
+
+def evaluate_arrays(
+    train: Outputs | OutputStore | None,
+    test: Outputs | OutputStore,
+    ood: Mapping[str, Outputs | OutputStore],
+    *,
+    specs: Sequence[str] | None = None,
+    head: Head | None = None,
+    crossfit: Crossfit = "auto",
+    val: Outputs | OutputStore | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    model: str = "model",
+    progress: Progress = SILENT,
+) -> RunResults:
+    """Fit the scores on `train` and evaluate them; without `specs`, all of the paper's that the arrays allow.
+
+    `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on: see `sirc.fit`.
+    """
+    chosen = list(specs) if specs else possible_specs(train, test, head, val)
+    if train is None and val is not None:
+        raise ValueError("`val` is for tuning what is fitted on `train`; got no training outputs. Pass `train` too")
+    fitted = None if train is None else fit(chosen, train, head=head, crossfit=crossfit, val=val, progress=progress)
+    scorer = fitted or Scorer(chosen)
+    evaluation = evaluate(scorer, test, ood, groups=groups)
+    return RunResults(model, 0, evaluation, scorer, test, ood)

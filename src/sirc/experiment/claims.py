@@ -1,0 +1,161 @@
+"""The paper's four findings, looked for in a study: what was measured, how sure it is, and whether each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import pandas as pd
+
+from sirc.experiment.results import RunResults
+from sirc.scores.spec import parse
+
+DETECTORS = ("max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis")
+TOLERANCE = 0.002  # AUROC: what "keeps" and "matches" allow, 0.2 points
+_GRID = (0.1, 0.3, 0.5, 0.7, 0.9)
+Pairs: TypeAlias = dict[str, list[str]]  # scores by the baseline that each is compared with
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """One claim: what was measured in its favour or against it, and the verdict."""
+
+    claim: str
+    measured: str
+    sure: int
+    """How many comparisons bear it out: their whole interval does."""
+    against: int
+    """How many speak against it: their whole interval does."""
+    open: int
+    """How many leave it open."""
+    details: pd.DataFrame
+    """One row for each comparison: `model, seed, score, baseline, difference, low, high`, in AUROC or AURR."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every comparison bears it out."""
+        return self.sure > 0 and self.against == self.open == 0
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        if self.holds:
+            return "holds"
+        return "does not hold" if self.against else "undecided"
+
+
+def findings(runs: Sequence[RunResults], *, draws: int = 500, seed: int = 0) -> list[Finding]:
+    """Look for the paper's findings, with 95% intervals from a paired bootstrap within each run.
+
+    A finding holds if every comparison in every run bears it out: where it claims a loss, the whole interval lies below
+    0; where it claims that something is kept or matched, the whole interval lies above −0.2 points. One that speaks
+    against it for sure is enough for it not to hold; else it is undecided.
+    """
+    found = [
+        _detectors_lose_wrong(runs, draws, seed),
+        _sirc_keeps(runs, draws, seed, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
+        _sirc_keeps(runs, draws, seed, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
+        _best_changes(runs, draws, seed),
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int, seed: int) -> Finding | None:
+    def detectors(names: Sequence[str]) -> Pairs:
+        return {"msp": [name for name in DETECTORS if name in names]} if "msp" in names else {}
+
+    rows = _auroc_differences(runs, draws, seed, "wrong", detectors)
+    if rows.empty:
+        return None
+    sure, against = rows.high < 0, rows.low > 0
+    return _finding("OOD detectors lose ID✗|ID✓ against MSP", {"all six": rows}, sure, against, rows)
+
+
+def _sirc_keeps(runs: Sequence[RunResults], draws: int, seed: int, negative: str, claim: str) -> Finding | None:
+    def augmented(names: Sequence[str]) -> Pairs:
+        pairs: Pairs = {}
+        for name in names:
+            spec = parse(name)
+            if spec.name == "sirc" and str(spec.args[0]) in names:
+                pairs.setdefault(str(spec.args[0]), []).append(name)
+        return pairs
+
+    rows = _auroc_differences(runs, draws, seed, negative, augmented)
+    if rows.empty:
+        return None
+    sure, against = rows.low >= -TOLERANCE, rows.high < -TOLERANCE
+    second = rows["score"].map(lambda name: ", ".join(map(str, parse(name).args[1:])))
+    return _finding(claim, {f"with {s2}": rows[second == s2] for s2 in dict.fromkeys(second)}, sure, against, rows)
+
+
+def _best_changes(runs: Sequence[RunResults], draws: int, seed: int) -> Finding | None:
+    """The best score where OOD input is rare and errors are dear, against the best where OOD input dominates."""
+    if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
+        return None
+    parts, different = [], []
+    for run in runs:
+        sweep = run.evaluation.sweep(list(_GRID), list(_GRID))
+        sweep = sweep[(sweep["metric"] == "aurr") & (sweep["negative"] == "pooled")]
+        best = sweep.sort_values("value").drop_duplicates(["alpha", "beta"]).set_index(["alpha", "beta"])["score"]
+        different.append(best.nunique())
+        corners = {at: str(best[(at, at)]) for at in (_GRID[0], _GRID[-1])}
+        for at, other in ((_GRID[0], _GRID[-1]), (_GRID[-1], _GRID[0])):
+            if corners[at] != corners[other]:
+                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, seed, at)
+                parts.append(rows.assign(alpha=at, beta=at))
+    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [], "low": []})
+    sure = int((rows["high"] < 0).sum())
+    against = int((rows["low"] > 0).sum()) + 2 * len(runs) - len(rows)  # the same score in both corners
+    measured = (
+        f"{min(different)} to {max(different)} different scores have the lowest AURR on a grid of α, β from 0.1 to "
+        f"0.9; in {sure} of {2 * len(runs)} corners (0.1, 0.1) and (0.9, 0.9) the best surely beats the other corner's"
+    )
+    open_ = 2 * len(runs) - sure - against
+    return Finding("The best score changes with α and β", measured, sure, against, open_, rows)
+
+
+def _finding(
+    claim: str, parts: dict[str, pd.DataFrame], sure: pd.Series, against: pd.Series, rows: pd.DataFrame
+) -> Finding:
+    """Put the counts and, for each part, the range of differences and of their intervals into words."""
+    words = []
+    for name, part in parts.items():
+        means = part.groupby(["model", "score"])["difference"].mean() * 100
+        yes, no = int(sure[part.index].sum()), int(against[part.index].sum())
+        words.append(
+            f"{name}: {yes} of {len(part)} surely, {no} surely not; mean differences {means.min():+.2f} to "
+            f"{means.max():+.2f} points, 95% intervals from {part['low'].min() * 100:+.2f} to "
+            f"{part['high'].max() * 100:+.2f}"
+        )
+    yes, no = int(sure.sum()), int(against.sum())
+    return Finding(claim, "; ".join(words), yes, no, len(rows) - yes - no, rows)
+
+
+def _auroc_differences(
+    runs: Sequence[RunResults], draws: int, seed: int, negative: str, pairs: Callable[[Sequence[str]], Pairs]
+) -> pd.DataFrame:
+    """AUROC differences of the pairs that each run has."""
+    parts = [
+        _differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, seed, None)
+        for run in runs
+        if negative == "wrong" or run.ood
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _differences(
+    run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, seed: int, at: float | None
+) -> pd.DataFrame:
+    """One row for each score and its baseline; `at` is α and β."""
+    parts = []
+    for baseline, scores in pairs.items():
+        if scores:
+            table = run.evaluation.compare(
+                baseline, draws=draws, seed=seed, alpha=at, beta=at, scores=scores, negatives=[negative]
+            )
+            table = table[(table["metric"] == metric) & (table["negative"] == negative)]
+            table = table[["score", "difference", "low", "high"]]
+            parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

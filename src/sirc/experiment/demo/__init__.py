@@ -1,0 +1,88 @@
+"""The demo: two small networks on rendered letters, every score, six kinds of OOD input, and what they show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+import sirc
+from sirc._utils.files import PathLike, atomic_write
+from sirc.experiment.arrays import save_arrays
+from sirc.experiment.claims import Finding, findings
+from sirc.experiment.experiment import Experiment
+from sirc.experiment.provenance import load_head
+from sirc.experiment.stamps import Stamp, digest
+from sirc.experiment.study import Study, run_study
+from sirc.outputs.outputs import Outputs
+from sirc.outputs.store import OutputStore
+from sirc.progress import SILENT, Progress
+
+_DRAWS = 300
+
+
+def demo_experiments(out: PathLike, overrides: Iterable[str] = ()) -> list[Experiment]:
+    """Read the demo's experiments, their results to go to `out`."""
+    here = [file for file in files(__name__).iterdir() if file.name.endswith(".toml")]
+    where = f"out={json.dumps(str(out))}"
+    return [Experiment.read(str(file), [where, *overrides]) for file in sorted(here, key=lambda file: file.name)]
+
+
+def run_demo(
+    out: PathLike,
+    *,
+    device: torch.device | str = "cpu",
+    figures: bool = True,
+    formats: Sequence[str] = ("pdf", "svg", "png"),
+    redo: Collection[str] = (),
+    overrides: Iterable[str] = (),
+    progress: Progress = SILENT,
+) -> tuple[Study, list[Finding]]:
+    """Run the demo into `out`, look for the paper's findings, and leave example files for `sirc evaluate`."""
+    out = Path(out)
+    experiments = demo_experiments(out, overrides)
+    study = run_study(
+        experiments,
+        folder=out,
+        device=device,
+        figures=figures,
+        formats=formats,
+        redo=redo,
+        progress=progress,
+    )
+    _write_arrays(study, experiments[0])
+    with progress.task("findings, with intervals", None, unit=""):
+        found = findings(study.runs, draws=_DRAWS)
+    file = out / "findings.md"
+    atomic_write(file, lambda handle: handle.write(findings_markdown(found).encode()))
+    study.files.append(file)
+    return study, found
+
+
+def findings_markdown(found: Sequence[Finding]) -> str:
+    """Write the findings as a Markdown table."""
+    rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in found]
+    text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows])
+    return text.replace("ID✗|ID✓", "ID✗\\|ID✓").replace("OOD|ID✓", "OOD\\|ID✓") + "\n"
+
+
+def _write_arrays(study: Study, experiment: Experiment) -> None:
+    """Leave the outputs of the first network as `.npz` files, as someone with arrays of their own would have them."""
+    run = experiment.runs[0]
+    head, _ = load_head(run.head)
+    folder = study.folder / "arrays"
+    stores = {name: OutputStore(run.store(name)) for name in ("train", "test", *experiment.data.ood)}
+    inputs = {"stores": {name: [s.model, s.data, len(s)] for name, s in stores.items()}, "head": digest(run.head)}
+    stamp = Stamp(study.folder, "arrays", {**inputs, "sirc": sirc.__version__})
+    if not stamp.valid():
+        stamp.clear()
+        made = []
+        for name, store in stores.items():
+            outputs: Outputs = store.load()
+            made.append(folder / f"{name}.npz")
+            save_arrays(made[-1], outputs, head if name == "train" else None, overwrite=True)
+        stamp.write(made)
+    study.files += stamp.made

@@ -1,0 +1,328 @@
+"""An experiment: one TOML says which network, data, training and scores, and where results go."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from sirc._utils.files import PathLike, atomic_write
+from sirc.data.preprocess import Preprocess
+from sirc.data.source import Source, source_path
+from sirc.errors import ConfigError
+from sirc.experiment.config import (
+    PAPER_SPECS,
+    Augment,
+    Data,
+    Extract,
+    Fit,
+    Model,
+    Report,
+    Train,
+    folder_name,
+)
+from sirc.experiment.toml import (
+    Document,
+    closest,
+    dotted,
+    dump,
+)
+
+__all__ = [
+    "PAPER_SPECS",
+    "Augment",
+    "Data",
+    "Experiment",
+    "Extract",
+    "Fit",
+    "Model",
+    "Report",
+    "Run",
+    "Source",
+    "Train",
+]
+
+FILE = "experiment.toml"
+# What may differ between two commands on one folder: words, places, speed, rounding; which runs and OOD sets there are.
+_FREE = re.compile(
+    r"title|out|seeds|data\.root|report\..*|"
+    r"train\.(workers|compile|graph|channels_last|tensorboard|on_error)|"
+    r"extract\.(workers|batch_size|channels_last|cache|on_error)"
+)
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """One network of an experiment and the files it leaves: that of a seed, or the pretrained one (seed 0)."""
+
+    seed: int
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where training stands: weights, optimiser, epoch."""
+        return self.folder / "checkpoint.safetensors"
+
+    @property
+    def weights(self) -> Path:
+        """The trained weights."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def history(self) -> Path:
+        """Loss and error of each epoch."""
+        return self.folder / "history.csv"
+
+    @property
+    def head(self) -> Path:
+        """The network's last layer."""
+        return self.folder / "head.safetensors"
+
+    @property
+    def scorer(self) -> Path:
+        """The fitted scores."""
+        return self.folder / "scorer.safetensors"
+
+    def store(self, name: str) -> Path:
+        """Where the outputs on a dataset are."""
+        return self.folder / "outputs" / name
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """A whole study: networks trained with `seeds` by the recipe in `train`, or one that is pretrained; data; scores.
+
+    `name` is its folder in `out`, which is relative to the current folder; `title` is for tables.
+    """
+
+    name: str
+    model: Model
+    data: Data
+    title: str = ""
+    out: str = "runs"
+    seeds: tuple[int, ...] = ()
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    train: Train | None = None
+    extract: Extract = field(default_factory=Extract)
+    fit: Fit = field(default_factory=Fit)
+    report: Report = field(default_factory=Report)
+
+    def __post_init__(self) -> None:
+        if words := folder_name(self.name):
+            raise ValueError(f"`name` must be fit for a folder; {words}. Rename it.")
+        if not self.out:
+            raise ValueError('`out` must be a folder; got an empty string. Write "." for the current one.')
+        if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
+            raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
+        _check_preprocess(self.preprocess)
+        self._check_report()
+        if not self.data.validates and (spec := self.fit.needs_validation):
+            raise ValueError(
+                f"`fit.specs` must do without validation images, as there are none; `{spec}` is tuned on them. Add "
+                "`data.validation`, ID images that are not among the training or test images, or hold some training "
+                "images out: `data.holdout = 10`."
+            )
+        if self.tuned and self.data.validation == self.data.test:
+            raise ValueError(
+                "`data.validation` must be other images than `data.test` where scores are tuned on it; both are the "
+                "same. Split them, or give the options of the scores: `tempered_msp(temperature=1)`."
+            )
+        known = self.data.train.benchmark
+        if known is not None and self.model.num_classes not in (None, known.classes):
+            raise ValueError(
+                f"`model.num_classes` must be {known.classes}, as {known.title} has; got {self.model.num_classes}."
+            )
+        if self.train is not None:
+            if not self.seeds:
+                raise ValueError("`seeds` must be given to train: one network for each; got none. Write `seeds = [1]`.")
+            if self.train.augment.crop != "none" and self.preprocess.size is None:
+                raise ValueError("`preprocess.crop` must be given to crop at random, as it is the size of the result.")
+            return
+        if self.seeds:
+            raise ValueError(
+                f"`seeds` must be left out without a [train] table, as nothing is random; got {list(self.seeds)}."
+            )
+        if not (self.model.pretrained or self.model.checkpoint is not None or self.model.own):
+            raise ValueError(
+                "`model` must be pretrained or have a checkpoint where there is no [train] table; it has neither. "
+                "Add `pretrained = true`, `checkpoint = …` or [train]."
+            )
+
+    @classmethod
+    def read(cls, path: PathLike, overrides: Iterable[str] = ()) -> Experiment:
+        """Read a TOML file, with `overrides` such as `"train.lr=0.05"` put over it.
+
+        A `ConfigError` names the line and the key of what is wrong.
+        """
+        document = Document.open(path, overrides)
+        experiment = document.build(cls)
+        # No field: where an experiment was read from takes no part in what it is.
+        object.__setattr__(experiment, "_document", document)
+        return experiment
+
+    def dump(self) -> str:
+        """Give the whole configuration as TOML, defaults written out; `read` makes an equal experiment of it."""
+        return dump(self)
+
+    def save(self, *, overwrite: bool = False) -> Path:
+        """Keep the configuration beside its results; other settings than those results came from are refused.
+
+        Titles, places, speed, more seeds and other OOD sets may differ.
+        """
+        path = self.folder / FILE
+        if path.exists() and not overwrite:
+            kept = Experiment.read(path)
+            if words := _differences(kept.dump(), self.dump()):
+                raise ConfigError(
+                    f"'{self.folder}' holds results of other settings: {words}. Give the experiment another `name` "
+                    "(`--set name=…`), or pass `overwrite=True` (`--overwrite`)."
+                )
+        atomic_write(path, lambda file: file.write(self.dump().encode()))
+        return path
+
+    @property
+    def folder(self) -> Path:
+        """Where all results go."""
+        return self._expanded("out") / self.name
+
+    @property
+    def root(self) -> Path:
+        """Where datasets with relative paths are."""
+        return self._expanded("data.root")
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """One for each seed, or the pretrained network alone."""
+        if self.train is None:
+            return (Run(0, self.folder / "pretrained"),)
+        return tuple(Run(seed, self.folder / f"seed-{seed}") for seed in self.seeds)
+
+    def run(self, seed: int) -> Run:
+        """Give the run of a seed."""
+        for run in self.runs:
+            if run.seed == seed:
+                return run
+        known = ", ".join(str(run.seed) for run in self.runs)
+        raise ValueError(f"`seed` must be one of the experiment's, {known}; got {seed}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All datasets: train, test, validation where there is one, then the OOD sets."""
+        return ("train", "test", *(["validation"] if self.data.validates else []), *self.data.ood)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether some of its scores are tuned on its validation images."""
+        return self.data.validates and self.fit.tunes
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The datasets whose outputs a study needs: train, test, the OOD sets, and validation where it tunes scores."""
+        return ("train", "test", *(["validation"] if self.tuned else []), *self.data.ood)
+
+    def source(self, name: str) -> Source:
+        """Give a dataset by its name."""
+        if name not in self.names:
+            hint = closest(name, self.names) or f" It has {', '.join(self.names)}."
+            raise ValueError(f"`{self.name}` has no dataset '{name}'.{hint}")
+        validation = self.data.validation or self.data.train  # which has the images that are held out
+        ours = {"train": self.data.train, "test": self.data.test, "validation": validation}
+        return ours.get(name) or self.data.ood[name]
+
+    def require(self, names: Iterable[str] | None = None) -> None:
+        """See that the files of these datasets (default: all) are there before hours are spent on the others."""
+        missing: list[tuple[str, Source, Path]] = []
+        for name in self.names if names is None else names:
+            source = self.source(name)
+            at = "train" if name == "validation" and self.data.holdout else name
+            try:
+                path = source_path(source, self.root)
+            except ValueError as error:
+                words = str(error)
+                raise self._error((*_key(at), "path"), words.removeprefix("`path` ")) from error
+            if path is None or source.options.get("download") is True:
+                continue
+            path = Path(str(path).replace("{split}", source.split or ("train" if at == "train" else "test")))
+            if not path.exists():
+                missing.append((at, source, path))
+        if not missing:
+            return
+        name, source, path = missing[0]
+        others = {place: other for other, _, place in reversed(missing) if place != path}
+        more = ", ".join(f"'{place}' ({other})" for place, other in reversed(others.items()))
+        look = "" if ":" in source.dataset else f"See `sirc data check {source.dataset} {path}`, or say"
+        raise self._error(
+            _key(name),
+            f"needs '{path.absolute()}', which is not there{f'; nor are {more}' if more else ''}. "
+            f"{look or 'Say'} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
+        )
+
+    def _check_report(self) -> None:
+        from sirc.scores.spec import parse
+
+        known = {str(parse(text)) for text in self.fit.specs}
+        for text in self.report.specs:
+            try:
+                name = str(parse(text))
+            except ValueError as error:
+                raise ValueError(f"`report.specs` must be scores: {error}") from error
+            if name not in known:
+                raise ValueError(
+                    f"`report.specs` must be among `fit.specs`; `{text}` is not. Add it there, or drop it."
+                )
+
+    def _expanded(self, key: str) -> Path:
+        text = self.data.root if key == "data.root" else self.out
+        expanded = os.path.expanduser(os.path.expandvars(text))
+        if left := re.search(r"\$(\w+|\{\w+\})", expanded):
+            raise self._error(tuple(key.split(".")), f"must use variables that are set; got '{text}'. Set {left[0]}.")
+        return Path(expanded)
+
+    def _error(self, keys: tuple[str, ...], words: str) -> ConfigError:
+        document = getattr(self, "_document", None)
+        if isinstance(document, Document):
+            return document.error(keys, words)
+        return ConfigError(f"`{dotted(keys)}` {words}")
+
+
+def _key(name: str) -> tuple[str, ...]:
+    return ("data", name) if name in ("train", "test", "validation") else ("data", "ood", name)
+
+
+def _check_preprocess(given: Preprocess) -> None:
+    sizes = given.resize if isinstance(given.resize, tuple) else (given.resize,)
+    for name, values in (("resize", sizes), ("crop", (given.crop,))):
+        if any(value is not None and value < 1 for value in values):
+            raise ValueError(f"`preprocess.{name}` must be positive; got {getattr(given, name)}.")
+    if not all(0 < value < float("inf") for value in given.std):
+        raise ValueError(f"`preprocess.std` must be positive; got {list(given.std)}.")
+
+
+def _differences(kept: str, given: str) -> str:
+    """Say which keys differ that change results: "`train.lr` was 0.1, now 0.05"."""
+    old, new = tomllib.loads(kept), tomllib.loads(given)
+    sets = [tree["data"].pop("ood", {}) for tree in (old, new)]
+    before, now = _flat(old), _flat(new)
+    for name in sets[0].keys() & sets[1].keys():
+        before |= _flat(sets[0][name], ("data", "ood", name))
+        now |= _flat(sets[1][name], ("data", "ood", name))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    listed = [
+        f"`{key}` was {before.get(key, 'not set')}, now {now.get(key, 'not set')}"
+        for key in changed
+        if not _FREE.fullmatch(key)
+    ]
+    return "; ".join(listed[:5]) + (f"; and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
+def _flat(tree: Mapping[str, object], keys: tuple[str, ...] = ()) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, (*keys, name)) if isinstance(value, dict) else {dotted((*keys, name)): value}
+    return flat
