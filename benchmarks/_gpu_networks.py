@@ -17,12 +17,12 @@ import sirc
 from sirc.data.base import ImageSet
 from sirc.data.device_cache import Held
 from sirc.data.preprocess import Preprocess
-from sirc.experiment.experiment import Train
 from sirc.extraction.from_device import HeldSet
 from sirc.models.builders import build
 from sirc.training.batches import Batch
 from sirc.training.cuda_graph import CapturedStep
 from sirc.training.loop import train
+from sirc.training.recipe import Train
 
 _BATCH = 256
 _EPOCHS = 3

@@ -19,13 +19,14 @@ from sirc.data.base import Subset
 from sirc.data.device_cache import Holding
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.experiment.experiment import Augment, Experiment
+from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, images_of, train_run
 from sirc.experiment.study import run_study
 from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
 from sirc.training.batches import IGNORED, Order, Share
 from sirc.training.device_batches import DeviceFeed
+from sirc.training.recipe import Augment
 from test_cli import MODEL, TOML
 from tiny_images import write_images
 

@@ -18,7 +18,6 @@ import sirc
 from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
-from sirc.experiment.experiment import Augment, Train
 from sirc.progress import SILENT, Progress
 from sirc.training import preflight
 from sirc.training.batches import (
@@ -29,6 +28,7 @@ from sirc.training.batches import (
 )
 from sirc.training.device_batches import DeviceFeed
 from sirc.training.loop import learning_rate, train
+from sirc.training.recipe import Augment, Train
 from tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))

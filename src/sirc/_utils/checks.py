@@ -159,3 +159,9 @@ def differences(kept: Mapping[str, object], given: Mapping[str, object]) -> str:
 def dtype_name(dtype: torch.dtype) -> str:
     """Say `float32` rather than `torch.float32`: the word NumPy uses too."""
     return str(dtype).removeprefix("torch.")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Refuse a whole number below `least`."""
+    if value < least:
+        raise ValueError(f"`{name}` must be a whole number ≥ {least}; got {value}.")

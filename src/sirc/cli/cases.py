@@ -12,9 +12,8 @@ from sirc.cli.results import named_pairs
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.experiment.experiment import Experiment, Run
-    from sirc.outputs.outputs import Outputs
-    from sirc.outputs.store import OutputStore
+    from sirc.experiment import Experiment, Run
+    from sirc.outputs import Outputs, OutputStore
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
@@ -42,9 +41,8 @@ def check_given(command: str, runs: list[Path] | None, val: Path | None, *others
 
 def cases_of_runs(folders: list[Path], inside: Callable[[Experiment, Run], str]) -> Iterator[Case]:
     """Each run of each study: its scorer, its ID outputs of the set that `inside` names, and its OOD outputs."""
-    from sirc.experiment.provenance import check_outputs
-    from sirc.experiment.results import load_studies, title_of
-    from sirc.outputs.store import OutputStore
+    from sirc.experiment import check_outputs, load_studies, title_of
+    from sirc.outputs import OutputStore
     from sirc.scores import Scorer
 
     for study in (study for folder in folders for study in load_studies(folder)):
@@ -95,6 +93,6 @@ def case_of_arrays(
 
 
 def _wanting(specs: list[str]) -> str | None:
-    from sirc.scores.needs import Needs
+    from sirc.scores import Needs
 
     return next((spec for spec in specs if Needs.of([spec]).val), None)

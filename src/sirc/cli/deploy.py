@@ -79,8 +79,8 @@ def calibrate(
     study, one = find_run(run, seed)
     refuse_existing(out, overwrite)
     with started(device, quiet) as (where, progress):
-        from sirc.deploy.selective import SelectiveClassifier
-        from sirc.experiment.provenance import load_head, network
+        from sirc.deploy import SelectiveClassifier
+        from sirc.experiment import load_head, network
         from sirc.scores import Scorer
 
         if not one.scorer.exists():
@@ -138,7 +138,7 @@ def predict(
     With an exported graph: `sirc predict photos --onnx model.onnx`
     """
     from sirc.cli.deploying import load_selective
-    from sirc.deploy.predict import predict_folder, save_decisions
+    from sirc.deploy import predict_folder, save_decisions
 
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
@@ -231,8 +231,8 @@ def monitor(
     Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
     """
     from sirc.cli.production import read_confidences
+    from sirc.deploy import read
     from sirc.deploy.monitor import monitor as compare
-    from sirc.deploy.saved import read
     from sirc.deploy.threshold import Threshold
 
     if not 0 < delta < 1:

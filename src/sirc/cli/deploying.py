@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from sirc.deploy.selective import SelectiveClassifier
-    from sirc.experiment.experiment import Experiment, Run
-    from sirc.outputs.outputs import Outputs
-    from sirc.outputs.store import OutputStore
+    from sirc.deploy import SelectiveClassifier
+    from sirc.experiment import Experiment, Run
+    from sirc.outputs import Outputs, OutputStore
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
@@ -23,8 +22,7 @@ _PREFERRED = ("sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, re
 
 def find_runs(folder: Path, seed: int | None) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment in a folder, and its runs, or that of the seed; the folder may be that of one run, too."""
-    from sirc.experiment.experiment import FILE
-    from sirc.experiment.results import load_studies, load_study
+    from sirc.experiment import FILE, load_studies, load_study
 
     if not (folder / FILE).exists() and (folder.absolute().parent / FILE).is_file():
         study = load_study(folder.absolute().parent)
@@ -56,10 +54,9 @@ def find_run(folder: Path, seed: int | None) -> tuple[Experiment, Run]:
 
 def load_selective(path: Path, folder: Path, seed: int | None) -> tuple[SelectiveClassifier, Experiment]:
     """A saved classifier with the network of the run that it was calibrated for, among those of the folder."""
-    from sirc.deploy.saved import read
-    from sirc.deploy.selective import SelectiveClassifier
-    from sirc.experiment.provenance import network
-    from sirc.models.builders import fingerprint
+    from sirc.deploy import SelectiveClassifier, read
+    from sirc.experiment import network
+    from sirc.models import fingerprint
 
     wanted = read(path)[0]["model"]
     study, runs = find_runs(folder, seed)
@@ -73,7 +70,7 @@ def load_selective(path: Path, folder: Path, seed: int | None) -> tuple[Selectiv
 
 def choose_score(scorer: Scorer, asked: str | None) -> str:
     """The score asked for, or the best founded of those that were fitted."""
-    from sirc.scores.spec import parse
+    from sirc.scores import parse
 
     known = {str(parse(spec)): spec for spec in scorer.specs}
     if asked is not None:
@@ -99,11 +96,9 @@ def calibration_data(
 ) -> Outputs | OutputStore:
     """The outputs that set the threshold: those of a file, of the validation images, or at worst of the test images."""
     from sirc.errors import StoreError
-    from sirc.experiment import arrays
-    from sirc.experiment.provenance import check_outputs
-    from sirc.experiment.stages import extract_run
-    from sirc.models.builders import fingerprint
-    from sirc.outputs.store import OutputStore
+    from sirc.experiment import arrays, check_outputs, extract_run
+    from sirc.models import fingerprint
+    from sirc.outputs import OutputStore
 
     if val is not None:
         given = arrays.load_outputs(val)
@@ -130,7 +125,7 @@ def calibration_data(
 
 def class_names(study: Experiment, count: int | None, progress: Progress) -> list[str] | None:
     """The names of the classes, from the training images; None where they cannot be had."""
-    from sirc.experiment.stages import images_of
+    from sirc.experiment import images_of
 
     try:
         names = images_of(study, "train", augmented=True).classes
@@ -144,7 +139,7 @@ def example_images(study: Experiment, size: int | tuple[int, int] | None) -> Ten
     """A batch to export with: noise of the network's size, or, where images keep their own, one of the test images."""
     import torch
 
-    from sirc.experiment.stages import images_of
+    from sirc.experiment import images_of
 
     if size is None:
         item = images_of(study, "test")[0]

@@ -16,8 +16,7 @@ from sirc.cli.study import Device, Overrides, Overwrite, Quiet, started
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.experiment.results import RunResults
-    from sirc.experiment.study import Study
+    from sirc.experiment import RunResults, Study
 
 
 class Stage(StrEnum):
@@ -59,8 +58,7 @@ def run(
 
     On four GPUs: `torchrun --nproc-per-node 4 -m sirc run …`
     """
-    from sirc.experiment.experiment import Experiment
-    from sirc.experiment.study import run_study
+    from sirc.experiment import Experiment, run_study
 
     studies = [Experiment.read(path, set_ or ()) for path in experiment]
     with started(device, quiet) as (where, progress):
@@ -134,9 +132,8 @@ def evaluate(
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
-    from sirc.experiment import arrays
-    from sirc.experiment.study import TARGETS, save_results
-    from sirc.scores.needs import Needs
+    from sirc.experiment import TARGETS, arrays, save_results
+    from sirc.scores import Needs
 
     if val is not None and train is None:
         raise ConfigError("`--val` is for tuning what is fitted on `--train TRAIN.npz`; give that too.")
@@ -180,7 +177,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
     """End with the table and the paths of what was made."""
-    from sirc.experiment.results import shown_scores
+    from sirc.experiment import shown_scores
     from sirc.report.tables import table as make
 
     if not len(study.results):
@@ -225,7 +222,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _left_out(found: RunResults) -> str:
-    from sirc.experiment.experiment import PAPER_SPECS
+    from sirc.experiment import PAPER_SPECS
 
     missing = [spec for spec in PAPER_SPECS if spec not in found.scorer.specs]
     return (

@@ -24,7 +24,7 @@ from sirc.cli.study import Quiet
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.experiment.experiment import Experiment, Run
+    from sirc.experiment import Experiment, Run
     from sirc.progress import Progress
 
 

@@ -77,7 +77,7 @@ def table(
     Example: `sirc table runs/resnet50_imagenet200 --format latex --spread`
     """
     from sirc.report.tables import table as make
-    from sirc.scores.spec import parse
+    from sirc.scores import parse
 
     if out is not None and format_ is not TableFormat.text and out.suffix != _ENDINGS[format_]:
         raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
@@ -110,8 +110,7 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
-    from sirc.experiment.results import load_runs, load_studies
-    from sirc.experiment.study import sample_sets
+    from sirc.experiment import load_runs, load_studies, sample_sets
     from sirc.report.figures import figures
 
     folder = out or runs[0] / "figures"
@@ -143,8 +142,7 @@ def report(
 
     Example: `sirc report runs/resnet50_imagenet200 --open`
     """
-    from sirc.experiment.results import load_runs
-    from sirc.experiment.study import PAGE
+    from sirc.experiment import PAGE, load_runs
     from sirc.report.page import report as write
 
     if out is not None:
@@ -186,7 +184,7 @@ def chosen_formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
     """The scores that the studies want shown; None, for all, where a path is no study's folder."""
-    from sirc.experiment.results import load_studies, shown_scores
+    from sirc.experiment import load_studies, shown_scores
 
     try:
         studies = [study for path in paths for study in load_studies(path)]
@@ -200,7 +198,7 @@ def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
 def _results(paths: Sequence[Path]) -> pd.DataFrame:
     import pandas as pd
 
-    from sirc.experiment.results_file import read_results
+    from sirc.experiment import read_results
 
     tables = []
     for path in paths:

@@ -16,7 +16,7 @@ from sirc.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from sirc.experiment.experiment import Experiment, Run
+    from sirc.experiment import Experiment, Run
     from sirc.progress import Progress
 
 
@@ -69,11 +69,10 @@ def train(
     study, runs = _read(experiment, set_, seed)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
-    from sirc.data.device_cache import Holding
+    from sirc.data import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
-        from sirc.experiment.data_check import check_data
-        from sirc.experiment.stages import train_run
+        from sirc.experiment import check_data, train_run
 
         if overwrite or not all(run.weights.exists() for run in runs):
             check_data(study, names, trains=True, holding=holding, progress=progress)
@@ -118,10 +117,10 @@ def extract(
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
-    from sirc.data.device_cache import Holding
+    from sirc.data import Holding
 
     with started(device, quiet) as (where, progress), Holding() as holding:
-        from sirc.experiment.stages import extract_run
+        from sirc.experiment import extract_run
 
         for run in runs:
             stores = extract_run(
@@ -160,7 +159,7 @@ def fit(
     """
     study, runs = _read(experiment, set_, seed)
     with started(device, quiet) as (where, progress):
-        from sirc.experiment.stages import fit_run
+        from sirc.experiment import fit_run
 
         for run in runs:
             scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
@@ -184,7 +183,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment and the runs of it that are asked for."""
-    from sirc.experiment.experiment import Experiment
+    from sirc.experiment import Experiment
 
     study = Experiment.read(path, overrides or ())
     if not seeds:

@@ -39,7 +39,7 @@ def decode(
 
     `room` is asked for as many bytes before they are taken.
     """
-    from sirc.training.batches import pixels
+    from sirc.data.preprocess import pixels
 
     plain = images.unlabelled().with_transform(pixels(geometry))
     whole: Tensor | None = None

@@ -87,3 +87,11 @@ def _transforms() -> Any:
     from torchvision.transforms import v2
 
     return v2
+
+
+def pixels(preprocess: Preprocess) -> Callable[[Image], Tensor]:
+    """The preprocessing of a test up to the normalisation: an image to uint8 (3, H, W)."""
+    from torchvision.transforms import v2
+
+    whole: Callable[[Image], Tensor] = v2.Compose([preprocess.geometry(), v2.PILToTensor()])
+    return whole

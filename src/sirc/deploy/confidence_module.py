@@ -8,16 +8,19 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from sirc.scores import combine, registry
-from sirc.scores.formulas.softmax import Softmax, softplus
-from sirc.scores.row_sums import _sums
-from sirc.scores.scorer import Scorer
-from sirc.scores.spec import Spec, parse
-from sirc.scores.values import (
+from sirc.scores import (
+    Scorer,
+    Softmax,
+    Spec,
+    _sums,
+    combine,
     keywords,
     needed_leaves,
     option_of,
+    parse,
     ranks_by_gap,
+    registry,
+    softplus,
     working_dtype,
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sirc._utils.files import PathLike
-from sirc.data.preprocess import Preprocess
+from sirc.data import Preprocess
 from sirc.deploy.onnx import facts_of
 from sirc.deploy.saved import preprocess_from
 from sirc.deploy.threshold import Threshold

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.data import image_folder
-from sirc.data.decode import printable
-from sirc.data.file_names import Names
-from sirc.data.folder import FileSet
-from sirc.data.preprocess import Preprocess
-from sirc.data.reading import Plan, Reading
+from sirc.data import FileSet, Names, Plan, Preprocess, Reading, image_folder, printable
 from sirc.deploy.onnx_model import Deployed
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.serve.images import check_pixels

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.files import read_safetensors, write_safetensors
-from sirc.data.preprocess import Preprocess
+from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
 from sirc.errors import NotFittedError, StoreError
-from sirc.models.builders import fingerprint
-from sirc.scores import Scorer
-from sirc.scores.scorer import parameters_in
+from sirc.models import fingerprint
+from sirc.scores import Scorer, parameters_in
 
 if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
@@ -128,8 +127,7 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 def _used(name: str, spec: str, scorer: Scorer) -> bool:
     """Whether a tensor of the scorer is of this spec; a scorer may hold what others need."""
-    from sirc.scores.spec import parse
-    from sirc.scores.values import needed_leaves
+    from sirc.scores import needed_leaves, parse
 
     parsed = parse(spec)
     return name.rpartition("/")[0] in {str(part) for part in (*needed_leaves([parsed]), *parsed.walk())}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sirc._utils.checks import check_number
 from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
-from sirc.data.preprocess import Preprocess
+from sirc.data import Preprocess
 from sirc.deploy.confidence_module import ConfidenceGraph, Kept, feature_terms
 from sirc.deploy.threshold import (
     Threshold,
@@ -25,13 +25,8 @@ from sirc.deploy.threshold import (
     at_risk,
 )
 from sirc.errors import NotFittedError
-from sirc.models.builders import fingerprint
-from sirc.models.calling import call_model, model_logits
-from sirc.models.feature_hook import Tap
-from sirc.models.head import find_head
-from sirc.outputs.head import Head
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.models import Tap, call_model, find_head, fingerprint, model_logits
+from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import Scorer
 
 _FINDING = threading.Lock()  # one thread looks for a head at a time
@@ -249,7 +244,7 @@ class SelectiveClassifier(nn.Module):
             data.check_model(fingerprint(self.model))
             found = data.load()
         else:
-            from sirc.extraction.pipeline import extract
+            from sirc.extraction import extract
 
             features = self.graph.needs_features
             made = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc.evaluation.mixtures import as_names
-from sirc.metrics.checks import as_flags, as_scores
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.metrics import as_flags, as_scores
+from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
 
 Data: TypeAlias = Outputs | OutputStore | Iterable[object]

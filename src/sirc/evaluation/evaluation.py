@@ -32,10 +32,7 @@ from sirc.evaluation.mixtures import (
     check_groups,
     check_set,
 )
-from sirc.metrics.bootstrap import METRICS, bootstrap
-from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.merge import Inside, sorted_scores
-from sirc.metrics.ranking import Curve, Ranking
+from sirc.metrics import METRICS, Curve, Inside, Ranking, as_flags, as_scores, bootstrap, sorted_scores
 from sirc.scores import Scorer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_unit_interval
-from sirc.metrics.checks import as_scores
+from sirc.metrics import as_scores
 
 WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 

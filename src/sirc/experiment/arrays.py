@@ -13,16 +13,12 @@ from sirc._utils.files import (
     read_safetensors,
     write_npz,
 )
-from sirc.evaluation.evaluation import evaluate
+from sirc.evaluation import evaluate
 from sirc.experiment.experiment import PAPER_SPECS
 from sirc.experiment.results import RunResults
-from sirc.outputs.head import Head
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
-from sirc.scores import Scorer, fit
-from sirc.scores.fitting.crossfit import Crossfit
-from sirc.scores.needs import Needs
+from sirc.scores import Crossfit, Needs, Scorer, fit
 
 WEIGHT, BIAS = "head_weight", "head_bias"
 

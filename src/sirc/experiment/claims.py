@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 import pandas as pd
 
 from sirc.experiment.results import RunResults
-from sirc.scores.spec import parse
+from sirc.scores import parse
 
 DETECTORS = ("max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis")
 TOLERANCE = 0.002  # AUROC: what "keeps" and "matches" allow, 0.2 points

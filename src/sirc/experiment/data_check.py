@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from sirc._utils import distributed
-from sirc.data.device_cache import Holding
+from sirc.data import Holding
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import extract_stamp, stale_outputs
 from sirc.experiment.stages import images_of
-from sirc.outputs.store import OutputStore
+from sirc.outputs import OutputStore
 from sirc.progress import Progress
-from sirc.training.preflight import refuse_labels
+from sirc.training import refuse_labels
 
 
 def needed(experiment: Experiment) -> list[str]:

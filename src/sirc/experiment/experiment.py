@@ -11,30 +11,27 @@ from pathlib import Path
 from typing import final
 
 from sirc._utils.files import PathLike, atomic_write
-from sirc.data.preprocess import Preprocess
-from sirc.data.source import Source, source_path
+from sirc._utils.hints import closest
+from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import (
     PAPER_SPECS,
-    Augment,
     Data,
     Extract,
     Fit,
     Model,
     Report,
-    Train,
     folder_name,
 )
 from sirc.experiment.toml import (
     Document,
-    closest,
     dotted,
     dump,
 )
+from sirc.training import Train
 
 __all__ = [
     "PAPER_SPECS",
-    "Augment",
     "Data",
     "Experiment",
     "Extract",
@@ -43,7 +40,6 @@ __all__ = [
     "Report",
     "Run",
     "Source",
-    "Train",
 ]
 
 FILE = "experiment.toml"
@@ -264,7 +260,7 @@ class Experiment:
         )
 
     def _check_report(self) -> None:
-        from sirc.scores.spec import parse
+        from sirc.scores import parse
 
         known = {str(parse(text)) for text in self.fit.specs}
         for text in self.report.specs:

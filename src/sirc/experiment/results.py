@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from sirc._utils.files import PathLike
-from sirc.evaluation.confidences import score_labelled
-from sirc.evaluation.evaluation import COLUMNS, Evaluation
+from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
 from sirc.experiment.provenance import check_outputs
 from sirc.experiment.score_cache import Confidences, Kept
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
-from sirc.scores import Scorer
-from sirc.scores.spec import parse
+from sirc.outputs import Outputs, OutputStore
+from sirc.scores import Scorer, parse
 
 SCHEMA = ["model", "seed", *COLUMNS]
 

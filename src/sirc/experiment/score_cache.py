@@ -17,7 +17,7 @@ from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.stamps import Stamp, digest
-from sirc.outputs.store import OutputStore
+from sirc.outputs import OutputStore
 
 FILE: Final = "confidences.safetensors"
 _FORMAT: Final = "sirc.Confidences/1"

@@ -12,10 +12,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.choices import OnError
 from sirc._utils.files import atomic_write, read_metadata
-from sirc.data import ImageSet, open_source
-from sirc.data.device_cache import Held, Holding
-from sirc.data.reading import UNREADABLE
-from sirc.data.source import geometry_of, tested_with
+from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of, open_source, tested_with
 from sirc.errors import ImageError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import (
@@ -31,16 +28,12 @@ from sirc.experiment.provenance import (
     network,
     save_head,
 )
-from sirc.extraction.from_device import HeldSet, refuse_fatal
-from sirc.extraction.pipeline import extract
-from sirc.extraction.writer import known_weights
-from sirc.models.head import find_head
-from sirc.outputs.head import Head
-from sirc.outputs.store import OutputStore
+from sirc.extraction import HeldSet, extract, known_weights, refuse_fatal
+from sirc.models import find_head
+from sirc.outputs import Head, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
-from sirc.training.checkpoint import Epoch
-from sirc.training.loop import train
+from sirc.training import Epoch, train
 
 _HOLDOUT_SEED = 0  # one for all runs: which images validate is no matter of the network's seed
 

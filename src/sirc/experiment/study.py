@@ -18,8 +18,7 @@ import torch
 import sirc
 from sirc._utils import distributed
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.data import ImageSet, open_source
-from sirc.data.device_cache import Holding
+from sirc.data import Holding, ImageSet, open_source
 from sirc.experiment.data_check import (
     check_data,
     is_complete,

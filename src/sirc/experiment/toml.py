@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from sirc._utils.files import PathLike
+from sirc._utils.hints import closest
 from sirc.errors import ConfigError
 from sirc.experiment.toml_text import (
     NONE,
@@ -108,13 +108,6 @@ class Document:
                 return whole + 1
             whole = end
         return None
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """Say ` Did you mean …?`, or nothing where nothing is near."""
-    folded = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), folded, n=1)
-    return f" Did you mean `{folded[found[0]]}`?" if found else ""
 
 
 def _text(path: Path) -> str:

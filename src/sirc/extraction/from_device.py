@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc.data.decoding import Lose
-from sirc.data.device_cache import Held
-from sirc.data.reading import Reader, Reading, Unreadable
+from sirc.data import Held, Lose, Reader, Reading, Unreadable
 
 if TYPE_CHECKING:
-    from sirc.data.base import ImageSet
-    from sirc.data.preprocess import Preprocess
+    from sirc.data import ImageSet, Preprocess
 
 
 @final

@@ -14,20 +14,12 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_positive
 from sirc._utils.choices import OnError, Precision
 from sirc._utils.files import PathLike
-from sirc.data.reading import (
-    Reader,
-    Unreadable,
-    check_repeatable,
-    plan,
-)
+from sirc.data import Reader, Unreadable, check_repeatable, plan
 from sirc.extraction.from_device import HeldPlan, HeldSet
 from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
-from sirc.models.builders import fingerprint
-from sirc.models.calling import unwrap
-from sirc.outputs.head import Head
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.models import fingerprint, unwrap
+from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 
 

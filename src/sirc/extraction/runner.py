@@ -12,15 +12,9 @@ from torch.nn import functional
 
 from sirc._utils.checks import dtype_name
 from sirc._utils.choices import Precision
-from sirc.data.reading import Reader
-from sirc.models.calling import (
-    LABEL_KEYS,
-    call_model,
-    evaluating,
-    model_logits,
-)
-from sirc.models.head import capture_features, find_head
-from sirc.outputs.head import Head
+from sirc.data import Reader
+from sirc.models import LABEL_KEYS, call_model, capture_features, evaluating, find_head, model_logits
+from sirc.outputs import Head
 
 
 @final

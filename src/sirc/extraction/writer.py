@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from sirc._utils import distributed
 from sirc._utils.choices import OnError
 from sirc._utils.files import PathLike
-from sirc.data.reading import Reader, Unreadable, data_fingerprint
+from sirc.data import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, StoreError
 from sirc.extraction.runner import Runner
-from sirc.models.builders import fingerprint
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.models import fingerprint
+from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress, Task
 
 _STALE_SECONDS = 600  # a temporary file this old has no writer any more

@@ -2,12 +2,46 @@
 
 from typing import TYPE_CHECKING
 
-from sirc.metrics.ranking import Curve, Ranking
+from sirc.metrics.binomial import interval, least_count, lower_limit, rejects, upper_limit
+from sirc.metrics.bootstrap import METRICS, bootstrap
+from sirc.metrics.checks import as_flags, as_scores
+from sirc.metrics.draws import AURC, AURR, RISK, grids
+from sirc.metrics.merge import Inside, sorted_scores
+from sirc.metrics.rank_measures import Components, Estimate, FloatArray, components, kendall, share, spearman
+from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 
 if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
-__all__ = ["Curve", "Ranking", "SelectiveMetrics"]
+__all__ = [
+    "AURC",
+    "AURR",
+    "METRICS",
+    "RISK",
+    "Components",
+    "Curve",
+    "Estimate",
+    "FloatArray",
+    "Inside",
+    "Negative",
+    "Positive",
+    "Ranking",
+    "SelectiveMetrics",
+    "as_flags",
+    "as_scores",
+    "bootstrap",
+    "components",
+    "grids",
+    "interval",
+    "kendall",
+    "least_count",
+    "lower_limit",
+    "rejects",
+    "share",
+    "sorted_scores",
+    "spearman",
+    "upper_limit",
+]
 
 
 def __getattr__(name: str) -> object:

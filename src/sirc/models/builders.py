@@ -15,9 +15,9 @@ from torch import nn
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
+from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder
-from sirc.data.preprocess import Preprocess
-from sirc.experiment.toml import closest
+from sirc.data import Preprocess
 from sirc.models.stems import STEMS, Stem, halve_stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 

@@ -18,7 +18,7 @@ from sirc.models.calling import (
     unwrap,
     watch,
 )
-from sirc.outputs.head import Head
+from sirc.outputs import Head
 
 __all__ = ["Head", "capture_features", "find_head"]
 

@@ -8,8 +8,7 @@ import unicodedata
 import warnings
 from typing import Final, Literal
 
-from sirc.evaluation.evaluation import LOWER_IS_BETTER
-from sirc.evaluation.mixtures import POOLED, WRONG
+from sirc.evaluation import LOWER_IS_BETTER, POOLED, WRONG
 from sirc.scores import spec as grammar
 
 Style = Literal["text", "latex", "html"]

@@ -2,8 +2,41 @@
 
 from sirc.scores import formulas  # noqa: F401  (registers the scores)
 from sirc.scores.fitting import Fitter, fit
+from sirc.scores.fitting.crossfit import Crossfit, check_crossfit
+from sirc.scores.formulas.softmax import Softmax, softplus
+from sirc.scores.moments import Moments
+from sirc.scores.needs import Needs
 from sirc.scores.registry import score
-from sirc.scores.scorer import Confidences, Scorer
+from sirc.scores.row_sums import _sums
+from sirc.scores.scorer import Confidences, Scorer, cast_parameters, check_features, check_specs, parameters_in
 from sirc.scores.spec import Spec, known_names, parse
+from sirc.scores.values import BOUNDED, Columns, keywords, needed_leaves, option_of, ranks_by_gap, working_dtype
 
-__all__ = ["Confidences", "Fitter", "Scorer", "Spec", "fit", "known_names", "parse", "score"]
+__all__ = [
+    "BOUNDED",
+    "Columns",
+    "Confidences",
+    "Crossfit",
+    "Fitter",
+    "Moments",
+    "Needs",
+    "Scorer",
+    "Softmax",
+    "Spec",
+    "_sums",
+    "cast_parameters",
+    "check_crossfit",
+    "check_features",
+    "check_specs",
+    "fit",
+    "keywords",
+    "known_names",
+    "needed_leaves",
+    "option_of",
+    "parameters_in",
+    "parse",
+    "ranks_by_gap",
+    "score",
+    "softplus",
+    "working_dtype",
+]

@@ -24,7 +24,7 @@ from sirc._utils.checks import (
 from sirc._utils.precision import exact
 
 if TYPE_CHECKING:
-    from sirc.outputs.head import Head
+    from sirc.outputs import Head
 
 _ROWS, _ROWS_ELSEWHERE = 4096, 1 << 15
 _COLUMNS = 512

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores import registry
 from sirc.scores.fitting.kept import counts_classes

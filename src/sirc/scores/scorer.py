@@ -14,7 +14,7 @@ from sirc._utils.arrays import as_tensor
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.fitting.row_marks import met, row_marks
 from sirc.scores.spec import Spec, is_vim, parse

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.scores import combine, registry
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.registry import Score

@@ -1,1 +1,8 @@
-"""TODO."""
+"""Training a network on images: the recipe, the loop, augmentation, checkpoints."""
+
+from sirc.training.checkpoint import Epoch
+from sirc.training.loop import train
+from sirc.training.preflight import refuse_labels
+from sirc.training.recipe import Augment, Train
+
+__all__ = ["Augment", "Epoch", "Train", "refuse_labels", "train"]

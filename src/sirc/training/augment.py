@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sirc.data.preprocess import Preprocess
+from sirc.data import Preprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sirc.experiment.experiment import Augment
+    from sirc.training.recipe import Augment
 
 Use = Literal["order", "image", "boxes", "network"]
 

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from sirc.data.base import ImageSet
-from sirc.data.preprocess import Preprocess
-from sirc.data.reading import (
-    UNREADABLE,
-    Unreadable,
-    is_fatal,
-    usable_workers,
-)
+from sirc.data import UNREADABLE, ImageSet, Preprocess, Unreadable, is_fatal, pixels, usable_workers
 from sirc.errors import ImageError
 from sirc.training.augment import (
     Normalise,
@@ -31,7 +24,7 @@ from sirc.training.augment import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sirc.experiment.experiment import Augment
+    from sirc.training.recipe import Augment
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
@@ -190,14 +183,6 @@ def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> t
             continue
         return 3, height, width
     raise ImageError(f"none of the {len(images)} images of `{images.name}` can be read. Check the path.")
-
-
-def pixels(preprocess: Preprocess) -> Callable[[Image], Tensor]:
-    """The preprocessing of a test up to the normalisation: an image to uint8 (3, H, W)."""
-    from torchvision.transforms import v2
-
-    whole: Callable[[Image], Tensor] = v2.Compose([preprocess.geometry(), v2.PILToTensor()])
-    return whole
 
 
 def unreadable(kind: str, images: ImageSet, lost: Sequence[Unreadable], *, skip: bool) -> set[str]:

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from sirc.data.base import ImageSet
-from sirc.data.device_cache import Held, Holding
-from sirc.data.preprocess import Preprocess
-from sirc.data.reading import Unreadable
+from sirc.data import Held, Holding, ImageSet, Preprocess, Unreadable
 from sirc.progress import Progress
 from sirc.training.augment import DeviceAugment, Normalise
 from sirc.training.batches import (
@@ -24,7 +21,7 @@ from sirc.training.batches import (
 )
 
 if TYPE_CHECKING:
-    from sirc.experiment.experiment import Augment
+    from sirc.training.recipe import Augment
 
 
 @final

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sirc._utils import distributed
-from sirc.data.device_cache import Holding
-from sirc.data.preprocess import Preprocess
-from sirc.models.builders import fingerprint
-from sirc.models.calling import model_logits
+from sirc.data import Holding, Preprocess
+from sirc.models import fingerprint, model_logits
 from sirc.progress import SILENT, Progress
 from sirc.training.augment import random_key
 from sirc.training.batches import (
@@ -38,8 +36,8 @@ from sirc.training.logging import list_of, tensorboard, words
 from sirc.training.preflight import check_labels, compiled
 
 if TYPE_CHECKING:
-    from sirc.data.base import ImageSet
-    from sirc.experiment.experiment import Train
+    from sirc.data import ImageSet
+    from sirc.training.recipe import Train
 
 
 _FIRST = 0.01  # of the learning rate: where a warm-up begins

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils import distributed
-from sirc.data.base import ImageSet
-from sirc.models.calling import call_model, evaluating, model_logits
+from sirc.data import ImageSet
+from sirc.models import call_model, evaluating, model_logits
 from sirc.progress import Progress
 from sirc.training.batches import required_labels
 

@@ -20,8 +20,7 @@ from sirc.deploy.threshold.text import (
     percent_above,
     percent_below,
 )
-from sirc.metrics.binomial import interval
-from sirc.metrics.checks import as_scores
+from sirc.metrics import as_scores, interval
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
 

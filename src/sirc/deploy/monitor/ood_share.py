@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sirc.deploy.monitor.betting import rates_below
-from sirc.metrics.binomial import lower_limit
+from sirc.metrics import lower_limit
 
 Floats = NDArray[np.float64]
 

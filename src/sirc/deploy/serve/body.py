@@ -14,7 +14,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from sirc._utils.checks import check_positive
-from sirc.data.decode import printable
+from sirc.data import printable
 from sirc.deploy.serve.budget import Share
 from sirc.deploy.serve.images import RefusedError
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING, final
 
-from sirc.data.decode import missing_package, printable, to_rgb
+from sirc.data import missing_package, printable, to_rgb
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sirc.data.preprocess import Preprocess
+    from sirc.data import Preprocess
 
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")

@@ -24,7 +24,7 @@ from sirc.deploy.threshold.counts import (
     first_reaching,
 )
 from sirc.deploy.threshold.result import Threshold
-from sirc.metrics.binomial import least_count
+from sirc.metrics import least_count
 
 __all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
 

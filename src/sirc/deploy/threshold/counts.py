@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sirc._utils.arrays import ArrayLike
-from sirc.metrics.checks import as_flags, as_scores
+from sirc.metrics import as_flags, as_scores
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

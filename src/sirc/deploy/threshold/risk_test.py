@@ -18,7 +18,7 @@ from typing import final
 import numpy as np
 
 from sirc.deploy.threshold.counts import Counts
-from sirc.metrics.binomial import rejects, upper_limit
+from sirc.metrics import rejects, upper_limit
 
 MOST_STARTS = 6
 

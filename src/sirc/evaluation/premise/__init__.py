@@ -32,8 +32,7 @@ from sirc.evaluation.premise.specs import (
     with_settings,
 )
 from sirc.evaluation.premise.text import written
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
 
 COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]

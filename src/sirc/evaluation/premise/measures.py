@@ -10,16 +10,7 @@ from typing import TypeAlias, final
 from torch import Tensor
 
 from sirc.evaluation.mixtures import MEAN, WRONG
-from sirc.metrics.rank_measures import (
-    Components,
-    Estimate,
-    FloatArray,
-    components,
-    kendall,
-    share,
-    spearman,
-)
-from sirc.metrics.ranking import Ranking
+from sirc.metrics import Components, Estimate, FloatArray, Ranking, components, kendall, share, spearman
 from sirc.scores import combine
 
 STEPS = (2.0, 3.0, 4.0)  # k of a = μ − kσ

@@ -11,9 +11,7 @@ from torch import Tensor
 from sirc.errors import NotFittedError
 from sirc.evaluation.mixtures import as_names
 from sirc.evaluation.premise.measures import PLAIN, Combination
-from sirc.scores import Scorer, combine, registry
-from sirc.scores.spec import Spec, parse
-from sirc.scores.values import ranks_by_gap
+from sirc.scores import Scorer, Spec, combine, parse, ranks_by_gap, registry
 
 
 def sirc_specs(texts: Iterable[str]) -> dict[str, Spec]:

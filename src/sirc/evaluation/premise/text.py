@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sirc.evaluation.mixtures import MEAN, WRONG
 from sirc.evaluation.premise.measures import HALF, Pair, Second
-from sirc.metrics.rank_measures import Estimate
+from sirc.metrics import Estimate
 
 
 def written(

@@ -34,9 +34,8 @@ from sirc.evaluation.selection.regret import (
     wins,
 )
 from sirc.evaluation.selection.text import written
-from sirc.metrics.draws import AURR, RISK, grids
-from sirc.scores import Scorer
-from sirc.scores.spec import parse
+from sirc.metrics import AURR, RISK, grids
+from sirc.scores import Scorer, parse
 
 By = Literal["worst", "average"]
 

@@ -21,9 +21,8 @@ from sirc.evaluation.confidences import (
     score_labelled,
 )
 from sirc.evaluation.mixtures import as_fractions, as_names
-from sirc.metrics.draws import AURC, AURR, RISK
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.metrics import AURC, AURR, RISK
+from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
 
 POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one

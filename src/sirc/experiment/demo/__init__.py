@@ -17,8 +17,7 @@ from sirc.experiment.experiment import Experiment
 from sirc.experiment.provenance import load_head
 from sirc.experiment.stamps import Stamp, digest
 from sirc.experiment.study import Study, run_study
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 
 _DRAWS = 300

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import WRONG, as_names
+from sirc.evaluation import WRONG, Evaluation, as_names
 from sirc.report.figures.style import (
     GROUPS,
     Look,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import POOLED, WRONG, as_names
+from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
 from sirc.metrics import Ranking
 from sirc.report.figures.kernels import FloatArray, density, span
 from sirc.report.figures.pieces import (
@@ -28,8 +27,7 @@ from sirc.report.figures.style import (
     new_figure,
 )
 from sirc.report.names import metric_name
-from sirc.scores.spec import parse
-from sirc.scores.values import ranks_by_gap
+from sirc.scores import parse, ranks_by_gap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import POOLED, WRONG
-from sirc.metrics import Ranking
-from sirc.metrics.ranking import Negative, Positive
+from sirc.evaluation import POOLED, WRONG, Evaluation
+from sirc.metrics import Negative, Positive, Ranking
 
 FloatArray = npt.NDArray[np.float64]
 

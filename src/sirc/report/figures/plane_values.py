@@ -11,14 +11,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sirc._utils.precision import exact
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Outputs, OutputStore
 from sirc.report.figures.pieces import array
 from sirc.report.names import score_name
-from sirc.scores import Scorer
-from sirc.scores.scorer import cast_parameters, check_features
-from sirc.scores.spec import Spec, parse
-from sirc.scores.values import BOUNDED, Columns, working_dtype
+from sirc.scores import BOUNDED, Columns, Scorer, Spec, cast_parameters, check_features, parse, working_dtype
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import ORACLE, as_names
+from sirc.evaluation import ORACLE, Evaluation, as_names
 from sirc.report.figures.pieces import array, default_negative, mixture
 from sirc.report.figures.style import (
     drawing,

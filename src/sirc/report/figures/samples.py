@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sirc._utils.checks import check_positive
-from sirc.data.base import ImageSet, check_seed
+from sirc.data import ImageSet, check_seed
 from sirc.report.figures.style import (
     drawing,
     finish,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import POOLED, WRONG, as_names
-from sirc.metrics import Ranking
-from sirc.metrics.ranking import Negative, Positive
+from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
+from sirc.metrics import Negative, Positive, Ranking
 from sirc.report.figures.pieces import default_negative, roc
 from sirc.report.figures.style import (
     GROUPS,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sirc._utils.files import PathLike
-from sirc.data.base import ImageSet
-from sirc.evaluation.evaluation import Evaluation
+from sirc.data import ImageSet
+from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.changes import changes
 from sirc.report.figures.densities import densities
@@ -24,7 +24,7 @@ from sirc.report.figures.sweeps import sweeps
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sirc.experiment.results import RunResults
+    from sirc.experiment import RunResults
 
 _BASELINES: Final = ("msp", "entropy", "doctor")
 _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")

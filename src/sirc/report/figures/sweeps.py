@@ -9,9 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sirc._utils.arrays import ArrayLike
-from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import POOLED, as_fractions, as_names
-from sirc.evaluation.runs import combine
+from sirc.evaluation import POOLED, Evaluation, as_fractions, as_names, combine
 from sirc.report.figures.style import (
     drawing,
     finish,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.page.document import page
 from sirc.report.page.payload import Run, payload

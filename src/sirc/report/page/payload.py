@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
-from sirc.evaluation.evaluation import Evaluation
+from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, score_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import pandas as pd
 
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.evaluation.mixtures import WRONG
+from sirc.evaluation import WRONG
 from sirc.report.tables import cells as _table_cells
 
 if TYPE_CHECKING:

@@ -8,13 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from sirc.evaluation.evaluation import COLUMNS
-from sirc.evaluation.mixtures import (
-    MEAN,
-    POOLED,
-    WRONG,
-    as_names,
-)
+from sirc.evaluation import COLUMNS, MEAN, POOLED, WRONG, as_names
 from sirc.report.names import known_metric, lower_is_better
 
 CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_std", "runs", "mark"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from sirc.evaluation.mixtures import WRONG
+from sirc.evaluation import WRONG
 from sirc.report.names import (
     escape,
     metric_name,

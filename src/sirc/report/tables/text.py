@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sirc.evaluation.mixtures import WRONG
+from sirc.evaluation import WRONG
 from sirc.report.names import Style, escape, metric_name
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sirc.metrics.ranking import Ranking
+from sirc.metrics import Ranking
 from sirc.scores import combine
 
 _STEP = 0.05

@@ -13,8 +13,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.distributed import failing_together, gather_texts, gathered
 from sirc._utils.precision import exact
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress
 from sirc.scores.fitting.fitter import Fitter
 from sirc.scores.fitting.kept import FeatureMoments

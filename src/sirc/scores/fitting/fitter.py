@@ -12,9 +12,7 @@ from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import differences
 from sirc._utils.distributed import world
 from sirc._utils.precision import exact
-from sirc.outputs.head import Head
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import registry
 from sirc.scores.fitting.crossfit import Crossfit, check_crossfit, folds_of

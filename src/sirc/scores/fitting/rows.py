@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.checks import dtype_name
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress
 from sirc.scores.moments import fold_of
 

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.scores.fitting.rows import Gatherer, copied, probe
 from sirc.scores.fitting.statistics import Solved, Statistics
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from sirc.outputs.head import Head
+from sirc.outputs import Head
 from sirc.scores import registry
 from sirc.scores.fitting.kept import FeatureMoments, union
 from sirc.scores.fitting.statistics import Solved

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.moments import (
     Evidence,

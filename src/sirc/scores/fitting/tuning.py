@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, registry
 from sirc.scores.fitting.bayes_fit import (
     Contrast,

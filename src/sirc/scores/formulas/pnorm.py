@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sirc.metrics.ranking import Ranking
+from sirc.metrics import Ranking
 from sirc.scores.blocks import by_rows, constant
 from sirc.scores.formulas.softmax import Softmax, log_one_minus_max, msp
 from sirc.scores.registry import Option, score

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_number, check_positive
-from sirc.outputs.head import Head
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Head, Outputs
 from sirc.scores.formulas import (
     boundary,
     distance,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_number
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import parse

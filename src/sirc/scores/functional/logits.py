@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc.outputs.outputs import Outputs
+from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.formulas import (
     gen as generalized,

@@ -1,0 +1,101 @@
+"""The training recipe: optimiser, schedule, precision and augmentation, with the paper's values as defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Literal, final
+
+from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.choices import OnError, Precision
+
+
+@final
+@dataclass(frozen=True)
+class Augment:
+    """How training images are varied.
+
+    `crop`: "resized" takes a random part of `scale` of the area, `ratio` wide to high, scaled to the network's size;
+    "padded" resizes as in a test, adds `padding` black pixels all around and crops at random; "none" is as in a test.
+    `flip` is the probability of a mirror image.
+    """
+
+    crop: Literal["resized", "padded", "none"] = "resized"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    padding: int = 4
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"`scale` must be shares of the area, least first, in (0, 1]; got {list(self.scale)}.")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ValueError(f"`ratio` must be two positive numbers, least first; got {list(self.ratio)}.")
+        check_at_least("padding", self.padding, 0)
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"`flip` must be a probability in [0, 1]; got {self.flip}.")
+
+
+@final
+@dataclass(frozen=True)
+class Train:
+    """The recipe: SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
+
+    `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
+    In the first `warmup` epochs the learning rate rises in a straight line, from a hundredth of what it would be.
+    `cache = "device"` keeps all images, resized, on the accelerator. `graph` records the step as a CUDA graph, where
+    one process trains on a GPU. `on_error = "skip"` goes on without images that cannot be read.
+    """
+
+    epochs: int = 90
+    batch_size: int = 256
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    nesterov: bool = False
+    schedule: Literal["steps", "cosine"] = "steps"
+    milestones: tuple[int, ...] = (30, 60)
+    gamma: float = 0.1
+    warmup: float = 0.0
+    precision: Precision = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    graph: bool = False
+    workers: int = 8
+    cache: Literal["none", "device"] = "none"
+    on_error: OnError = "stop"
+    tensorboard: bool = False
+    augment: Augment = field(default_factory=Augment)
+
+    def __post_init__(self) -> None:
+        check_positive("epochs", self.epochs)
+        check_positive("batch_size", self.batch_size)
+        for name in ("lr", "gamma"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"`{name}` must be positive and finite; got {getattr(self, name)}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"`momentum` must be in [0, 1); got {self.momentum}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"`weight_decay` must be at least 0 and finite; got {self.weight_decay}.")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("`nesterov` must be false where `momentum` is 0; got true.")
+        if any(a >= b for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
+            raise ValueError(f"`milestones` must be epochs ≥ 1 that increase; got {list(self.milestones)}.")
+        if not 0 <= self.warmup <= self.epochs:
+            raise ValueError(f"`warmup` must be between 0 and the {self.epochs} epochs; got {self.warmup}.")
+        check_at_least("workers", self.workers, 0)
+
+    def decisive(self) -> dict[str, object]:
+        """Give the settings that decide the weights, flat and ready for JSON; a run is only resumed with the same.
+
+        Not among them: what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`),
+        what is logged, and `on_error`, which is changed to get past a damaged image.
+        """
+        settings = asdict(self)
+        for name in ("workers", "compile", "graph", "channels_last", "tensorboard", "on_error"):
+            del settings[name]
+        if not self.warmup:  # so that runs from before there was one are taken up
+            del settings["warmup"]
+        augment = {f"augment.{name}": value for name, value in settings.pop("augment").items()}
+        flat = settings | augment
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
