@@ -14,7 +14,7 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
-	@$(BIN)/python tests/browser.py --install >/dev/null
+	@$(BIN)/python tests/support/browser.py --install >/dev/null
 	$(BIN)/pytest -n auto
 
 demo: $(STAMP)

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import browser
-import page_driving
 from sirc.scores import registry, spec
+from support import browser, page_driving
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers share the cores

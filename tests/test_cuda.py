@@ -277,7 +277,7 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
     from sirc.data.preprocess import Preprocess
     from sirc.extraction import from_device
     from sirc.progress import SILENT
-    from tiny_images import write_images
+    from support.tiny_images import write_images
 
     preprocess = Preprocess(resize=12, crop=12)
     images = image_folder(write_images(tmp_path / "images", count=50), transform=preprocess.test())

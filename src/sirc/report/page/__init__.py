@@ -37,7 +37,7 @@ def report(
     for run in found:
         if not isinstance(getattr(run, "evaluation", None), Evaluation):
             raise ValueError(
-                f"`runs` must be an evaluation, or a list of runs such as `sirc.experiment.results.load_runs` gives; got "
+                "`runs` must be an evaluation, or a list of runs such as `sirc.experiment.load_runs` gives; got "
                 f"{type(run).__name__}"
             )
     models = dict.fromkeys(run.model for run in found if run.model)

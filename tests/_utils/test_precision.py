@@ -1,0 +1,108 @@
+"""Numbers do not depend on what a process was told about the precision of its matrix products."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import torch
+
+from sirc._utils.precision import exact, full_products
+
+_WAYS = {
+    "the older function": 'torch.set_float32_matmul_precision("high")',
+    "the older function, lower": 'torch.set_float32_matmul_precision("medium")',
+    "the older switch": "torch.backends.cuda.matmul.allow_tf32 = True",
+    "the newer switch": 'torch.backends.cuda.matmul.fp32_precision = "tf32"',
+    "the newer switch for all": 'torch.backends.fp32_precision = "tf32"',
+    "the older function and a newer switch": (
+        'torch.set_float32_matmul_precision("high"); torch.backends.mkldnn.matmul.fp32_precision = "bf16"'
+    ),
+    "nothing": "pass",
+}
+_PROGRAM = """
+import sys, torch
+sys.path.insert(0, {source!r})
+from sirc._modes import full_products
+
+def now():
+    found = []
+    newer = getattr(torch._C, "_get_fp32_precision_getter", lambda *where: None)
+    for ask in (torch.get_float32_matmul_precision, lambda: torch.backends.cuda.matmul.allow_tf32):
+        try:
+            found.append(ask())
+        except RuntimeError:
+            found.append("refused")
+    return [*found, newer("cuda", "matmul"), newer("mkldnn", "matmul")]
+
+{way}
+before = now()
+with full_products():
+    inside = now()
+    with full_products():
+        pass
+    assert now() == inside
+assert inside[:2] == ["highest", False], inside
+assert all(value in (None, "none", "ieee") for value in inside[2:]), inside
+assert now() == before, (before, now())
+"""
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_products_are_full_inside_and_as_told_afterwards(way):
+    if "newer" in way and not hasattr(torch._C, "_get_fp32_precision_getter"):
+        pytest.skip("torch before 2.9 has no such switch")
+    source = str(Path(__file__).parents[2] / "src")
+    program = _PROGRAM.format(source=source, way=_WAYS[way])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch before 2.9 has no such switch")
+def test_a_switch_for_all_backends_still_leads_afterwards():
+    for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        backend.fp32_precision = "none"  # whatever another test left
+    try:
+        torch.backends.fp32_precision = "tf32"
+        with full_products():
+            pass
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"
+
+
+def test_threads_that_overlap_leave_it_as_it_was():
+    torch.set_float32_matmul_precision("high")
+    try:
+        together = Barrier(4)
+
+        def work(number):
+            with full_products():
+                together.wait(timeout=60)
+                return torch.get_float32_matmul_precision()
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(work, range(4))) == ["highest"] * 4
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_an_error_inside_leaves_it_as_it_was():
+    @exact
+    def fails():
+        assert torch.get_float32_matmul_precision() == "highest"
+        raise KeyError("inside")
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(KeyError, match="inside"):
+            fails()
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,296 @@
+"""The command line, as a user meets it: from images to a fitted scorer, with every mistake answered in words."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import sirc
+from sirc.experiment.experiment import Experiment
+from support.tiny_images import write_images
+from support.tiny_study import MODEL, TOML
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A folder with images, a model and an experiment, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write_images(tmp_path / "data" / "images", count=90)
+    write_images(tmp_path / "data" / "held-out", count=12)
+    write_images(tmp_path / "data" / "grey", count=7)
+    Path("tiny_model.py").write_text(MODEL)
+    Path("tiny.toml").write_text(TOML)
+    return tmp_path
+
+
+def start(*arguments, launch=0, **options):
+    """The same in an interpreter of its own."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(launch)] if launch else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "sirc", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_from_images_to_a_fitted_scorer(study, command):
+    code, out, err = command("train", "tiny.toml", "--seed", "1")
+    assert code == 0, err
+    assert re.fullmatch(r"runs/tiny/seed-1/model\.safetensors  2 epochs, validation error [\d.]+%\n", out)
+    assert "seed 1, epoch 2: loss" in err
+    assert "learning rate 0.002" in err
+    assert not Path("runs/tiny/seed-2").exists()
+
+    code, out, err = command("extract", "tiny.toml", "--seed", "1")
+    assert code == 0, err
+    assert out.splitlines() == [
+        "runs/tiny/seed-1/outputs/train  90 rows, 3 logits, 32 features",
+        "runs/tiny/seed-1/outputs/test  12 rows, 3 logits, 32 features",
+        "runs/tiny/seed-1/outputs/Grey  7 rows, 3 logits, 32 features",
+        "runs/tiny/seed-1/outputs/Noise  6 rows, 3 logits, 32 features",
+    ]
+    assert "seed-1, train: 90/90 images" in err
+    stores = {name: sirc.OutputStore(f"runs/tiny/seed-1/outputs/{name}") for name in ("train", "test", "Grey")}
+    assert stores["train"].has_labels
+    assert stores["test"].has_labels
+    assert not stores["Grey"].has_labels
+
+    code, out, err = command("fit", "tiny.toml", "--seed", "1")
+    assert code == 0, err
+    assert out == "runs/tiny/seed-1/scorer.safetensors  3 scores\n"
+    scorer = sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors")
+    assert set(scorer(stores["test"].load())) == {"msp", "sirc(msp, residual)", "mahalanobis"}
+
+    model = sirc.models.build("tiny_model:small", checkpoint="runs/tiny/seed-1/model.safetensors").eval()
+    by_hand = sirc.fit(scorer.specs, stores["train"].load(), head=sirc.Head(model[6].weight, model[6].bias), crossfit=3)
+    for name, parameters in by_hand.parameters.items():
+        for key, value in parameters.items():
+            torch.testing.assert_close(scorer.parameters[name][key], value)
+
+    effective = sirc.experiment.Experiment.read("runs/tiny/experiment.toml")
+    assert effective.train.lr == 0.02
+    assert effective.train.momentum == 0.9  # defaults are written out
+
+    written = Path("runs/tiny/seed-1/scorer.safetensors").stat().st_mtime_ns
+    for name in ("train", "extract", "fit"):
+        assert command(name, "tiny.toml", "--seed", "1")[0] == 0  # all is there already
+    assert Path("runs/tiny/seed-1/scorer.safetensors").stat().st_mtime_ns == written
+    more = ["--set", 'fit.specs=["energy"]']
+    code, _, err = command("fit", "tiny.toml", "--seed", "1", *more)
+    assert code == 1
+    assert "exists already and is another: specs is" in err
+    assert command("fit", "tiny.toml", "--seed", "1", *more, "--overwrite", "--quiet")[0] == 0
+    assert sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors").specs == ("energy",)
+
+    two = start("fit", "tiny.toml", "--seed", "1", "--overwrite", launch=2)
+    out, err = two.communicate()
+    assert two.returncode == 0, err
+    assert out == "runs/tiny/seed-1/scorer.safetensors  3 scores\n"  # said once
+    shared = sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors")
+    expected = scorer(stores["test"].load())
+    for name, values in shared(stores["test"].load()).items():
+        torch.testing.assert_close(values, expected[name], rtol=1e-6, atol=1e-6)
+
+
+def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study):
+    whole = start("train", "tiny.toml", "--seed", "1", "--set", "out=whole", "--quiet")
+    killed = start("train", "tiny.toml", "--seed", "1", "--set", "out=cut", "--set", "train.epochs=2")
+    checkpoint = Path("cut/tiny/seed-1/checkpoint.safetensors")
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists():
+        assert killed.poll() is None, killed.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not Path("cut/tiny/seed-1/model.safetensors").exists()
+    _, err = whole.communicate()
+    assert whole.returncode == 0, err
+    assert err == ""
+    resumed = start("train", "tiny.toml", "--seed", "1", "--set", "out=cut")
+    _, err = resumed.communicate()
+    assert resumed.returncode == 0, err
+    assert "going on after epoch" in err
+    a, b = (
+        sirc.models.build("tiny_model:small", checkpoint=f"{out}/tiny/seed-1/model.safetensors").state_dict()
+        for out in ("whole", "cut")
+    )
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sirc.experiment.stages.train_run", interrupted)
+    code, out, err = command("train", "tiny.toml")
+    assert (code, out) == (130, "")
+    assert "stopped; what was finished is kept, and the same command goes on from there" in err
+
+
+def test_unreadable_images_are_named_on_stderr_and_counted_on_stdout(study, command):
+    command("train", "tiny.toml", "--seed", "1", "--quiet")
+    broken = Path("data/grey/b/002.png")
+    broken.write_bytes(b"no image")
+    code, out, err = command("extract", "tiny.toml", "--seed", "1", "--only", "Grey", "--quiet")
+    assert code == 1
+    assert out == ""
+    assert "b/002.png" in err
+    assert '`--set extract.on_error=skip`, or `on_error = "skip"` in [extract]; in Python `on_error="skip"`.' in err
+    code, out, err = command("extract", "tiny.toml", "--seed", "1", "--only", "Grey", "--on-error", "skip")
+    assert code == 0
+    assert out == "runs/tiny/seed-1/outputs/Grey  6 rows, 3 logits, 32 features, 1 unreadable\n"
+    assert "1 of 7 images could not be read" in err
+    assert "b/002.png" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "none.toml"], 2, "there is no file 'none.toml'"),
+        (["train", "tiny.toml", "--set", "train.epocs=3"], 2, "Did you mean `epochs`"),
+        (["train", "tiny.toml", "--set", "train.lr=fast"], 2, "--set train.lr=fast"),
+        (["train", "tiny.toml", "--seed", "7"], 2, "`--seed` must be one of the experiment's seeds (1, 2); got 7"),
+        (["train", "tiny.toml", "--set", "data.root=elsewhere"], 2, "which is not there"),
+        (["train", "tiny.toml", "--device", "toaster"], 2, "`--device` must be auto, cpu, cuda"),
+        (["extract", "tiny.toml", "--seed", "1"], 1, "there are no trained weights at"),
+        (["extract", "tiny.toml", "--only", "Gray"], 2, "`--only` must be one of train, test, Grey, Noise"),
+        (["fit", "tiny.toml", "--seed", "2"], 1, "Extract them first: `sirc extract … --only train`"),
+        (["fit", "tiny.toml", "--nonsense"], 2, "No such option"),
+        (["extract"], 2, "Missing argument"),
+        (["data", "check", "texture", "."], 2, "textures"),
+        (["data", "noise", "out", "--count", "0"], 2, "Invalid value"),
+        (["nonsense"], 2, "No such command"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_answered_with_words_and_a_code(study, command, arguments, code, words):
+    got, out, err = command(*arguments)
+    assert got == code
+    assert words in err
+    assert "Traceback" not in out + err
+    assert not Path("runs").exists()  # what fails leaves nothing that would stand in the way
+
+
+def test_a_wrong_key_is_named_with_its_line_and_the_nearest_right_one(study, command):
+    Path("tiny.toml").write_text(TOML.replace("epochs = 2", "epochz = 2"))
+    line = TOML.splitlines().index("epochs = 2") + 1
+    code, _, err = command("train", "tiny.toml")
+    assert code == 2
+    assert f"tiny.toml:{line}:" in err
+    assert "epochz" in err
+    assert "Did you mean `epochs`" in err
+
+
+def test_other_settings_do_not_mix_with_old_results(study, command):
+    assert command("train", "tiny.toml", "--seed", "1", "--quiet")[0] == 0
+    other = ["--seed", "1", "--set", "train.lr=0.3", "--quiet"]
+    code, _, err = command("train", "tiny.toml", *other)
+    assert code == 1
+    assert "lr is 0.02, got 0.3" in err
+    code, _, err = command("extract", "tiny.toml", *other)
+    assert code == 1
+    assert "was trained with other settings: lr is 0.02, got 0.3" in err
+    assert Experiment.read("runs/tiny/experiment.toml").train.lr == 0.02  # what is there is what it says
+    assert command("extract", "tiny.toml", "--seed", "1", "--quiet")[0] == 0
+    assert command("fit", "tiny.toml", "--seed", "1", "--quiet")[0] == 0
+    assert command("train", "tiny.toml", *other, "--overwrite")[0] == 0
+    code, _, err = command("fit", "tiny.toml", *other)
+    assert code == 1
+    assert "comes from other weights than" in err
+    code, _, err = command("extract", "tiny.toml", *other)
+    assert code == 1
+    assert "belongs to another model" in err
+    assert command("extract", "tiny.toml", *other, "--overwrite")[0] == 0
+    code, _, err = command("fit", "tiny.toml", *other)
+    assert code == 1
+    assert "exists already and is another: model is" in err
+    assert command("fit", "tiny.toml", *other, "--overwrite")[0] == 0
+
+
+def test_outputs_that_were_deleted_are_asked_for(study, command):
+    for stage in ("train", "extract"):
+        assert command(stage, "tiny.toml", "--seed", "1", "--quiet")[0] == 0
+    shutil.rmtree("runs/tiny/seed-1/outputs/train")
+    code, _, err = command("fit", "tiny.toml", "--seed", "1")
+    assert code == 1
+    assert "there are no finished outputs at 'runs/tiny/seed-1/outputs/train'" in err
+    assert "`sirc extract … --only train`" in err
+
+
+def test_preprocessing_is_one_for_all_datasets_of_a_run(study, command):
+    for name in ("train", "extract"):
+        assert command(name, "tiny.toml", "--seed", "1", "--quiet")[0] == 0
+    grey = ["--seed", "1", "--set", "extract.dtype=float16", "--quiet"]
+    assert command("extract", "tiny.toml", "--only", "test", "--overwrite", *grey)[0] == 0
+    code, _, err = command("fit", "tiny.toml", *grey)
+    assert code == 1
+    assert "extracted with other settings: extract.dtype is model, got float16" in err
+
+
+def test_test_images_have_the_class_numbers_of_the_training_images(study, command):
+    """A test set that lacks a class must not shift the ones after it."""
+    shutil.rmtree("data/held-out/b")
+    command("train", "tiny.toml", "--seed", "1", "--quiet")
+    assert command("extract", "tiny.toml", "--seed", "1", "--only", "test", "--quiet")[0] == 0
+    labels = sirc.OutputStore("runs/tiny/seed-1/outputs/test").load().labels
+    assert set(labels.tolist()) == {1, 2}  # of b, g, r
+    Path("data/held-out/unseen").mkdir()
+    shutil.copy("data/held-out/g/001.png", "data/held-out/unseen/001.png")
+    code, _, err = command("extract", "tiny.toml", "--seed", "1", "--only", "test", "--overwrite")
+    assert code == 1
+    assert "must be among those of the training images; 'unseen' is not" in err
+
+
+def test_a_pretrained_experiment_is_not_trained(study, command):
+    Path("tiny.toml").write_text(TOML.replace("seeds = [1, 2]", "").split("[train]")[0])
+    code, _, err = command("train", "tiny.toml")
+    assert code == 1
+    assert "must have a [train] table" in err
+    assert command("extract", "tiny.toml", "--only", "test", "--quiet")[0] == 0
+    assert sirc.OutputStore("runs/tiny/pretrained/outputs/test").complete
+
+
+def test_the_datasets_are_listed_with_all_that_is_known_of_them(command):
+    code, out, err = command("data", "list")
+    assert (code, err) == (0, "")
+    for benchmark in sirc.data.catalogue():
+        (line,) = (line for line in out.splitlines() if line.startswith(benchmark.key + " "))
+        assert benchmark.title in line
+        assert benchmark.source in line
+
+
+def test_noise_is_written_checked_and_read_back(study, command):
+    code, out, _ = command("data", "noise", "noise", "--count", "5", "--seed", "3")
+    assert (code, out) == (0, "noise  5 images, seed 3\n")
+    made = sirc.data.Noise(5, seed=3)
+    read = sirc.data.image_folder("noise", labelled=False)
+    assert [made.image(i).tobytes() for i in range(5)] == [read.image(i).tobytes() for i in range(5)]
+    code, out, _ = command("data", "check", "noise", "noise")
+    assert code == 1  # five of ten thousand
+    assert "10,000" in out
+    code, out, _ = command("data", "check", "folder", "data/images", "--decode")
+    assert code == 0, out
+    assert "90" in out
+
+
+def test_help_has_an_example_for_every_command(command):
+    ones = ("train", "extract", "fit", "run", "demo", "evaluate", "table", "plot", "report")
+    for name in (*([one] for one in ones), ["data", "list"], ["data", "check"], ["data", "noise"]):
+        code, out, _ = command(*name, "--help")
+        assert code == 0
+        assert "Example: sirc " + " ".join(name) in out
+    assert "Example: sirc data colonoscopy" in command("data", "colonoscopy", "--help")[1]
+    assert command("--version")[1] == f"sirc {sirc.__version__}\n"

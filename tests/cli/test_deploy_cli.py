@@ -1,0 +1,421 @@
+"""The way from a run to a service on the command line, mistakes answered in words; and the lines of the tutorial."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import sirc
+from sirc import SelectiveClassifier
+from sirc.cli.production import read_confidences
+from sirc.experiment.experiment import Experiment
+from sirc.experiment.stages import extract_run, fit_run, train_run
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+
+MODEL = """
+from torch import nn
+
+def small(num_classes=3):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, num_classes)
+    )
+"""
+
+TOML = """
+name = "tiny"
+seeds = [1, 2]
+out = "runs"
+
+[model]
+name = "deployed_model:small"
+num_classes = 3
+
+[preprocess]
+resize = 12
+crop = 12
+
+[data]
+root = "data"
+train = { dataset = "folder", path = "images" }
+test = { dataset = "folder", path = "held-out" }
+validation = { dataset = "folder", path = "labelled" }
+
+[train]
+epochs = 6
+batch_size = 10
+lr = 0.05
+milestones = [5]
+workers = 0
+augment = { crop = "none" }
+
+[extract]
+batch_size = 64
+workers = 0
+
+[fit]
+specs = ["msp", "sirc(msp, residual)", "l1"]
+"""
+
+
+def write_images(root, count, seed):
+    """Three classes of colour, some hard to tell."""
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        pixels = random.integers(0, 150, (16, 16, 3))
+        pixels[..., number % 3] += random.integers(0, 70)
+        folder = root / "rgb"[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:03}.png")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a finished run of two seeds."""
+    root = tmp_path_factory.mktemp("deploy")
+    write_images(root / "data" / "images", 90, seed=0)
+    write_images(root / "data" / "labelled", 120, seed=1)
+    write_images(root / "data" / "held-out", 30, seed=2)
+    (root / "deployed_model.py").write_text(MODEL)
+    (root / "tiny.toml").write_text(TOML)
+    before = os.getcwd()
+    os.chdir(root)
+    try:
+        study = Experiment.read("tiny.toml")
+        for run in study.runs:
+            train_run(study, run, cpu=True)
+            extract_run(study, run, ["train", "test"])
+            fit_run(study, run)
+        study.save()
+    finally:
+        os.chdir(before)
+    return root
+
+
+@pytest.fixture
+def here(made, tmp_path, monkeypatch):
+    """A copy of it, as the current folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def test_the_whole_way(here, command):
+    code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
+    assert code == 0, err
+    assert out.startswith("sirc(msp, residual)\nAccept where confidence ≥ ")
+    assert "at least 90% of future ID✓" in out.replace("\n            ", "")
+    assert out.endswith("\nselective.safetensors\n")
+    assert "seed-1, validation: 120/120 images" in err
+    study = Experiment.read("tiny.toml")
+    store = sirc.OutputStore(study.run(1).store("validation"))
+    assert len(store) == 120
+
+    code, out, err = command("export", "runs/tiny", "--model", "selective.safetensors", "--out", "model.onnx")
+    assert code == 0, err
+    assert re.fullmatch(r"model\.onnx  [\d.]+ MiB, images \(n, 3, 12, 12\)\n", out)
+    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["sirc"])
+    assert facts["classes"] == ["b", "g", "r"]
+    assert facts["preprocess"]["crop"] == 12
+
+    Path("data/held-out/b/broken.png").write_text("no image")
+    code, out, err = command("predict", "data/held-out", "--model", "selective.safetensors", "--run", "runs/tiny")
+    assert code == 0, err
+    table = pd.read_csv("decisions.csv", keep_default_na=False)
+    accepted = int(table["accepted"].sum())
+    assert out.splitlines()[0] == f"accepted {accepted} of 31, 1 unreadable"
+    assert out.splitlines()[-1] == "decisions.csv"
+    assert list(table["path"]) == sorted(table["path"])
+    good = table[table["error"] == ""]
+    test = sirc.OutputStore(study.run(1).store("test")).load()
+    wanted = sirc.Scorer.load(study.run(1).scorer)(test)["sirc(msp, residual)"]
+    np.testing.assert_allclose(good["confidence"].astype(float), wanted, atol=1e-4)
+    assert list(good["label"].astype(int)) == test.predictions.tolist()
+    threshold = facts["threshold"]["value"]
+    assert list(good["accepted"]) == (good["confidence"].astype(float) >= threshold).tolist()
+
+    code, out, err = command("predict", "data/held-out", "--onnx", "model.onnx", "--out", "graph.csv", "--quiet")
+    assert (code, err) == (0, "")
+    other = pd.read_csv("graph.csv", keep_default_na=False)
+    assert list(other["accepted"]) == list(table["accepted"])
+    assert set(other["reason"]) <= {"", "rejected"}
+
+    arguments = ("--calibration", "selective.safetensors", "--confidences", "decisions.csv")
+    code, out, err = command("monitor", *arguments)
+    assert code == 0
+    assert out.startswith("No alarm")
+    assert "30 production inputs against 120 calibration rows" in out
+    assert err == "note: 1 rows without a confidence were left out\n"
+    code, out, _ = command("monitor", *arguments, "--json")
+    told = json.loads(out)
+    assert told["alarm"] is False
+    assert told["sizes"] == {"calibration": 120, "production": 30}
+    assert told["rate"] == pytest.approx(accepted / 30)
+
+
+def test_the_alarm_is_told_and_can_fail(here, command):
+    assert command("calibrate", "runs/tiny/seed-2", "--coverage", 0.8)[0] == 0
+    saved = SelectiveClassifier.load("selective.safetensors", _network(2))
+    low = np.full(200, saved.threshold.value - 1)
+    np.save("low.npy", low)
+    np.savez("low.npz", scores=low)
+    Path("low.csv").write_text("time,score\n" + "\n".join(f"{i},{value}" for i, value in enumerate(low)))
+    for arguments in (("low.npy",), ("low.npz", "--column", "scores"), ("low.csv", "--column", "score")):
+        call = ("monitor", "--calibration", "selective.safetensors", "--confidences", *arguments)
+        code, out, _ = command(*call)
+        assert code == 0
+        assert out.startswith("ALARM at input")
+        assert command(*call, "--fail-on-alarm")[0] == 1
+
+
+def _network(seed):
+    from sirc.experiment.provenance import network
+
+    study = Experiment.read("tiny.toml")
+    return network(study, study.run(seed))
+
+
+def test_promises_and_scores_are_chosen(here, command):
+    calls = {
+        "recall": ("--recall", 0.9, "--score", "msp"),
+        "coverage": ("--coverage", 0.5, "--score", "sirc( msp , residual )"),
+        "risk": ("--risk", 0.3, "--delta", 0.1),
+    }
+    for rule, options in calls.items():
+        code, _, err = command("calibrate", "runs/tiny", "--seed", 1, *options, "--out", f"{rule}.safetensors")
+        assert code == 0, err
+        saved = SelectiveClassifier.load(f"{rule}.safetensors", _network(1))
+        assert saved.threshold.rule == rule
+        assert saved.threshold.target == options[1]
+        assert saved.threshold.delta == (0.1 if rule == "risk" else 0.05)
+        assert saved.spec == ("msp" if rule == "recall" else "sirc(msp, residual)")
+    code, out, _ = command("calibrate", "runs/tiny", "--seed", 1, "--plain", "--out", "plain.safetensors")
+    assert code == 0
+    assert "None, an estimate" in out
+    assert SelectiveClassifier.load("plain.safetensors", _network(1)).threshold.delta is None
+
+
+def test_the_network_of_a_saved_classifier_is_found_among_the_seeds(here, command):
+    assert command("calibrate", "runs/tiny", "--seed", 2, "--recall", 0.9)[0] == 0
+    photos = ("data/held-out", "--model", "selective.safetensors", "--run")
+    assert command("predict", *photos, "runs/tiny", "--out", "a.csv")[0] == 0
+    assert command("predict", *photos, "runs/tiny/seed-2", "--out", "b.csv")[0] == 0
+    assert Path("a.csv").read_text() == Path("b.csv").read_text()
+    code, _, err = command("predict", *photos, "runs/tiny", "--seed", 1, "--out", "c.csv")
+    assert code == 1
+    assert "another model" in err
+
+
+def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, command):
+    study = Experiment.read("tiny.toml")
+    run = study.run(1)
+    call = ("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--plain", "--overwrite")
+    outputs = sirc.OutputStore(run.store("test")).load()
+    outputs.save("val.npz")
+    for val in ("val.npz", run.store("test")):
+        code, _, err = command(*call, "--val", val)
+        assert code == 0, err
+        saved = SelectiveClassifier.load("selective.safetensors", _network(1))
+        wanted = sirc.Scorer.load(run.scorer)(outputs)["sirc(msp, residual)"]
+        torch.testing.assert_close(saved.calibration, wanted.double().cpu())
+    code, _, err = command(*call, "--val", study.run(2).store("test"))
+    assert code == 1
+    assert "another's" in err
+    sirc.Outputs(outputs.logits, outputs.features).save("unlabelled.npz")
+    assert command(*call, "--val", "unlabelled.npz")[0] == 0  # a coverage needs no labels, a recall does
+    by_recall = ("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.5, "--plain", "--overwrite")
+    code, _, err = command(*by_recall, "--val", "unlabelled.npz")
+    assert code == 1
+    assert "labels" in err
+    text = Path("runs/tiny/experiment.toml").read_text()
+    Path("runs/tiny/experiment.toml").write_text(re.sub(r"\[data\.validation\]\n(.+\n)+", "", text))
+    code, _, err = command(*call)
+    assert code == 0, err
+    assert "no longer honest" in err
+    torch.testing.assert_close(SelectiveClassifier.load("selective.safetensors", _network(1)).calibration, wanted.cpu())
+
+
+def test_without_the_training_images_only_the_names_are_missing(here, command):
+    assert command("extract", "tiny.toml", "--only", "validation")[0] == 0
+    shutil.rmtree("data")
+    code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
+    assert code == 0, err
+    assert "without names of classes" in err
+    assert SelectiveClassifier.load("selective.safetensors", _network(1)).classes is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["calibrate", "runs/tiny"], 2, "say which with `--seed 1`"),
+        (["calibrate", "runs/tiny", "--seed", "7"], 2, "`--seed` must be one of the run's, 1, 2; got 7"),
+        (["calibrate", "runs"], 1, "has no experiment.toml"),
+        (["calibrate", "none"], 1, "has no experiment.toml"),
+        (["calibrate", "runs/tiny/seed-1", "--recall", "0.9", "--risk", "0.1"], 2, "give one of"),
+        (["calibrate", "runs/tiny/seed-1", "--recall", "1.5"], 2, "`--recall` must lie between 0 and 1"),
+        (["calibrate", "runs/tiny/seed-1", "--delta", "0"], 2, "`--delta` must lie between 0 and 1"),
+        (["calibrate", "runs/tiny/seed-1", "--risk", "0.1", "--plain"], 2, "`--plain` is not for"),
+        (
+            ["calibrate", "runs/tiny/seed-1", "--score", "energy"],
+            2,
+            "must be one of the run's: msp; sirc(msp, residual)",
+        ),
+        (["calibrate", "runs/tiny/seed-1", "--score", "mps"], 2, "msp"),
+        (["calibrate", "runs/tiny/seed-1", "--val", "none.npz"], 1, "there is no file or store 'none.npz'"),
+        (["calibrate", "runs/tiny/seed-1", "--out", "tiny.toml"], 1, "Pass `--overwrite`"),
+        (["calibrate", "runs/tiny/seed-1", "--recall", "0.999"], 1, "Label more rows"),
+        (["calibrate", "runs/tiny/seed-1", "--val", "runs/tiny/seed-1/outputs/train"], 1, "may not set a threshold"),
+        (["export", "runs/tiny", "--model", "none"], 1, "there is no file 'none'"),
+        (["export", "runs/tiny", "--model", "tiny.toml"], 1, "not a whole safetensors file"),
+        (["export", "runs/tiny", "--model", "runs/tiny/seed-1/scorer.safetensors"], 1, "not a saved selective"),
+        (["export", "runs/tiny"], 2, "--model"),
+        (["predict", "data"], 2, "give either"),
+        (["predict", "data", "--onnx", "m", "--model", "m"], 2, "give either"),
+        (["predict", "data", "--model", "m"], 2, "give either"),
+        (["predict", "data", "--onnx", "none.onnx"], 1, "there is no file 'none.onnx'"),
+        (["predict", "data", "--onnx", "tiny.toml"], 1, "must be an ONNX graph"),
+        (["serve", "none.onnx"], 1, "there is no file 'none.onnx'"),
+        (["serve", "tiny.toml"], 1, "must be an ONNX graph"),
+        (["serve", "tiny.toml", "--port", "70000"], 2, "65535"),
+        (["monitor", "--calibration", "none", "--confidences", "x.csv"], 1, "there is no file 'none'"),
+    ],
+)
+def test_nonsense_is_answered_in_words(here, command, arguments, code, words):
+    got, out, err = command(*arguments)
+    assert (got, out) == (code, ""), err
+    assert words in err
+    assert "Traceback" not in err
+    assert not Path("selective.safetensors").exists()
+
+
+def test_a_promise_that_cannot_be_kept_writes_nothing(here, command):
+    store = Path("runs/tiny/seed-1/outputs/test")
+    outputs = sirc.OutputStore(store).load()
+    labels = (outputs.predictions + 1) % 3  # all wrong
+    sirc.Outputs(*(torch.cat([part] * 10) for part in (outputs.logits, outputs.features, labels))).save("wrong.npz")
+    code, out, err = command("calibrate", "runs/tiny/seed-1", "--val", "wrong.npz", "--risk", 0.1)
+    assert code == 1
+    assert out.startswith("sirc(msp, residual)\nInfeasible")
+    assert "nothing was written" in err
+    assert not Path("selective.safetensors").exists()
+
+
+def test_confidences_that_are_none_are_refused(here, command):
+    assert command("calibrate", "runs/tiny/seed-1", "--recall", 0.9)[0] == 0
+    call = ("monitor", "--calibration", "selective.safetensors", "--confidences")
+    Path("words.csv").write_text("confidence\n1.5\nhigh\n")
+    Path("other.csv").write_text("score\n1.5\n")
+    Path("empty.csv").touch()
+    Path("no.txt").touch()
+    np.save("objects.npy", np.array([{}]), allow_pickle=True)
+    np.save("two.npy", np.zeros((3, 2)))
+    np.save("nan.npy", np.array([1.0, np.nan]))
+    np.save("complex.npy", np.array([1.0 + 2j]))
+    np.save("flags.npy", np.array([True, False]))
+    for name, code, words in (
+        ("words.csv", 1, "must hold numbers; got 'high'"),
+        ("other.csv", 1, "must have one column `confidence`; it has score"),
+        ("empty.csv", 1, "must be a CSV file"),
+        ("no.txt", 2, "must be a .csv, .npy or .npz file"),
+        ("none.csv", 1, "there is no file"),
+        ("objects.npy", 1, "plain numbers"),
+        ("two.npy", 1, "production"),
+        ("complex.npy", 1, "it holds complex128"),
+        ("flags.npy", 1, "it holds bool"),
+        ("nan.npy", 1, "NaN"),
+    ):
+        got, out, err = command(*call, name)
+        assert (got, out) == (code, ""), name
+        assert words in err, err
+    assert command(*call, "words.csv", "--delta", "2")[0] == 2
+    Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n")
+    assert read_confidences(Path("commas.csv"), "confidence")[0].tolist() == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("name", ["calibrate", "predict", "export", "serve", "monitor"])
+def test_help_has_an_example(name, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert f"Example: sirc {name} " in " ".join(out.split())
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
+    """The Python blocks make the files; the lines of the shell run as they stand, but for the port."""
+    monkeypatch.chdir(tmp_path)
+    port, server, ran = str(_free_port()), None, []
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    namespace = {"__name__": "docs"}
+    # Only what the shell's lines need: the others run in test_docs.
+    scripts = [text for kind, text in blocks if kind == "python"]
+    exec(compile(scripts[0].partition("torch.manual_seed")[0], str(PAGE), "exec"), namespace)
+    exec(compile(scripts[-1], str(PAGE), "exec"), namespace)
+    try:
+        for line in "".join(text for kind, text in blocks if kind == "sh").splitlines():
+            program, *arguments = shlex.split(line.replace("8000", port))
+            ran.append((program, arguments[0]))
+            if arguments[0] == "serve":
+                server = subprocess.Popen(
+                    [sys.executable, "-m", program, *arguments], stdout=subprocess.PIPE, text=True
+                )
+                assert server.stdout.readline() == f"serving colours.onnx on http://127.0.0.1:{port}\n"
+                _wait(port)
+            elif program == "sirc":
+                code, _, err = command(*arguments)
+                assert code == 0, f"{line}: {err}"
+            elif program == "curl":
+                _curl(arguments, line)
+            else:
+                pytest.fail(f"what is `{line}`?")
+    finally:
+        if server is not None:
+            server.terminate()
+            server.communicate(timeout=30)
+    assert {("sirc", name) for name in ("run", "calibrate", "export", "predict", "monitor", "serve")} <= set(ran)
+    table, by_graph = (pd.read_csv(name, keep_default_na=False) for name in ("colours.csv", "colours-by-graph.csv"))
+    assert list(table["accepted"]) == list(by_graph["accepted"])
+
+
+def _wait(port):
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+                return
+        except urllib.error.URLError:
+            time.sleep(0.1)
+    pytest.fail("the service did not start")
+
+
+def _curl(arguments, line):
+    if shutil.which("curl") is None:
+        return
+    done = subprocess.run(["curl", "-sS", "--fail", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    if "predict" in line:
+        rows = json.loads(done.stdout)["decisions"]
+        assert len(rows) == max(1, line.count("-F"))
+        assert {row["class"] for row in rows} <= {"red", "green", "blue"}
+    else:
+        assert ("sirc_accepted_total" in done.stdout) or (json.loads(done.stdout) == {"ready": True})

@@ -1,0 +1,226 @@
+"""A folder gets one row for each image, in order, whatever its files are."""
+
+import errno
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import sirc
+from sirc import SelectiveClassifier
+from sirc.data.preprocess import Preprocess
+from sirc.deploy.predict import (
+    COLUMNS,
+    decisions,
+    predict_folder,
+    save_decisions,
+)
+from sirc.progress import Progress, Task
+from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
+
+GOOD = ["a.png", "b/c/d.jpg", "b/grey.png", "b/rgba.png", "b/sixteen.png", "z/ünï cödé 图.png", "z/upper.JPG"]
+BROKEN = ["b/empty.png", "b/narrow.png", "b/text.png", "z/truncated.png"]
+
+
+@pytest.fixture(scope="module")
+def selective():
+    return calibrated()
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("graph") / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    for name in (*GOOD, *BROKEN):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(GOOD):
+        Image.fromarray(pixels(number)).save(root / name)
+    Image.fromarray(pixels(2)[..., 0]).save(root / "b/grey.png")
+    Image.fromarray(pixels(2)[..., 0].astype(np.uint16) * 257).save(root / "b/sixteen.png")
+    Image.fromarray(np.dstack((pixels(3), np.full((24, 24), 9, np.uint8)))).save(root / "b/rgba.png")
+    (root / "b/empty.png").touch()
+    (root / "b/text.png").write_text("hello")
+    (root / "z/truncated.png").write_bytes(encoded(1)[:-300])
+    Image.new("1", (3_000_000, 1)).save(root / "b/narrow.png")
+    (root / "notes.txt").write_text("no image")
+    (root / ".hidden.png").write_bytes(encoded(1))
+    (root / "nothing").mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def table(selective, folder):
+    return predict_folder(selective, folder, batch_size=3)
+
+
+def test_every_image_has_a_row_in_sorted_order(table):
+    assert list(table.columns) == COLUMNS
+    assert list(table["path"]) == sorted([*GOOD, *BROKEN])
+
+
+def test_rows_say_what_the_classifier_says(table, selective, folder):
+    prepare = PREPROCESS.test()
+    for row in table[table["error"] == ""].to_dict("records"):
+        if row["path"] in ("b/grey.png", "b/sixteen.png", "b/rgba.png"):
+            continue
+        x = prepare(Image.open(folder / row["path"]).convert("RGB"))[None]
+        label, confidence, accepted, _ = selective(x)
+        assert row["label"] == label.item()
+        assert row["class"] == CLASSES[label]
+        assert row["confidence"] == pytest.approx(confidence.item(), abs=1e-6)
+        assert row["accepted"] is accepted.item()
+        assert (row["reason"] == "") == row["accepted"]
+
+
+def test_bits_and_transparency_do_not_matter(table, selective):
+    rows = table.set_index("path")
+    grey = rows.loc["b/grey.png", "confidence"]
+    assert grey == pytest.approx(rows.loc["b/sixteen.png", "confidence"], abs=1e-6)
+    confidence = selective(PREPROCESS.test()(Image.fromarray(pixels(3)))[None]).confidence
+    assert rows.loc["b/rgba.png", "confidence"] == pytest.approx(confidence.item(), abs=1e-6)
+
+
+def test_broken_images_have_their_error_and_are_not_accepted(table):
+    broken = table[table["path"].isin(BROKEN)]
+    assert (broken["error"].str.len() > 10).all()
+    assert not broken["accepted"].any()
+    assert broken[["label", "class", "confidence"]].isna().all(axis=None)
+    assert (broken["reason"] == "").all()
+    words = broken.set_index("path")["error"]
+    assert "empty or no image" in words["b/empty.png"]
+    assert "damaged" in words["z/truncated.png"]
+    assert "too narrow" in words["b/narrow.png"]  # or its 3 MB would become 2 TB
+    assert set(table["error"]) - set(words) == {""}
+
+
+def test_batches_and_workers_change_nothing(table, selective, folder):
+    for options in ({"batch_size": 1}, {"batch_size": 100}, {"batch_size": 2, "workers": 2}):
+        other = predict_folder(selective, folder, **options)
+        pd.testing.assert_frame_equal(other, table, check_exact=False, atol=1e-6)
+
+
+def test_a_graph_decides_the_same_and_says_only_that_it_rejected(table, folder, graph):
+    other = predict_folder(graph, folder)
+    pd.testing.assert_frame_equal(
+        other.drop(columns="reason"), table.drop(columns="reason"), check_exact=False, atol=1e-4
+    )
+    assert set(other["reason"]) == {"", "rejected"}
+    assert ((other["reason"] == "rejected") == (table["reason"] != "")).all()
+
+
+def test_the_reason_is_the_part_that_took_the_confidence_away(folder):
+    selective = calibrated().set_threshold(1e6)  # no softmax reaches that
+    assert set(predict_folder(selective, folder)["reason"]) == {"softmax", ""}
+    prepare = PREPROCESS.test()
+    x = torch.stack([prepare(Image.fromarray(pixels(number))) for number in range(300, 360)])
+    logits, _ = selective.outputs(x)
+    softmax = logits.double().softmax(-1)
+    part = -(-(softmax * softmax.log()).sum(-1)).log()  # −log H, what the softmax alone says
+    seen = set()
+    for value in (float(selective(x).confidence.quantile(0.5)), 1e6):
+        found, reasons = selective.set_threshold(value).explain(x)
+        seen |= set(reasons)
+        for accepted, reason, alone in zip(found.accepted.tolist(), reasons, part.tolist(), strict=True):
+            assert reason == ("" if accepted else "softmax" if alone < value else "residual")
+    assert seen == {"", "softmax", "residual"}
+
+
+def test_the_file_is_whole_or_absent_and_reads_back(table, tmp_path, monkeypatch):
+    path = tmp_path / "new" / "decisions.csv"
+    save_decisions(table, path)
+    back = pd.read_csv(path, keep_default_na=False)
+    assert list(back["path"]) == list(table["path"])
+    assert list(back["accepted"]) == list(table["accepted"])
+    known = table["confidence"].notna()
+    np.testing.assert_array_equal(back["confidence"][known].astype(float), table["confidence"][known])
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match="overwrite"):
+        save_decisions(table, path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save_decisions(table[:2], path, overwrite=True)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["decisions.csv"]
+
+
+def test_rows_come_as_they_are_found_and_progress_is_told(selective, folder):
+    told = []
+
+    class Counting(Progress):
+        def task(self, name, total, **_):
+            told.append(total)
+            return super().task(name, total)
+
+    rows = decisions(selective, folder, batch_size=2, progress=Counting())
+    assert next(rows).path == "a.png"
+    assert told == [len(GOOD) + len(BROKEN)]
+    rows.close()
+    assert Task().advance() is None
+
+
+def test_images_that_keep_their_size_are_taken_one_by_one(tmp_path, selective, graph):
+    Image.fromarray(pixels(1, 20, 30)).save(tmp_path / "a.png")
+    Image.fromarray(pixels(2, SIDE, SIDE)).save(tmp_path / "b.png")
+    Image.fromarray(pixels(3, 1, 1)).save(tmp_path / "c.png")
+    own = Preprocess(resize=None, crop=None, mean=PREPROCESS.mean, std=PREPROCESS.std)
+    table = predict_folder(selective, tmp_path, preprocess=own)
+    assert list(table["error"] == "") == [True, True, False]  # a kernel of 3 × 3 cannot see one pixel
+    by_graph = predict_folder(graph, tmp_path, preprocess=own)
+    assert list(by_graph["error"] == "") == [False, True, False]
+    assert "16 × 16" in by_graph["error"][0]
+
+
+def test_mistakes_are_answered_in_words(tmp_path, selective, folder):
+    with pytest.raises(FileNotFoundError, match="no image in or below"):
+        predict_folder(selective, tmp_path)
+    with pytest.raises(FileNotFoundError, match="not there"):
+        predict_folder(selective, tmp_path / "none")
+    with pytest.raises(ValueError, match="batch_size"):
+        predict_folder(selective, folder, batch_size=0)
+    with pytest.raises(ValueError, match="must be a SelectiveClassifier or the path"):
+        predict_folder(3, folder)
+    with pytest.raises(ValueError, match="how"):
+        predict_folder(calibrated(preprocess=None), folder)
+    fresh = SelectiveClassifier(selective.model, selective.scorer, SPEC, preprocess=PREPROCESS)
+    with pytest.raises(sirc.NotFittedError, match="calibrate"):
+        predict_folder(fresh, folder)
+
+
+def test_a_pipe_is_no_image_and_a_link_that_leads_nowhere_is_a_broken_one(selective, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for place in (tmp_path, tmp_path / "sub"):
+        os.mkfifo(place / "pipe.png")
+        (place / "link.png").symlink_to(place / "nowhere.png")
+    Image.new("RGB", (16, 16)).save(tmp_path / "sub" / "real.png")
+    found = predict_folder(selective, tmp_path)
+    assert list(found["path"]) == ["link.png", "sub/link.png", "sub/real.png"]
+    assert list(found["error"] == "") == [False, False, True]
+
+
+def test_a_failing_machine_is_not_taken_for_broken_images(selective, folder, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr("sirc.data.folder.read_image", fail)
+    with pytest.raises(OSError, match="not its own"):
+        predict_folder(selective, folder)
+
+
+def test_a_failing_model_is_not_taken_for_broken_images(selective, folder, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(type(selective), "explain", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        predict_folder(selective, folder, batch_size=1)

@@ -1,0 +1,679 @@
+"""The service decides as the graph alone does, and answers everything else in words, however it is pressed."""
+
+import asyncio
+import contextlib
+import http.client
+import importlib
+import io
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from sirc.data.preprocess import Preprocess
+from sirc.deploy.onnx_model import Decided
+from sirc.deploy.serve import make_app
+from sirc.deploy.serve.budget import Budget
+from sirc.deploy.serve.images import open_image
+from sirc.deploy.serve.metrics import KINDS
+from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
+
+LIMITS = {"max_bytes": 100_000, "max_images": 20, "max_pixels": 1_000_000, "max_body": 500_000}
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("graph") / "model.onnx")
+
+
+@pytest.fixture(scope="session")
+def reference(graph):
+    """What onnxruntime alone says of encoded images."""
+    session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    prepare = PREPROCESS.test()
+
+    def decide(*images):
+        x = np.stack([prepare(Image.open(io.BytesIO(image)).convert("RGB")).numpy() for image in images])
+        label, confidence, accepted, _ = session.run(None, {"images": x})
+        return [
+            {"label": int(a), "class": CLASSES[a], "confidence": pytest.approx(b, abs=1e-6), "accepted": bool(c)}
+            for a, b, c in zip(label, confidence, accepted, strict=True)
+        ]
+
+    return decide
+
+
+@pytest.fixture
+def app(graph):
+    return make_app(graph, **LIMITS)
+
+
+@pytest.fixture
+def client(app):
+    return TestClient(app)
+
+
+def post(client, body, kind="image/png"):
+    return client.post("/predict", content=body, headers={"Content-Type": kind} if kind else {})
+
+
+def counted(text):
+    """The samples of Prometheus' text: "name{labels}" to value."""
+    found = re.findall(r"^(\w+(?:\{[^}]*\})?) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_one_image_gets_the_graph_s_decision(client, reference):
+    for number in range(8):
+        image = encoded(number)
+        answer = post(client, image)
+        assert answer.status_code == 200
+        assert answer.json()["decisions"] == reference(image)
+        assert answer.json()["spec"] == SPEC
+
+
+def test_a_form_gets_its_decisions_in_the_order_of_its_files(client, reference):
+    images = [encoded(number) for number in range(20)]  # more than the graph sees at once
+    files = [("image", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
+    answer = client.post("/predict", files=files)
+    assert answer.json()["decisions"] == reference(*images)
+    assert len({decision["accepted"] for decision in answer.json()["decisions"]}) == 2
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+def test_every_format_of_photographs_is_read(client, reference, kind):
+    image = encoded(5, kind)
+    assert post(client, image, "application/octet-stream").json()["decisions"] == reference(image)
+
+
+def test_grey_and_transparent_and_16_bit_images_are_read(client):
+    rgba = np.dstack((pixels(1), np.full((24, 24), 7, np.uint8)))
+    images = [pixels(1)[..., 0], pixels(1)[..., 0].astype(np.uint16) * 257, rgba]
+    answers = []
+    for image in images:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "PNG")
+        answers.append(post(client, file.getvalue()).json()["decisions"][0])
+    assert answers[0] == answers[1]  # 16 bits of the same grey
+    assert answers[2] == post(client, encoded(1)).json()["decisions"][0]  # transparency is dropped
+
+
+def png_of(width, height):
+    """A PNG whose pixels are zeros: few bytes, however large it says it is."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    packer = zlib.compressobj()
+    rows = b"".join(packer.compress(bytes(width // 8 + 1)) for _ in range(height)) + packer.flush()
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def float_tiff():
+    file = io.BytesIO()
+    Image.fromarray(np.ones((20, 20), np.float32)).save(file, "TIFF")
+    return file.getvalue()
+
+
+def many_scans(count):
+    """A progressive JPEG whose last scan, of a few bytes, comes again and again."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64), 128).save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    scan = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + scan * (count - whole.count(b"\xff\xda")) + whole[-2:]
+
+
+BOMB = png_of(9000, 9000)
+BAD = {
+    "empty": (b"", "image/png", 400, "no_image"),
+    "no type": (b"x", None, 415, "content_type"),
+    "text": (b"hello", "text/plain", 415, "content_type"),
+    "json": (b"{}", "application/json", 415, "content_type"),
+    "urlencoded": (encoded(1), "application/x-www-form-urlencoded", 415, "content_type"),
+    "no image": (b"hello" * 100, "image/png", 422, "not_an_image"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml", 422, "not_an_image"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "image/eps", 422, "not_an_image"),
+    "truncated png": (encoded(1)[:-500], "image/png", 422, "damaged"),
+    "truncated jpeg": (encoded(1, "JPEG")[:-200], "image/jpeg", 422, "damaged"),
+    "only a head": (encoded(1)[:30], "image/png", 422, ("damaged", "not_an_image")),
+    "numbers": (float_tiff(), "image/tiff", 422, "not_an_image"),
+    "many scans": (many_scans(201), "image/jpeg", 422, "damaged"),
+    "jpeg in tiff": (encoded(1, "TIFF", compression="jpeg"), "image/tiff", 422, "not_an_image"),
+    "plain bits": (b"P1\n2 2\n" + b"#\n" * 99 + b"1 0 0 1", "image/x-portable-bitmap", 422, "not_an_image"),
+    "plain grey": (b"P2\n2 2\n255\n1 2 3 4", "image/x-portable-graymap", 422, "not_an_image"),
+    "plain colours": (b"P3\n1 1\n255\n1 2 3", "image/x-portable-pixmap", 422, "not_an_image"),
+    "a long type": (b"x", "a" * 50_000, 415, "content_type"),
+    "huge": (bytes(100_001), "image/png", 413, "too_large"),
+    "bomb": (BOMB, "image/png", 413, "too_many_pixels"),
+    "narrow": (png_of(90_000, 1), "image/png", 413, "too_many_pixels"),
+    "no boundary": (b"x", "multipart/form-data", 400, "malformed"),
+    "bad form": (b"nonsense", "multipart/form-data; boundary=b", 400, "malformed"),
+    "cut form": (
+        b'--b\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\nabc',
+        "multipart/form-data; boundary=b",
+        400,
+        "malformed",
+    ),
+    "empty form": (b"--b--\r\n", "multipart/form-data; boundary=b", 400, "no_image"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_image_is_refused_in_words(client, case):
+    body, kind, status, word = BAD[case]
+    answer = post(client, body, kind)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error", "kind"}
+    assert answer.json()["kind"] in (word if isinstance(word, tuple) else (word,))
+    assert "Traceback" not in answer.text
+    assert 10 < len(answer.json()["error"]) < 300
+    text = client.get("/metrics").text
+    assert counted(text)[f'sirc_errors_total{{kind="{answer.json()["kind"]}"}}'] == 1
+    assert counted(text)[f'sirc_requests_total{{status="{status}"}}'] == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # PIL has opinions on odd metadata
+def test_random_damage_gets_a_decision_or_a_refusal(client, caplog):
+    random = np.random.default_rng(0)
+    statuses = []
+    for number in range(280):
+        kind = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")[number % 7]
+        body = np.frombuffer(encoded(number, kind), np.uint8).copy()
+        places = random.integers(0, min(len(body), 200 if number % 2 else len(body)), random.integers(1, 12))
+        body[places] = random.integers(0, 256, len(places))
+        if number % 3 == 0:
+            statuses.append(client.post("/predict", files={"image": body.tobytes()}).status_code)
+        else:
+            statuses.append(post(client, body.tobytes()).status_code)
+    assert set(statuses) == {200, 413, 422}
+    assert not [record for record in caplog.records if record.name == "sirc.deploy.serve"]  # nothing went wrong inside
+    whole = np.frombuffer(form(*(encoded(number) for number in range(3))), np.uint8)
+    for _ in range(60):
+        body = whole.copy()
+        places = random.integers(0, 200, random.integers(1, 8))
+        body[places] = random.integers(0, 256, len(places))
+        answer = post(client, body.tobytes(), "multipart/form-data; boundary=b")
+        assert answer.status_code in (200, 400, 413, 415, 422), answer.text
+    assert not [record for record in caplog.records if record.name == "sirc.deploy.serve"]
+
+
+def test_a_bomb_is_small_on_the_way_and_refused_before_it_is_decoded(client, monkeypatch):
+    assert len(BOMB) < LIMITS["max_bytes"]
+
+    def decoded(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Image.Image, "convert", decoded)
+    assert post(client, BOMB).status_code == 413
+
+
+@pytest.mark.parametrize("case", ["many scans", "jpeg in tiff", "plain bits", "plain grey", "plain colours"])
+def test_what_takes_long_to_decode_is_refused_before(client, case, monkeypatch):
+    def decoded(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Image.Image, "convert", decoded)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded)
+    answer = post(client, BAD[case][0])
+    assert answer.json()["kind"] == BAD[case][3]
+    if case == "many scans":
+        assert "at most 200 scans; it has 201" in answer.json()["error"]
+
+
+def test_a_progressive_jpeg_of_a_camera_is_read(client, reference):
+    image = encoded(5, "JPEG", progressive=True)
+    assert image.count(b"\xff\xda") > 3
+    assert post(client, image).json()["decisions"] == reference(image)
+    assert post(client, many_scans(200)).status_code == 200
+
+
+def test_the_pixels_of_a_request_are_limited_together(client):
+    image = png_of(960, 1000)
+    assert client.post("/predict", files=[("image", image)] * 4).status_code == 200
+    answer = client.post("/predict", files=[("image", image)] * 5)
+    assert (answer.status_code, answer.json()["kind"]) == (413, "too_many_pixels")
+    assert "image 4 ('upload') is one too many" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_16_bit_images_keep_their_high_byte_and_take_little_memory(mode):
+    values = np.random.default_rng(0).integers(0, 1 << 16, (2001, 1999)).astype(np.uint16)
+    file = io.BytesIO()
+    if mode == "I":
+        file.write(b"P5\n1999 2001\n65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values.astype(">u2") if mode == "I;16B" else values).save(file, "TIFF")
+    file.seek(0)
+    assert Image.open(file).mode == mode
+    file.seek(0)
+    tracemalloc.start()
+    try:
+        image = open_image(file, "it", PREPROCESS, 1 << 30)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(np.asarray(image), np.repeat((values >> 8)[..., None], 3, axis=2))
+    assert peak < 4 * values.size  # as 64-bit numbers it would be at least eight
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "words"),
+    [
+        ([("a", encoded(1)), ("b", b"hello")], 422, "image 1 ('b')"),
+        ([("a", encoded(1)), ("b", b"")], 422, "image 1 ('b') is empty"),
+        ([("a", bytes(100_001))], 413, "image 0 ('a') must have at most 100,000 bytes"),
+        ([(str(i), bytes(90_000)) for i in range(6)], 413, "the request must have at most 500,000 bytes"),
+        ([(str(i), encoded(i)) for i in range(21)], 413, "at most 20 images"),
+        ([("a", encoded(1), "text/html")], 415, "image 0 ('a') must be an image; its type is text/html"),
+        ([("a", encoded(1), "text/" + "x" * 900)], 415, f"its type is text/{'x' * 75}"),
+    ],
+)
+def test_one_bad_file_refuses_the_form_and_is_named(client, files, status, words):
+    answer = client.post("/predict", files=[("image", file) for file in files])
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+    assert len(answer.json()["error"]) < 200
+    assert counted(client.get("/metrics").text)["sirc_accepted_total"] == 0
+
+
+def test_a_body_without_a_length_is_limited_too(client):
+    def body():
+        for _ in range(20):
+            yield bytes(10_000)
+
+    assert post(client, body()).json()["kind"] == "too_large"
+
+
+def test_paths_and_methods_that_are_not_there_answer_in_json(client):
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/predict").status_code == 405
+    assert "POST /predict" in client.get("/nothing").json()["error"]
+    for path in ("/docs", "/redoc"):  # they would load scripts from elsewhere
+        assert client.get(path).status_code == 404
+    assert {"/predict", "/health", "/ready", "/metrics", "/"} == set(client.get("/openapi.json").json()["paths"])
+
+
+def test_the_counters_add_up_and_belong_to_one_service(graph, client, reference):
+    images = [encoded(number) for number in range(12)]
+    for image in images:
+        post(client, image)
+    post(client, b"hello")
+    found = counted(client.get("/metrics").text)
+    expected = reference(*images)
+    accepted = sum(decision["accepted"] for decision in expected)
+    assert 0 < accepted < 12
+    assert found["sirc_accepted_total"] == accepted
+    assert found["sirc_rejected_total"] == 12 - accepted
+    assert found["sirc_confidence_count"] == 12
+    values = np.array([decision["confidence"].expected for decision in expected])
+    for edge in (-0.5, 0.0, 0.5):
+        bounds = {float(name.split('"')[1]): value for name, value in found.items() if "sirc_confidence_bucket" in name}
+        bound = min(bounds, key=lambda other: abs(other - edge))
+        assert bounds[bound] == (values <= bound).sum()
+    assert found['sirc_requests_total{status="200"}'] == 12
+    assert found['sirc_requests_total{status="422"}'] == 1
+    assert found["sirc_request_seconds_count"] == 13
+    assert found["sirc_requests_in_progress"] == 0
+    assert {f'sirc_errors_total{{kind="{kind}"}}' for kind in KINDS} <= set(found)
+    assert not [name for name in found if "_created" in name]
+    other = counted(TestClient(make_app(graph)).get("/metrics").text)
+    assert other["sirc_confidence_count"] == other["sirc_accepted_total"] == 0
+
+
+def test_the_buckets_of_confidences_are_the_calibration_s_quantiles_and_the_threshold(client):
+    selective = calibrated()
+    text = client.get("/metrics").text
+    bounds = [float(edge) for edge in re.findall(r'sirc_confidence_bucket\{le="([^"]+)"\}', text)]
+    wanted = np.quantile(selective.calibration, np.arange(1, 20) / 20).tolist()
+    np.testing.assert_allclose(bounds, [*sorted({*wanted, selective.threshold.value}), np.inf], rtol=1e-9)
+    promised = float((selective.calibration >= selective.threshold.value).double().mean())
+    assert counted(text)["sirc_calibration_acceptance"] == pytest.approx(promised)
+
+
+def test_it_tells_what_it_serves(client):
+    about = client.get("/").json()
+    threshold = calibrated().threshold
+    assert about["spec"] == SPEC
+    assert about["threshold"] == pytest.approx(threshold.value)
+    assert about["guarantee"] == threshold.guarantee
+    assert "probability at least 95%" in about["guarantee"]
+    assert about["classes"] == CLASSES
+    assert (about["input"]["height"], about["input"]["width"]) == (SIDE, SIDE)
+    assert about["limits"] == {**LIMITS, "max_request_pixels": 4_000_000}
+
+
+def test_it_lives_and_is_ready_while_the_graph_answers(app, client, monkeypatch, caplog):
+    assert client.get("/health").json() == {"alive": True}
+    assert client.get("/ready").json() == {"ready": True}
+    for path in ("/health", "/ready"):
+        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
+    monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: 1 / 0)
+    assert client.get("/ready").status_code == 503
+    assert client.get("/health").status_code == 200
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_goes_wrong_inside_is_logged_and_not_told(app, client, monkeypatch, caplog):
+    monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: 1 / 0)
+    answer = post(client, encoded(1))
+    assert answer.status_code == 500
+    assert answer.json()["kind"] == "internal"
+    assert "division" not in answer.text
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    assert post(client, encoded(1)).status_code == 200
+
+
+def test_confidences_that_are_no_numbers_are_strings_and_do_not_spoil_the_histogram(app, client, monkeypatch):
+    values = [np.inf, -np.inf, np.nan, 1.5]
+    fake = Decided(np.zeros(4, np.int64), np.array(values), np.array([True, False, False, True]))
+    monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: fake)
+    answer = post(client, encoded(1))
+    decisions = json.loads(answer.text, parse_constant=pytest.fail)["decisions"]
+    assert [decision["confidence"] for decision in decisions] == ["inf", "-inf", "nan", 1.5]
+    np.testing.assert_array_equal([float(decision["confidence"]) for decision in decisions], values)
+    found = counted(client.get("/metrics").text)
+    assert found["sirc_confidence_count"] == 1
+    assert found['sirc_confidence_bucket{le="+Inf"}'] == 1
+    assert found["sirc_confidence_nonfinite_total"] == 3
+
+
+def test_too_many_requests_at_once_are_sent_away(app, client):
+    app.state.service._room = 0
+    answer = post(client, encoded(1))
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+
+
+def test_bytes_beyond_the_budget_wait_and_somebody_always_goes_on():
+    async def story():
+        budget = Budget(10)
+        with budget.share() as first, budget.share() as second, budget.share() as third:
+            await first.take(4)
+            await second.take(6)
+            waits = asyncio.create_task(second.take(1))
+            last = asyncio.create_task(third.take(1))
+            await asyncio.sleep(0)
+            assert second.waits
+            assert third.waits
+            await first.take(5)  # the oldest goes on, as nobody else would
+            assert budget.used == 15
+            first.whole()
+            await asyncio.sleep(0)
+            assert not waits.done()  # the first will be answered: that is worth waiting for
+            first.give_back()
+            await asyncio.gather(waits, last)
+            assert budget.used == 8
+            alone = asyncio.create_task(third.take(3))
+            await asyncio.sleep(0)
+            second.give_back()
+            await alone
+            await third.take(100)
+        assert budget.used == 0
+        with budget.share() as vanishes, budget.share() as other:
+            await vanishes.take(10)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(other.take(1), 0.01)
+            assert other.waits
+            assert other.held == 0
+        assert budget.used == 0
+
+    asyncio.run(story())
+
+
+def test_who_waits_for_room_too_long_is_sent_away(graph):
+    app = make_app(graph, max_held=1, read_seconds=0.2)
+    with app.state.service._budget.share() as other:
+        answer = post(TestClient(app), encoded(1))
+        assert (answer.status_code, answer.json()["kind"]) == (503, "busy")
+        assert other.held == 0
+    assert post(TestClient(app), encoded(1)).status_code == 200
+    assert app.state.service._budget.used == 0
+
+
+def test_an_image_that_the_graph_cannot_take_is_refused(tmp_path):
+    whole = Preprocess(resize=SIDE, crop=None)
+    client = TestClient(make_app(exported(tmp_path / "uncropped.onnx", preprocess=whole)))
+    assert post(client, encoded(1)).status_code == 200
+    file = io.BytesIO()
+    Image.fromarray(pixels(1, 24, 48)).save(file, "PNG")
+    answer = post(client, file.getvalue())
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "error": "the image must have 16 × 16 pixels once prepared; it has 32 × 16",
+        "kind": "wrong_size",
+    }
+
+
+@pytest.mark.parametrize("package", ["fastapi", "prometheus_client", "python_multipart"])
+def test_a_missing_package_names_the_extra(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "sirc.deploy.serve")
+    with pytest.raises(ImportError, match=r"pip install 'sirc\[serve\]'"):
+        importlib.import_module("sirc.deploy.serve")
+
+
+def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
+    import onnx
+
+    with pytest.raises(FileNotFoundError, match="sirc export"):
+        make_app(tmp_path / "none.onnx")
+    (tmp_path / "text.onnx").write_text("hello")
+    with pytest.raises(ValueError, match="must be an ONNX graph"):
+        make_app(tmp_path / "text.onnx")
+    (tmp_path / "cut.onnx").write_bytes(graph.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match="must be an ONNX graph"):
+        make_app(tmp_path / "cut.onnx")
+    with pytest.raises(ValueError, match="must say how images are prepared"):
+        make_app(exported(tmp_path / "unprepared.onnx", preprocess=None))
+    model = onnx.load(graph)
+    facts = model.metadata_props.pop()
+    onnx.save(model, tmp_path / "foreign.onnx")
+    with pytest.raises(ValueError, match="export_onnx"):
+        make_app(tmp_path / "foreign.onnx")
+    for damaged in ("{", "[]", '{"spec": "msp"}', facts.value.replace('"feasible": true', '"feasible": 3')):
+        model.metadata_props.add(key="sirc", value=damaged)
+        onnx.save(model, tmp_path / "damaged.onnx")
+        with pytest.raises(ValueError, match=r"damaged\.onnx"):
+            make_app(tmp_path / "damaged.onnx")
+        model.metadata_props.pop()
+    for name in LIMITS:
+        with pytest.raises(ValueError, match=name):
+            make_app(graph, **{name: 0})
+    with pytest.raises(ValueError, match="threads"):
+        make_app(graph, threads=-1)
+
+
+SERVER = """
+import sys
+from sirc.serve import make_app, run
+app = make_app(sys.argv[1], read_seconds=3, threads=1, max_held=32 << 20, max_bytes=1 << 20, max_body=4 << 20)
+run(app, port=0, quiet=True, started=lambda address: print(address, flush=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(graph):
+    """The service in a process of its own: its process and its port."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(graph)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    address = process.stdout.readline().strip()
+    yield process, int(address.rpartition(":")[2])
+    process.terminate()
+    _, told = process.communicate(timeout=30)
+    assert "Traceback" not in told, told
+
+
+def asked(port, method="POST", path="/predict", body=None, headers=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, body=body, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def counters(port, before=None):
+    """What the service counted, since then."""
+    found = counted(asked(port, "GET", "/metrics")[1].decode())
+    return {name: value - (before or {}).get(name, 0) for name, value in found.items()}
+
+
+def peak(process):
+    """The most memory it ever had at once since `forget`, in MiB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1]) / 1024
+
+
+def forget(process):
+    try:
+        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+    except OSError as error:
+        pytest.skip(f"the peak of memory cannot be seen here: {error}")
+
+
+def form(*images):
+    parts = [
+        b'--b\r\nContent-Disposition: form-data; name="image"; filename="%d.png"\r\n'
+        b"Content-Type: image/png\r\n\r\n%s\r\n" % (i, image)
+        for i, image in enumerate(images)
+    ]
+    return b"".join(parts) + b"--b--\r\n"
+
+
+def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, reference):
+    process, port = server
+    good = {number: encoded(number) for number in range(12)}
+    expected = {number: reference(image) for number, image in good.items()}
+    batch = form(*good.values())
+    many = "multipart/form-data; boundary=b"
+    huge = bytes(30 << 20)
+    bad = [(body, kind, status) for body, kind, status, _ in BAD.values() if kind and len(body) < 100_000]
+    bad = [(body, kind, status) for body, kind, status in bad if body is not BAD["narrow"][0]]
+    jobs = []
+    for number in range(200):
+        if number % 5 < 3:
+            jobs.append((good[number % 12], "image/png", 200, expected[number % 12]))
+        elif number % 25 == 3:
+            jobs.append((huge, "image/png", 413, None))
+        elif number % 25 == 4:
+            jobs.append((form(huge[: 3 << 20]), many, 413, None))
+        elif number % 25 == 8:
+            jobs.append((BOMB, "image/png", 413, None))
+        elif number % 25 == 9:
+            jobs.append((batch, many, 200, [row for rows in expected.values() for row in rows]))
+        else:
+            body, kind, status = bad[number % len(bad)]
+            jobs.append((body, kind, 413 if body is BOMB else status, None))
+
+    assert asked(port, "GET", "/ready")[0] == 200
+    for _ in range(3):
+        asked(port, body=batch, headers={"Content-Type": many})
+    counts = counters(port)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda job: asked(port, body=job[0], headers={"Content-Type": job[1]}), jobs))
+    for (status, text), (_, _, wanted, decisions) in zip(found, jobs, strict=True):
+        assert status == wanted, text
+        answer = json.loads(text)
+        assert answer.get("decisions") == decisions
+        assert ("error" in answer) == (wanted != 200)
+    assert process.poll() is None
+
+    new = counters(port, counts)
+    for status in {job[2] for job in jobs}:
+        assert new[f'sirc_requests_total{{status="{status}"}}'] == sum(job[2] == status for job in jobs)
+    rows = [row for job in jobs for row in job[3] or ()]
+    assert new["sirc_accepted_total"] == sum(row["accepted"] for row in rows)
+    assert new["sirc_rejected_total"] == sum(not row["accepted"] for row in rows)
+    assert new["sirc_confidence_count"] == len(rows)
+    errors = sum(value for name, value in new.items() if name.startswith("sirc_errors_total"))
+    assert errors == sum(job[2] != 200 for job in jobs)
+    assert counters(port)["sirc_requests_in_progress"] == 0
+
+
+def test_bodies_that_are_too_large_are_never_held(server):
+    process, port = server
+    forget(process)
+    before = peak(process)
+    piece = bytes(1 << 20)
+
+    def upload(number):
+        kind = "image/png" if number % 2 else "multipart/form-data; boundary=b"
+        head = form(b"").removesuffix(b"\r\n--b--\r\n")
+        return asked(port, body=iter([head, *[piece] * 70]), headers={"Content-Type": kind})[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(upload, range(8))) == [413] * 8
+        bombs = pool.map(lambda _: asked(port, body=BOMB, headers={"Content-Type": "image/png"}), range(8))
+        assert [status for status, _ in bombs] == [413] * 8
+    assert peak(process) - before < 150  # 560 MiB came by
+
+
+def test_slow_and_vanishing_clients_hold_nobody_up(server, reference):
+    _, port = server
+    before = counters(port)
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc"
+    slow, refused = ([socket.create_connection(("127.0.0.1", port)) for _ in range(60)] for _ in range(2))
+    for connection in slow:
+        connection.sendall(head)
+    for connection in refused:
+        connection.sendall(head.replace(b"image/png", b"text/html"))  # what they send further is thrown away
+    for connection in slow[:4]:
+        connection.close()  # these vanish, the others say nothing more
+    image = encoded(3)
+    began = time.monotonic()
+    status, text = asked(port, body=image, headers={"Content-Type": "image/png"})
+    assert time.monotonic() - began < 2
+    assert (status, json.loads(text)["decisions"]) == (200, reference(image))
+    for connection in refused:
+        connection.close()
+    for connection in slow[4:]:
+        connection.settimeout(30)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+        connection.close()
+    for _ in range(50):
+        new = counters(port, before)
+        if new['sirc_errors_total{kind="disconnected"}'] == 4 and new["sirc_requests_in_progress"] == 0:
+            break
+        time.sleep(0.1)
+    assert new['sirc_errors_total{kind="disconnected"}'] == 4
+    assert new['sirc_errors_total{kind="timeout"}'] == 56
+    assert new['sirc_errors_total{kind="content_type"}'] == 60
+    assert counters(port)["sirc_requests_in_progress"] == 0
+
+
+def test_the_command_passes_its_limits_on(graph, monkeypatch):
+    from sirc.cli import deploy
+
+    served = []
+    monkeypatch.setattr("sirc.deploy.serve.run", lambda app, **_: served.append(app.state.service.limits))
+    deploy.serve(graph, max_bytes=1, max_images=2, max_pixels=3, max_body=4)
+    limits = served[0]
+    assert (limits.max_bytes, limits.max_images, limits.max_pixels, limits.max_body) == (1, 2, 3, 4)
+
+
+def test_a_port_that_is_taken_is_told(graph):
+    from sirc.deploy.serve import run
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="cannot be listened on"):
+        run(make_app(graph), port=taken.getsockname()[1])

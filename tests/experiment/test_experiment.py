@@ -1,0 +1,419 @@
+"""An experiment's TOML: the paper's five say what the paper says; a mistake is named before it costs an hour."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sirc.data.catalogue import benchmark
+from sirc.data.preprocess import Preprocess
+from sirc.errors import ConfigError
+from sirc.experiment.experiment import PAPER_SPECS, Data, Experiment, Extract, Fit, Model, Run, Source
+from sirc.training import Augment, Train
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+FILES = sorted(FOLDER.glob("*.toml"))
+IMAGENET_200 = ["resnet50_imagenet200", "densenet121_imagenet200", "mobilenetv2_imagenet200"]
+IMAGENET_1K = ["densenet121_imagenet1k", "bit_resnetv2_101_imagenet1k"]
+
+SMALL = """
+name = "small"
+seeds = [1, 2]
+
+[model]
+name = "timm:resnet18"
+
+[train]
+lr = 0.1
+
+[data]
+train = { dataset = "folder", path = "train" }
+test = { dataset = "folder", path = "test" }
+
+[data.ood]
+Noise = { dataset = "noise" }
+"my textures" = { dataset = "folder", path = "$NOWHERE/x" }
+"""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOWHERE", raising=False)
+    (tmp_path / "small.toml").write_text(SMALL)
+    return lambda *overrides: Experiment.read("small.toml", overrides)
+
+
+def plain(**changes):
+    source = Source("folder", "x")
+    given = {"name": "a", "model": Model("torchvision:resnet18", pretrained=True), "data": Data(source, source)}
+    return Experiment(**(given | changes))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_experiment_reads_and_its_dump_is_equal(path, tmp_path):
+    experiment = Experiment.read(path)
+    assert experiment.name == path.stem or path.stem == "folder"
+    (tmp_path / "again.toml").write_text(experiment.dump())
+    assert Experiment.read(tmp_path / "again.toml") == experiment
+
+
+@pytest.mark.parametrize("name", IMAGENET_200)
+def test_imagenet_200_is_trained_by_the_paper_s_recipe(name):
+    experiment = Experiment.read(FOLDER / f"{name}.toml")
+    network = {"resnet50": "resnet50", "densenet121": "densenet121", "mobilenetv2": "mobilenet_v2"}[name.split("_")[0]]
+    assert experiment.model == Model(f"torchvision:{network}", num_classes=200)
+    assert experiment.seeds == (1, 2, 3, 4, 5)
+    # Appendix, "Models and Training": 90 epochs, batches of 256, SGD, weight decay 1e-4, momentum 0.9, 0.1 stepping
+    # down by 10 at 30 and 60; 0.05 for MobileNetV2; Nesterov for DenseNet-121; random resized crops and flips.
+    assert experiment.train == Train(
+        epochs=90,
+        batch_size=256,
+        lr=0.05 if network == "mobilenet_v2" else 0.1,
+        momentum=0.9,
+        weight_decay=1e-4,
+        nesterov=network == "densenet121",
+        schedule="steps",
+        milestones=(30, 60),
+        gamma=0.1,
+        augment=Augment(crop="resized", scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5),
+    )
+    assert experiment.preprocess == Preprocess()
+    assert experiment.fit == Fit(PAPER_SPECS, crossfit=0, count=None)
+    assert experiment.data.train.dataset == experiment.data.test.dataset == "imagenet200"
+    assert len(experiment.data.ood) == 9
+
+
+@pytest.mark.parametrize("name", IMAGENET_1K)
+def test_imagenet_1k_uses_the_paper_s_pretrained_networks(name):
+    experiment = Experiment.read(FOLDER / f"{name}.toml")
+    assert experiment.train is None
+    assert experiment.model.num_classes == 1000
+    assert experiment.fit == Fit(PAPER_SPECS, crossfit=0, count=250_000)
+    assert experiment.data.train.dataset == "imagenet1k"
+    assert not {"Near-ImageNet-200", "Caltech-45"} & experiment.data.ood.keys()
+    assert len(experiment.data.ood) == 7
+    if name.startswith("bit"):
+        assert experiment.model.checkpoint == "BiT-S-R101x1.npz"
+        half = (0.5, 0.5, 0.5)
+        assert experiment.preprocess == Preprocess(resize=(480, 480), crop=None, mean=half, std=half)
+    else:
+        assert experiment.model.pretrained == "IMAGENET1K_V1"
+        assert experiment.preprocess.size == 224
+
+
+@pytest.mark.parametrize("name", IMAGENET_200 + IMAGENET_1K)
+def test_ood_sets_go_by_the_paper_s_titles_and_groups(name):
+    experiment = Experiment.read(FOLDER / f"{name}.toml")
+    groups = {"Close": set(), "Far": set(), None: set()}
+    for title, source in experiment.data.ood.items():
+        assert benchmark(source.dataset).title == title
+        groups[source.in_group].add(title)
+    near = {"Near-ImageNet-200", "Caltech-45"} if name in IMAGENET_200 else set()
+    assert groups == {
+        "Close": {"Openimage-O", "iNaturalist"} | near,
+        "Far": {"Textures", "Colonoscopy", "Colorectal", "Noise"},
+        None: {"ImageNet-O"},
+    }
+
+
+def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
+    assert len(set(PAPER_SPECS)) == 16
+    combined = {f"sirc({first}, {second})" for first in ("msp", "doctor", "entropy") for second in ("l1", "residual")}
+    alone = {"msp", "doctor", "entropy", "l1", "residual", "max_logit", "energy", "gradnorm", "vim", "mahalanobis"}
+    assert set(PAPER_SPECS) == combined | alone
+
+
+@pytest.mark.parametrize("line", re.findall(r"^# ?(\w+ = .*)$", (FOLDER / "folder.toml").read_text(), re.MULTILINE))
+def test_what_the_template_leaves_commented_can_be_switched_on(line, tmp_path):
+    text = (FOLDER / "folder.toml").read_text()
+    if line.startswith("checkpoint"):
+        text = text.replace("# pretrained", "# not-pretrained")
+    path = tmp_path / "folder.toml"
+    path.write_text(text.replace(f"# {line}", line))
+    assert tomllib.loads(path.read_text()) != tomllib.loads(text)
+    Experiment.read(path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["seeds=[]"], r"--set seeds=\[\]: `seeds` must be given to train: one network for each; got none. Write"),
+        (["seeds=[1, 1]"], r"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got \[1, 1\]"),
+        (["seeds=[-1]"], "`seeds` must be distinct whole numbers"),
+        (["name=a/b"], "--set name=a/b: `name` must be fit for a folder; got 'a/b', where '/' cannot be. Rename it."),
+        (["name="], "`name` must be fit for a folder; it is empty"),
+        (["name=.."], "`name` must be fit for a folder"),
+        (["name=con"], "'con' is a device on Windows"),
+        ([f"name={'é' * 101}"], "it is too long"),
+        (["out="], "`out` must be a folder"),
+        (["model.name=resnet18"], '`model.name` must be "timm:NAME", .*; got "resnet18". Write for example "torchvi'),
+        (["model.num_classes=0"], "`model.num_classes` must be a whole number ≥ 1; got 0"),
+        (["model.pretrained=true", "model.checkpoint=x.pt"], "`model.checkpoint` must be left out where `pretrained`"),
+        (["train.lr=0"], "--set train.lr=0: `train.lr` must be positive and finite; got 0.0."),
+        (["train.lr=inf"], "`train.lr` must be positive and finite; got inf."),
+        (["train.gamma=nan"], "`train.gamma` must be positive and finite; got nan."),
+        (["train.epochs=0"], "`train.epochs` must be a whole number ≥ 1; got 0"),
+        (["train.batch_size=-1"], "`train.batch_size` must be a whole number ≥ 1; got -1"),
+        (["train.momentum=1"], r"`train.momentum` must be in \[0, 1\); got 1.0."),
+        (["train.weight_decay=-1"], "`train.weight_decay` must be at least 0 and finite; got -1.0."),
+        (["train.nesterov=true", "train.momentum=0"], "`train.nesterov` must be false where `momentum` is 0"),
+        (["train.milestones=[60, 30]"], r"`train.milestones` must be epochs ≥ 1 that increase; got \[60, 30\]."),
+        (["train.milestones=[0]"], r"`train.milestones` must be epochs ≥ 1 that increase; got \[0\]."),
+        (["train.workers=-1"], "`train.workers` must be a whole number ≥ 0; got -1."),
+        (["train.precision=fp16"], '`train.precision` must be "fp32" or "bf16"; got "fp16".'),
+        (["train.augment.scale=[0, 1]"], r"`train.augment.scale` must be shares of the area, .* got \[0.0, 1.0\]."),
+        (["train.augment.ratio=[2, 1]"], "`train.augment.ratio` must be two positive numbers, least first"),
+        (["train.augment.flip=2"], r"`train.augment.flip` must be a probability in \[0, 1\]; got 2.0."),
+        (["train.augment.padding=-1"], "`train.augment.padding` must be a whole number ≥ 0; got -1."),
+        (["extract.shard_size=0"], "`extract.shard_size` must be a whole number ≥ 1"),
+        (["fit.specs=[]"], "`fit.specs` must name at least one score"),
+        (['fit.specs=["mps"]'], "`fit.specs` must be scores: unknown score `mps` in `mps`. Did you mean `msp`?"),
+        (['fit.specs=["sirc(msp,l1)", "sirc(msp, l1)"]'], r"`fit.specs` must be distinct; `sirc\(msp, l1\)` is there"),
+        (["fit.crossfit=1"], '`fit.crossfit` must be "auto", 0'),
+        (["fit.count=0"], "`fit.count` must be a whole number ≥ 1"),
+        (["preprocess.crop=0"], "`preprocess.crop` must be positive; got 0."),
+        (["preprocess.resize=[3, -1]"], "`preprocess.resize` must be positive"),
+        (["preprocess.std=[1, 0, 1]"], "`preprocess.std` must be positive"),
+        (["preprocess.resize=none", "preprocess.crop=none"], "`preprocess.crop` must be given to crop at random"),
+        (["data.test.dataset=textures"], "`data.test` must be a labelled ID set; got Textures, an OOD set."),
+        (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own; 'Test' means something else."),
+        (["data.ood.wrong.dataset=noise"], "`data.ood.wrong` must have a name of its own"),
+        (['data.ood."OOD mean".dataset=noise'], '`data.ood."OOD mean"` must have a name of its own'),
+        (["data.ood.noise.dataset=noise"], "`data.ood.noise` must differ from 'Noise' in more than case"),
+        (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must have a name that can be a folder\'s; got'),
+        (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean textures"),
+        (["data.ood.x.group=Near", "data.ood.x.dataset=noise"], '`data.ood.x.group` must be "Close" or "Far"'),
+        (
+            ["data.train.dataset=imagenet1k", "model.num_classes=200"],
+            "`model.num_classes` must be 1000, as ImageNet-1k",
+        ),
+        (["data.train.dataset=imagenet1k", "data.ood.x.dataset=caltech45"], "`data.ood.x` must share no class with"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_rule(small, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        small(*overrides)
+
+
+TUNED = ["tempered_msp", "sirc(max_logit_pnorm, l1)", "bayes(msp, l1)", "sirc(msp, l1, budget=0.1)"]
+HELD_OUT = 'data.validation={ dataset = "folder", path = "held-out" }'
+
+
+@pytest.mark.parametrize("spec", TUNED)
+def test_validation_images_are_stored_where_scores_are_tuned_on_them(small, spec):
+    known = small(f'fit.specs=["msp", "{spec}"]', HELD_OUT)
+    assert known.tuned
+    assert known.stored == ("train", "test", "validation", *known.data.ood)
+    for specs in (["msp", "tempered_msp(temperature=1)"], ["max_logit_pnorm(p=4)", "additive(msp, l1)"]):
+        other = small(f"fit.specs={json.dumps(specs)}", HELD_OUT)
+        assert not other.tuned
+        assert other.stored == ("train", "test", *other.data.ood)
+    if "budget" not in spec:
+        assert not small(f'fit.specs=["{spec}"]').tuned
+
+
+def test_a_budget_without_validation_images_is_refused_before_any_work(small):
+    with pytest.raises(
+        ConfigError, match=r"`fit.specs` must do without validation images.*budget=0.1.*data.validation"
+    ):
+        small('fit.specs=["msp", "sirc(msp, l1, budget=0.1)"]')
+
+
+def test_scores_are_not_tuned_on_the_test_images(small):
+    test = small().data.test
+    same = f'data.validation={{ dataset = "{test.dataset}", path = "{test.path}" }}'
+    small(same)
+    with pytest.raises(ConfigError, match=r"`data.validation` must be other images than `data.test`"):
+        small(same, 'fit.specs=["tempered_msp"]')
+
+
+def test_a_mistake_in_the_file_is_told_with_its_line(small, tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace("lr = 0.1", "lr = 0.1\nepoch = 3"))
+    with pytest.raises(
+        ConfigError, match=r"^small.toml:10: `train.epoch` is not a key of \[train\]. Did you mean `epochs`"
+    ):
+        small()
+    path.write_text(SMALL.replace("[train]\nlr = 0.1", ""))
+    with pytest.raises(ConfigError, match=r"^small.toml:3: `seeds` must be left out without a \[train\] table"):
+        small()
+    path.write_text(path.read_text().replace("seeds = [1, 2]", ""))
+    with pytest.raises(ConfigError, match=r"^small.toml:5: `model` must be pretrained or have a checkpoint"):
+        small()
+    assert small("model.pretrained=true").runs == (Run(0, Path("runs/small/pretrained")),)
+    assert small("model.checkpoint=x.pt").seeds == ()
+    assert small("model.name=mine:network").model.own
+
+
+def test_a_run_knows_its_files(small):
+    experiment = small("out=there")
+    assert [run.folder for run in experiment.runs] == [Path("there/small/seed-1"), Path("there/small/seed-2")]
+    run = experiment.run(2)
+    assert run.seed == 2
+    files = (run.checkpoint, run.weights, run.history, run.head, run.scorer, run.store("Noise"))
+    assert [str(path.relative_to(run.folder)) for path in files] == [
+        "checkpoint.safetensors",
+        "model.safetensors",
+        "history.csv",
+        "head.safetensors",
+        "scorer.safetensors",
+        "outputs/Noise",
+    ]
+    with pytest.raises(ValueError, match="`seed` must be one of the experiment's, 1, 2; got 3"):
+        experiment.run(3)
+
+
+def test_datasets_are_found_by_name(small):
+    experiment = small()
+    assert experiment.names == ("train", "test", "Noise", "my textures")
+    assert experiment.source("train") == Source("folder", "train")
+    assert experiment.source("Noise") == Source("noise")
+    with pytest.raises(ValueError, match=r"`small` has no dataset 'noise'. Did you mean `Noise`?"):
+        experiment.source("noise")
+    with pytest.raises(ValueError, match=r"has no dataset 'validation'. It has train, test, Noise, my textures."):
+        experiment.source("validation")
+    validated = small("data.validation={ dataset = 'folder', path = 'v' }")
+    assert validated.names[:3] == ("train", "test", "validation")
+    assert validated.source("validation").path == "v"
+
+
+def test_missing_images_are_told_all_at_once_with_the_way_out(small, tmp_path, monkeypatch):
+    experiment = small()
+    experiment.require(["Noise"])
+    with pytest.raises(ConfigError) as caught:
+        experiment.require(["test", "train", "Noise"])
+    assert str(caught.value) == (
+        f"small.toml:13: `data.test` needs '{tmp_path}/data/test', which is not there; nor are 'data/train' (train). "
+        "See `sirc data check folder data/test`, or say where it is: `--set data.root=…` or `--set data.test.path=…`."
+    )
+    with pytest.raises(
+        ConfigError, match=r'^small.toml:17: `data.ood."my textures".path` must use variables that are set'
+    ):
+        experiment.require()
+    for name in ("train", "test"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    experiment.require(["train", "test"])
+    monkeypatch.setenv("NOWHERE", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=rf"my textures\"` needs '{tmp_path}/x', .*--set data.ood.\"my textures\".path=…"
+    ):
+        experiment.require()
+    moved = small("data.root=elsewhere")
+    with pytest.raises(ConfigError, match=r"small.toml:12: `data.train` needs '.*/elsewhere/train'"):
+        moved.require(["train"])
+
+
+def test_split_names_in_paths_and_downloads_are_understood(small, tmp_path):
+    source = "{ dataset = 'folder', path = 'all/{split}' }"
+    experiment = small(f"data.train={source}", f"data.test={source}")
+    (tmp_path / "data" / "all" / "train").mkdir(parents=True)
+    experiment.require(["train"])
+    with pytest.raises(ConfigError, match=r"needs '.*data/all/test'"):
+        experiment.require(["test"])
+    small("data.train={ dataset = 'torchvision:CIFAR10', options = { download = true } }", "data.root=new").require(
+        ["train"]
+    )
+    with pytest.raises(ConfigError, match=r"needs '.*/new', which is not there. Say where it is"):
+        small("data.train={ dataset = 'torchvision:CIFAR10' }", "data.root=new").require(["train"])
+
+
+def test_homes_and_variables_are_expanded(small, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("STORE", "/disk")
+    experiment = small("data.root=~/images", "out=$STORE/runs")
+    assert experiment.root == tmp_path / "images"
+    assert experiment.folder == Path("/disk/runs/small")
+    with pytest.raises(
+        ConfigError, match=r"--set data.root=\$NOWHERE: `data.root` must use variables that are set.*Set \$NOW"
+    ):
+        _ = small("data.root=$NOWHERE").root
+
+
+def test_the_configuration_is_kept_beside_the_results(small, tmp_path):
+    experiment = small("train.lr=0.05")
+    path = experiment.save()
+    assert path == Path("runs/small/experiment.toml")
+    assert Experiment.read(path) == experiment
+    assert "momentum = 0.9\n" in path.read_text()
+    experiment.save()
+
+
+def test_other_settings_are_not_mixed_into_one_folder(small):
+    small().save()
+    with pytest.raises(ConfigError) as caught:
+        small("train.lr=0.05", "model.num_classes=7", "data.ood.Noise.seed=1").save()
+    assert str(caught.value) == (
+        "'runs/small' holds results of other settings: `data.ood.Noise.seed` was 0, now 1; `model.num_classes` was not "
+        "set, now 7; `train.lr` was 0.1, now 0.05. Give the experiment another `name` (`--set name=…`), or pass "
+        "`overwrite=True` (`--overwrite`)."
+    )
+    assert Experiment.read("runs/small/experiment.toml").train.lr == 0.1
+    small("train.lr=0.05").save(overwrite=True)
+    assert Experiment.read("runs/small/experiment.toml").train.lr == 0.05
+
+
+def test_what_changes_no_result_may_differ(small):
+    small().save()
+    free = ["title=x", "data.root=y", "seeds=[2, 3]", "train.workers=1", "train.compile=true", "train.on_error=skip"]
+    small(*free, "extract.batch_size=7", 'data.ood.new={ dataset = "noise" }').save()
+    assert Experiment.read("runs/small/experiment.toml").seeds == (2, 3)
+
+
+def test_a_damaged_configuration_is_told_and_can_be_replaced(small):
+    path = small().save()
+    path.write_text("name = ")
+    with pytest.raises(ConfigError, match=r"runs/small/experiment.toml:1: this is not TOML"):
+        small().save()
+    small().save(overwrite=True)
+    assert Experiment.read(path) == small()
+
+
+def test_where_it_was_read_from_takes_no_part_in_equality(small, tmp_path):
+    (tmp_path / "other.toml").write_text("\n\n" + SMALL)
+    assert Experiment.read("other.toml") == small()
+
+
+def test_an_experiment_can_be_made_in_python():
+    experiment = plain()
+    assert experiment.extract == Extract()
+    with pytest.raises(ConfigError, match=r"^`data.train` needs '.*data/x'"):
+        experiment.require()
+    with pytest.raises(ValueError, match=r"^`seeds` must be left out"):
+        plain(seeds=(1,))
+
+
+def test_options_as_tuples_are_the_same_settings(small, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    model = Model("timm:resnet18", pretrained=True, options={"sizes": (1, 2)})
+    plain(model=model).save()
+    plain(model=model).save()
+    assert Experiment.read("runs/a/experiment.toml").model.options == {"sizes": [1, 2]}
+
+
+def test_what_decides_the_weights_survives_json_and_leaves_out_what_does_not():
+    recipe = Train()
+    assert json.loads(json.dumps(recipe.decisive())) == recipe.decisive()
+    same = dataclasses.replace(recipe, workers=0, compile=True, channels_last=True, tensorboard=True, on_error="skip")
+    assert same.decisive() == recipe.decisive()
+    others = {"epochs": 91, "batch_size": 255, "lr": 0.2, "momentum": 0.8, "weight_decay": 0.0, "nesterov": True}
+    others |= {"schedule": "cosine", "milestones": (30,), "gamma": 0.2, "precision": "bf16", "cache": "device"}
+    for name, value in (others | {"augment": Augment(flip=0.0)}).items():
+        changed = dataclasses.replace(recipe, **{name: value}).decisive()
+        assert changed != recipe.decisive(), name
+        assert changed.keys() == recipe.decisive().keys()
+
+
+def test_reading_an_experiment_loads_no_image_library():
+    code = (
+        "import sys; from sirc.experiment import Experiment; "
+        f"Experiment.read({str(FILES[0])!r}); import sirc.models; "
+        "print([name for name in ('torchvision', 'timm', 'PIL', 'accelerate', 'av') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

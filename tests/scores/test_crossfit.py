@@ -1,0 +1,288 @@
+"""Cross-fitting: the statistics of fitted scores are those of fresh data, the paper's in-sample rule is kept at 0."""
+
+import numpy as np
+import pytest
+import torch
+
+import sirc
+from sirc.scores.moments import Reservoir, fold_of
+from support import reference
+
+K, L = 5, 8
+
+
+def small(n=200, seed=0):
+    logits, z, y, weight, bias = reference.model(n, K, L, seed=seed)
+    return logits, z, y, weight, bias, sirc.Outputs(logits, z, y), sirc.Head(weight, bias)
+
+
+def spread_of(scorer, spec):
+    """μ and σ back from a = μ − 3σ and b = 1/σ."""
+    found = scorer.parameters[spec]
+    return (found["a"] + 3 / found["b"]).tolist(), (1 / found["b"]).tolist()
+
+
+def assert_a_b(scorer, spec, *values, rtol=1e-9):
+    a, b = zip(*(reference.spread(v) for v in values), strict=True)
+    np.testing.assert_allclose(scorer.parameters[spec]["a"], a, rtol=rtol)
+    np.testing.assert_allclose(scorer.parameters[spec]["b"], b, rtol=rtol)
+
+
+def literal_folds(n, folds=5):
+    return fold_of(torch.arange(n), folds).numpy()
+
+
+def test_zero_folds_is_the_papers_in_sample_rule():
+    logits, z, y, weight, bias, train, head = small()
+    specs = ["sirc(msp, residual)", "sirc(msp, mahalanobis, l1)", "vim", "sirc(entropy, vim)"]
+    fitted = sirc.fit(specs, train, head=head, crossfit=0)
+    residual = reference.residual(z, *reference.fit_residual(z, weight, bias))
+    distance = reference.mahalanobis(z, *reference.fit_mahalanobis(z, y, K))
+    assert_a_b(fitted, specs[0], residual)
+    assert_a_b(fitted, specs[1], distance, reference.l1(z))
+    c = reference.max_logit(logits).mean() / -residual.mean()
+    assert fitted.parameters["vim"]["c"].item() == pytest.approx(c, rel=1e-9)
+    assert_a_b(fitted, specs[3], reference.energy(logits) + c * residual)
+
+
+@pytest.mark.parametrize("folds", [5, 3, "auto"])
+def test_folds_are_scored_with_parameters_of_the_others(folds):
+    logits, z, y, weight, bias, train, head = small()
+    specs = ["sirc(msp, residual)", "sirc(msp, mahalanobis)", "sirc(msp, l1, knn(k=4))", "vim", "sirc(doctor, vim)"]
+    fitted = sirc.fit([*specs, "residual", "mahalanobis"], train, head=head, crossfit=folds)
+    residual, distance, near = np.empty(200), np.empty(200), np.empty(200)
+    fold = literal_folds(200, 5 if folds == "auto" else folds)
+    for f in np.unique(fold):
+        here, rest = fold == f, fold != f
+        residual[here] = reference.residual(z[here], *reference.fit_residual(z[rest], weight, bias))
+        distance[here] = reference.mahalanobis(z[here], *reference.fit_mahalanobis(z[rest], y[rest], K))
+        near[here] = reference.knn(z[here], z[rest], k=4)
+    assert_a_b(fitted, specs[0], residual)
+    assert_a_b(fitted, specs[1], distance)
+    assert_a_b(fitted, specs[2], reference.l1(z), near)
+    c = reference.max_logit(logits).mean() / -residual.mean()
+    assert fitted.parameters["vim"]["c"].item() == pytest.approx(c, rel=1e-9)
+    assert_a_b(fitted, specs[4], reference.energy(logits) + c * residual)
+    # The final parameters use all rows.
+    conf = fitted(train)
+    whole = reference.residual(z, *reference.fit_residual(z, weight, bias))
+    np.testing.assert_allclose(conf["residual"], whole, rtol=1e-9, atol=1e-11)
+    whole = reference.mahalanobis(z, *reference.fit_mahalanobis(z, y, K))
+    np.testing.assert_allclose(conf["mahalanobis"], whole, rtol=1e-9)
+
+
+def test_scores_that_learn_nothing_have_nothing_to_crossfit():
+    logits, z, _, _, _, train, _ = small()
+    specs = ["sirc(msp, l1)", "sirc(msp, energy, gradnorm)"]
+    for folds in (0, 5, "auto"):
+        fitted = sirc.fit(specs, train, crossfit=folds)
+        assert_a_b(fitted, specs[0], reference.l1(z))
+        assert_a_b(fitted, specs[1], reference.energy(logits), reference.gradnorm(logits, z))
+
+
+def test_in_sample_knn_counts_rows_outside_the_bank(monkeypatch):
+    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 60)
+    _, z, _, _, _, train, _ = small()
+    fitted = sirc.fit(["sirc(msp, knn, l1)", "knn"], train, crossfit=0)
+    kept, _ = Reservoir(60).update(torch.arange(200), {}).rows()
+    outside = np.ones(200, dtype=bool)
+    outside[kept.numpy()] = False
+    assert outside.sum() == 140
+    # l1 needs no bank: all rows count for it.
+    assert_a_b(fitted, "sirc(msp, knn, l1)", reference.knn(z[outside], z[~outside]), reference.l1(z))
+    np.testing.assert_allclose(fitted(train)["knn"], reference.knn(z, z[~outside]), rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("k", [1, 12])
+def test_in_sample_knn_leaves_each_row_out_of_its_own_search(k):
+    _, z, _, _, _, train, _ = small()
+    spec = f"sirc(msp, knn(k={k}))"
+    fitted = sirc.fit(spec, train, crossfit=0)
+    others = reference.knn(z, z, k=k, leave_out=lambda i: np.arange(200) == i)
+    assert_a_b(fitted, spec, others)
+
+
+def test_in_sample_knn_inside_a_product_is_self_excluded_too():
+    _, z, _, _, _, train, _ = small()
+    spec = "sirc(msp, product(knn, l1))"
+    others = reference.knn(z, z, leave_out=lambda i: np.arange(200) == i)
+    assert_a_b(sirc.fit(spec, train, crossfit=0), spec, others * reference.l1(z))
+
+
+def test_crossfitted_knn_searches_the_bank_without_the_rows_fold(monkeypatch):
+    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 80)
+    _, z, _, _, _, train, _ = small()
+    fitted = sirc.fit("sirc(msp, knn)", train, crossfit=5)
+    kept = Reservoir(80).update(torch.arange(200), {}).rows()[0].numpy()
+    fold = literal_folds(200)
+    values = reference.knn(z, z[kept], leave_out=lambda i: fold[kept] == fold[i])
+    assert_a_b(fitted, "sirc(msp, knn)", values)
+
+
+def test_auto_crossfits_below_a_hundred_rows_per_feature():
+    size = 2
+    logits, z, y, weight, bias = reference.model(100 * size, 3, size, seed=3)
+    train, head = sirc.Outputs(logits, z, y), sirc.Head(weight, bias)
+    spec = "sirc(msp, residual)"
+
+    def fitted(rows, crossfit):
+        return sirc.fit(spec, train[:rows], head=head, crossfit=crossfit).parameters[spec]["a"].item()
+
+    assert fitted(200, "auto") == pytest.approx(fitted(200, 0), rel=1e-12)
+    assert fitted(199, "auto") == pytest.approx(fitted(199, 5), rel=1e-12)
+    assert fitted(200, 0) != pytest.approx(fitted(200, 5), rel=1e-9)
+    assert fitted(199, 0) != pytest.approx(fitted(199, 5), rel=1e-9)
+
+
+def gaussian(seed, n, size, classes, spectrum=0.5):
+    """Features around class means with a decaying spectrum, as a trained network's; fresh draws on request."""
+    rng = np.random.default_rng(seed)
+    scale = np.arange(1, size + 1) ** -spectrum
+    means = rng.normal(size=(classes, size)) * scale
+    weight = means / scale**2 * 0.05
+    head = sirc.Head(weight, rng.normal(size=classes) * 0.1)
+
+    def draw(n):
+        y = rng.integers(0, classes, n)
+        z = means[y] + rng.normal(size=(n, size)) * scale
+        return sirc.Outputs(z @ weight.T, z, y)
+
+    return draw(n), draw, head
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_crossfitted_residual_statistics_are_those_of_fresh_data(seed):
+    size = 256
+    train, draw, head = gaussian(seed, 2 * size, size, 10)
+    specs = ["sirc(msp, residual)", "residual"]
+    folded, in_sample = (sirc.fit(specs, train, head=head, crossfit=folds) for folds in ("auto", 0))
+    fresh = folded(draw(4000))["residual"]
+    mu, sigma = fresh.mean().item(), fresh.std(correction=0).item()
+    (m5,), (s5,) = spread_of(folded, specs[0])
+    (m0,), _ = spread_of(in_sample, specs[0])
+    assert m5 == pytest.approx(mu, rel=0.05)
+    assert s5 == pytest.approx(sigma, rel=0.10)
+    # The subspace hugs its own rows: their residuals look smaller than any fresh row's.
+    assert m0 - mu > 0.15 * abs(mu)
+    assert m0 - mu > 3 * sigma
+
+
+def test_crossfitted_mahalanobis_statistics_are_those_of_fresh_data():
+    size = 64
+    train, draw, _ = gaussian(2, 10 * size, size, 8)
+    specs = ["sirc(msp, mahalanobis)", "mahalanobis"]
+    folded, in_sample = (sirc.fit(specs, train, crossfit=folds) for folds in ("auto", 0))
+    fresh = folded(draw(4000))["mahalanobis"]
+    mu, sigma = fresh.mean().item(), fresh.std(correction=0).item()
+    (m5,), (s5,) = spread_of(folded, specs[0])
+    (m0,), _ = spread_of(in_sample, specs[0])
+    assert m5 == pytest.approx(mu, rel=0.05)
+    assert s5 == pytest.approx(sigma, rel=0.10)
+    assert abs(m0 - mu) > 3 * abs(m5 - mu)
+
+
+def test_crossfitted_vim_finds_the_c_of_fresh_data():
+    size = 128
+    train, draw, head = gaussian(3, 2 * size, size, 10)
+    specs = ["vim", "residual", "max_logit"]
+    folded, in_sample = (sirc.fit(specs, train, head=head, crossfit=folds) for folds in ("auto", 0))
+    conf = folded(draw(4000))
+    residual = -conf["residual"].mean().item()
+    logit = in_sample(train)["max_logit"].mean().item()
+    assert folded.parameters["vim"]["c"].item() == pytest.approx(logit / residual, rel=0.05)
+    assert in_sample.parameters["vim"]["c"].item() > 1.15 * logit / residual
+
+
+@pytest.mark.parametrize(("classes", "size"), [(80, 320), (100, 256)])
+def test_three_images_per_class_keep_s1_on_wrong_predictions(classes, size):
+    rng = np.random.default_rng(classes)
+    scale = np.arange(1, size + 1) ** -0.3
+    means = rng.normal(size=(classes, size)) * scale * 0.2
+    weight = means / scale**2
+    bias = -0.5 * (means * weight).sum(1)
+
+    def draw(y):
+        z = means[y] + rng.normal(size=(len(y), size)) * scale
+        return sirc.Outputs(z @ weight.T + bias, z, y)
+
+    train, test = draw(np.tile(np.arange(classes), 3)), draw(rng.integers(0, classes, 3000))
+    right = test.correct.numpy()
+    specs = ["msp", "sirc(msp, residual)", "sirc(msp, knn)", "sirc(msp, vim)"]
+
+    def aurocs(crossfit):
+        conf = sirc.fit(specs, train, head=sirc.Head(weight, bias), crossfit=crossfit)(test)
+        return [100 * reference.auroc(conf[s].numpy()[right], conf[s].numpy()[~right]) for s in specs]
+
+    msp, with_residual, with_knn, with_vim = aurocs("auto")
+    assert 80 < msp < 92
+    assert with_residual > msp - 0.5
+    assert with_knn > msp - 0.5
+    assert with_vim > msp - 0.5
+    assert aurocs(0)[1] < msp - 5
+    # Too few rows to know the directions of a covariance: told, not silently wrong.
+    with pytest.raises(
+        ValueError, match=r"`mahalanobis` inside `sirc` needs more training rows: it measures \d+ direct"
+    ):
+        sirc.fit("sirc(msp, mahalanobis)", train, crossfit="auto")
+
+
+class Shuffled:
+    """Re-iterable batches that come in another order each time."""
+
+    def __init__(self, outputs, size=32):
+        self.outputs, self.size, self.passes = outputs, size, 0
+
+    def __iter__(self):
+        self.passes += 1
+        order = np.random.default_rng(self.passes).permutation(len(self.outputs))
+        return iter([self.outputs[order[i : i + self.size]] for i in range(0, len(order), self.size)])
+
+
+SAME_ORDER = "the second pass over `train` must bring the same rows in the same order as the first"
+
+
+@pytest.mark.parametrize("spec", ["sirc(msp, residual)", "vim", "sirc(msp, mahalanobis)", "sirc(msp, knn)"])
+def test_shuffled_batches_are_refused_under_crossfitting(spec):
+    *_, train, head = small()
+    with pytest.raises(ValueError, match=SAME_ORDER):
+        sirc.fit(spec, Shuffled(train), head=head)
+
+
+def test_shuffled_batches_are_refused_where_the_bank_must_know_its_rows(monkeypatch):
+    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 60)
+    *_, train, _ = small()
+    with pytest.raises(ValueError, match=SAME_ORDER):
+        sirc.fit("sirc(msp, knn)", Shuffled(train), crossfit=0)
+
+
+@pytest.mark.parametrize("size", [6, 40])
+def test_shuffling_is_seen_in_features_that_sum_to_zero(size):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(200, size))
+    z -= z.mean(1, keepdims=True)  # LayerNorm
+    weight = rng.normal(size=(3, size))
+    with pytest.raises(ValueError, match=SAME_ORDER):
+        sirc.fit("sirc(msp, residual)", Shuffled(sirc.Outputs(z @ weight.T, z)), head=sirc.Head(weight))
+
+
+def test_shuffled_batches_do_where_order_does_not_matter():
+    *_, train, head = small()
+    specs = ["sirc(msp, residual)", "sirc(msp, l1)", "vim"]
+    shuffled = sirc.fit(specs, Shuffled(train), head=head, crossfit=0)
+    plain = sirc.fit(specs, train, head=head, crossfit=0)
+    for spec in specs:
+        for name, value in plain.parameters[spec].items():
+            torch.testing.assert_close(shuffled.parameters[spec][name], value, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("crossfit", [1, -1, 2.5, True, "yes", None])
+def test_crossfit_is_a_number_of_folds(crossfit):
+    *_, train, _ = small()
+    with pytest.raises(ValueError, match=r'`crossfit` must be "auto", 0 [(]in-sample[)] or a number'):
+        sirc.fit("msp", train, crossfit=crossfit)
+
+
+def test_rows_of_a_single_fold_cannot_be_crossfitted():
+    *_, train, head = small()
+    with pytest.raises(ValueError, match="cross-fitting needs rows in at least two folds; 1 came, all of fold"):
+        sirc.fit("sirc(msp, residual)", train[:1], head=head)

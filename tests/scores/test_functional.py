@@ -1,0 +1,155 @@
+"""The plain formulas as functions: what they take, what they return, what they refuse."""
+
+import numpy as np
+import pytest
+import test_features
+import torch
+
+from sirc import functional
+from sirc.scores.formulas.softmax import Softmax
+from support import reference, reference_logits
+
+RNG = np.random.default_rng(0)
+V, Z = RNG.normal(size=(30, 6)) * 3, RNG.normal(size=(30, 9))
+BANK = RNG.normal(size=(40, 9))
+MEANS = RNG.normal(size=(4, 9)) * 3
+ROOT = RNG.normal(size=(9, 9))
+PRECISION = ROOT @ ROOT.T
+ORIGIN = RNG.normal(size=9)
+BASIS = np.linalg.qr(RNG.normal(size=(9, 4)))[0]
+
+CALLS = {
+    "msp": lambda v, z: functional.msp(v),
+    "doctor": lambda v, z: functional.doctor(v),
+    "entropy": lambda v, z: functional.entropy(v),
+    "max_logit": lambda v, z: functional.max_logit(v),
+    "energy": lambda v, z: functional.energy(v),
+    "log_gap": lambda v, z: functional.log_gap(v, "msp"),
+    "l1": lambda v, z: functional.l1(z),
+    "gradnorm": lambda v, z: functional.gradnorm(v, z),
+    "residual": lambda v, z: functional.residual(z, ORIGIN, BASIS),
+    "vim": lambda v, z: functional.vim(v, functional.residual(z, ORIGIN, BASIS), 0.3),
+    "mahalanobis": lambda v, z: functional.mahalanobis(z, MEANS, PRECISION),
+    "knn": lambda v, z: functional.knn(z, BANK, k=3),
+    "sirc": lambda v, z: functional.sirc(functional.log_gap(v, "entropy"), functional.l1(z), 4.0, 0.5),
+    "sirc_literal": lambda v, z: functional.sirc_literal(functional.msp(v), functional.l1(z), 4.0, 0.5, 1.0),
+    "linear": lambda v, z: functional.linear(functional.msp(v), functional.l1(z), -2.0),
+    "product": lambda v, z: functional.product(functional.msp(v), functional.l1(z), functional.energy(v)),
+    "margin": lambda v, z: functional.margin(v),
+    "tempered_msp": lambda v, z: functional.tempered_msp(v, 2.0),
+    "tempered_entropy": lambda v, z: functional.tempered_entropy(v, 0.5),
+    "max_logit_pnorm": lambda v, z: functional.max_logit_pnorm(v, 3),
+    "gen": lambda v, z: functional.gen(v, 0.2, 4),
+    "additive": lambda v, z: functional.additive(functional.log_gap(v, "msp"), functional.l1(z), 4.0, 0.5, 0.3),
+    "bayes": lambda v, z: functional.bayes(functional.log_gap(v, "msp"), -functional.l1(z), 0.7, 0.4),
+}
+REFERENCES = {
+    **{name: lambda v, z, name=name: getattr(reference, name)(v) for name in reference.LOGIT_SCORES},
+    "log_gap": lambda v, z: np.array([reference.log_gaps(row)["msp"] for row in v]),
+    "l1": lambda v, z: reference.l1(z),
+    "gradnorm": reference.gradnorm,
+    "residual": lambda v, z: reference.residual(z, ORIGIN, BASIS @ BASIS.T),
+    "vim": lambda v, z: reference.energy(v) + 0.3 * reference.residual(z, ORIGIN, BASIS @ BASIS.T),
+    "mahalanobis": lambda v, z: reference.mahalanobis(z, MEANS, PRECISION),
+    "knn": lambda v, z: reference.knn(z, BANK, k=3),
+    "sirc": lambda v, z: reference.sirc(
+        [reference.log_gaps(row)["entropy"] for row in v], [reference.l1(z)], [4.0], [0.5]
+    ),
+    "sirc_literal": lambda v, z: -(1 - reference.msp(v)) * (1 + np.exp(-0.5 * (reference.l1(z) - 4.0))),
+    "linear": lambda v, z: reference.msp(v) - 2 * reference.l1(z),
+    "product": lambda v, z: reference.msp(v) * reference.l1(z) * reference.energy(v),
+    "margin": lambda v, z: np.array([row[-1] - row[-2] for row in np.sort(v.astype(np.float64))]),
+    "tempered_msp": lambda v, z: reference.msp(v.astype(np.float64) / 2),
+    "tempered_entropy": lambda v, z: reference.entropy(v.astype(np.float64) * 2),
+    "max_logit_pnorm": lambda v, z: reference_logits.max_logit_pnorm(v, 3),
+    "gen": lambda v, z: reference_logits.gen(v, 0.2, 4),
+    "additive": lambda v, z: -np.log(1 - reference.msp(v) + 0.3 * np.exp(-0.5 * (reference.l1(z) - 4.0))),
+    "bayes": lambda v, z: reference.bayes(1 - reference.msp(v), np.exp(-reference.l1(z)), 0.7, 0.4),
+}
+
+
+def test_every_function_is_tried_here():
+    assert set(CALLS) | {"softmax"} | set(test_features.CALLS) == set(functional.__all__)
+    assert set(CALLS) == set(REFERENCES)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-10), (np.float32, 1e-5)])
+def test_each_function_is_its_formula(name, dtype, rtol):
+    v, z = V.astype(dtype), Z.astype(dtype)
+    got = CALLS[name](v, z)
+    assert got.dtype == torch.float64
+    assert got.shape == (30,)
+    expected = REFERENCES[name](v, z)
+    np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol * np.abs(expected).mean())
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_as_the_same_values_in_float32(name, dtype):
+    v, z = torch.as_tensor(V).to(dtype), torch.as_tensor(Z).to(dtype)
+    assert torch.equal(CALLS[name](v, z), CALLS[name](v.float(), z.float()))
+
+
+def test_one_pass_serves_all_functions_of_the_logits():
+    p = functional.softmax(V)
+    assert len(p) == 30
+    for name in reference.LOGIT_SCORES:
+        assert torch.equal(getattr(functional, name)(p), getattr(functional, name)(V))
+    assert torch.equal(functional.gradnorm(p, Z), functional.gradnorm(V, Z))
+    assert torch.equal(functional.msp(p[3:9]), functional.msp(V)[3:9])
+
+
+@pytest.mark.parametrize("number", [float, np.float32, torch.tensor, int])
+def test_one_s2_takes_any_kind_of_number(number):
+    gap, s2 = functional.log_gap(V, "msp"), functional.l1(Z)
+    expected = reference.sirc(gap, [s2], [4], [2])
+    np.testing.assert_allclose(functional.sirc(gap, s2, number(4), number(2)), expected, rtol=1e-12)
+
+
+def test_several_s2_take_a_number_each():
+    gap, s2 = functional.log_gap(V, "doctor"), [functional.l1(Z), functional.energy(V)]
+    expected = reference.sirc(gap, s2, [4, 1], [2, 0.5])
+    for kind in (list, tuple, np.array, torch.tensor):
+        np.testing.assert_allclose(functional.sirc(gap, s2, kind([4, 1]), kind([2, 0.5])), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        functional.sirc(gap, s2[:1], [4.0], [2.0]), reference.sirc(gap, s2[:1], [4], [2]), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: functional.log_gap(V, "energy"),
+            "`name` must be a bounded score, one of msp, doctor, entropy, margin.*; got `energy`",
+        ),
+        (lambda: functional.log_gap(V, "vim"), "`name` must be a bounded score"),
+        (lambda: functional.log_gap(V, "mps"), "unknown score `mps`"),
+        (lambda: functional.msp(V[0]), "`logits` must have shape"),
+        (lambda: functional.msp(V * np.inf), "`logits` must be finite"),
+        (lambda: functional.l1(Z[0]), r"`features` must have shape \(n, L\); got \(9,\)"),
+        (lambda: functional.knn(Z, BANK[:2], k=3), "`bank` must hold at least k = 3 rows; got 2"),
+        (lambda: functional.linear(np.zeros(3), np.zeros(4), 1.0), "1-D, one number for each of the same rows"),
+        (lambda: functional.linear(np.zeros(3), np.zeros((3, 1)), 1.0), r"got shapes \[\(3,\), \(3, 1\)\]"),
+        (lambda: functional.product(np.zeros(3), np.zeros(1)), "one number for each of the same rows"),
+        (lambda: functional.gradnorm(V, Z[:4]), "`logits` and `features` must be .* the same rows"),
+        (lambda: functional.sirc(np.zeros(3), np.zeros(4), 1.0, 1.0), "`log_gap` and each S2 must be 1-D"),
+        (lambda: functional.sirc(np.zeros(3), [np.zeros(3)] * 2, [1.0], [1.0]), "one number for each S2"),
+        (lambda: functional.sirc(np.zeros(3), np.zeros(3), 1.0, [1.0, 2.0]), "one number for each S2"),
+    ],
+)
+def test_bad_input_is_told_the_rule(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_what_a_summary_gives_away_is_the_caller_s_own():
+    p = Softmax.of(torch.tensor([[2.0, 1.0, 0.0], [0.5, 3.0, 1.0]]))
+    before = {
+        name: getattr(functional, name)(p) for name in ("msp", "doctor", "entropy", "margin", "max_logit", "energy")
+    }
+    for name in before:
+        getattr(functional, name)(p).neg_()
+    for name, values in before.items():
+        assert torch.equal(getattr(functional, name)(p), values)

@@ -1,0 +1,188 @@
+"""The tables of docs/scores.md: the script's figures are those of `sirc.evaluate`, and the page has every score."""
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import sirc
+from sirc.scores import registry
+
+ROOT = Path(__file__).parents[2]
+K, L = 5, 12
+DOCS = ROOT / "docs" / "scores.md"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("score_table", ROOT / "scripts" / "score_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Two runs of a small network, as `sirc run` lays them out."""
+    folder = tmp_path_factory.mktemp("study")
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        weight = rng.normal(size=(K, L)).astype(np.float32)
+
+        def outputs(n, size, rng=rng, weight=weight, *, labelled=True):
+            labels = rng.integers(0, K, n)
+            z = np.maximum(size * weight[labels] + rng.normal(size=(n, L)), 0).astype(np.float32)
+            return sirc.Outputs(z @ weight.T / 4, z, labels if labelled else None)
+
+        run = folder / f"seed-{seed}"
+        parts = {"train": outputs(400, 0.8), "test": outputs(300, 0.8)}
+        parts |= {"near": outputs(120, 0.4, labelled=False), "far": outputs(90, 0.0, labelled=False)}
+        for name, part in parts.items():
+            sirc.OutputStore.from_outputs(run / "outputs" / name, part)
+        save_file({"weight": torch.tensor(weight / 4)}, run / "head.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(script, study):
+    return script.markdown({"Small": [study]}, tune=100, draws=20)
+
+
+def cells(text):
+    """The rows of all tables: the first cell, and the others."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    return [(row[0].strip(" `"), [cell.strip() for cell in row[1:]]) for row in rows]
+
+
+def test_every_score_has_a_row_alone_and_in_each_role(script, tables):
+    found = [spec for spec, _ in cells(tables)]
+    leaves = [*registry.names(), "vim"]
+    assert set(leaves) <= set(found)
+    assert {f"sirc(msp, {name})" for name in leaves if name != "msp"} <= set(found)
+    assert {f"sirc({name}, residual)" for name in leaves[:-1] if registry.get(name).log_gap} <= set(found)
+    for name in ("residual", "knn"):
+        assert {f"bayes(msp, {name})", f"additive(msp, {name}, kappa=1)", f"sirc(msp, {name}, budget=0.1)"} <= set(
+            found
+        )
+    assert re.search(r"^- Small: 2 runs; ID error [\d.]+%, [\d.]+%; tuned T [\d.]+, [\d.]+; tuned p ", tables)
+
+
+def test_figures_are_the_means_of_what_evaluate_gives(study, tables):
+    specs = ["max_logit_pnorm", "sirc(entropy, residual)", "sirc(msp, knn)", "bayes(msp, residual)"]
+    found = []
+    for seed in (1, 2):
+        run = study / f"seed-{seed}"
+        stores = {name: sirc.OutputStore(run / "outputs" / name).load() for name in ("train", "test", "near", "far")}
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+        head = sirc.Head(sirc.experiment.arrays.load_head(run / "head.safetensors").weight)
+        scorer = sirc.fit(specs, stores["train"], head=head, val=stores["test"][order[:100]])
+        ood = {name: stores[name] for name in ("near", "far")}
+        table = sirc.evaluate(scorer, stores["test"][order[100:]], ood=ood).table
+        found.append(table.set_index(["score", "negative", "metric"])["value"])
+    shown = dict(cells(tables.partition(", set by set")[0]))
+    wanted = (("wrong", "auroc", 1), ("OOD mean", "auroc", 1), ("OOD mean", "aurr", 2), ("OOD mean", "aurc", 2))
+    for spec in specs:
+        for cell, (negative, metric, digits) in zip(shown[spec], wanted, strict=True):
+            values = [100 * float(run[spec, negative, metric]) for run in found]
+            text = f"{np.mean(values):.{digits}f} ± {2 * np.std(values, ddof=1):.{digits}f}"
+            assert cell.rstrip(" ▲▽") == text
+
+
+def test_each_ood_set_has_a_column(study, tables):
+    by_set = tables.partition(", set by set")[2]
+    assert "|  | far | near |" in by_set
+    found = []
+    for seed in (1, 2):
+        rows = {n: sirc.OutputStore(study / f"seed-{seed}" / "outputs" / n).load() for n in ("test", "far", "near")}
+        order = torch.randperm(300, generator=torch.Generator().manual_seed(0))[100:]
+        table = sirc.evaluate(sirc.Scorer("l1"), rows.pop("test")[order], ood=rows).table
+        found.append(table[table["metric"] == "auroc"].set_index("negative")["value"])
+    means = [f"{100 * np.mean([run[name] for run in found]):.1f}" for name in ("far", "near")]
+    assert dict(cells(by_set))["l1"] == means
+
+
+def test_a_mark_needs_the_same_verdict_in_every_run(script):
+    rows = [
+        ("a", "wrong", "auroc", 0.9, 0.01, 0.03),
+        ("a", "wrong", "auroc", 0.8, 0.02, 0.03),
+        ("b", "wrong", "auroc", 0.9, 0.01, 0.03),
+        ("b", "wrong", "auroc", 0.8, -0.02, 0.03),
+        ("c", "OOD mean", "aurr", 0.1, 0.01, 0.03),
+        ("d", "OOD mean", "aurr", 0.1, -0.03, -0.01),
+        ("msp", "wrong", "auroc", 0.7, np.nan, np.nan),
+    ]
+    columns = ["score", "negative", "metric", "value", "low", "high"]
+    marks = script.judged(pd.DataFrame(rows, columns=columns))["mark"].droplevel([1, 2]).to_dict()
+    assert marks == {"a": "▲", "b": "", "c": "▽", "d": "▲", "msp": ""}
+
+
+def test_only_what_is_between_the_markers_is_replaced(script, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{script.START}\nold\n{script.END}\nafter\n", encoding="utf-8")
+    script.write(page, r"new \1")
+    assert page.read_text(encoding="utf-8") == f"before\n{script.START}\n\nnew \\1\n\n{script.END}\nafter\n"
+    page.write_text("no markers", encoding="utf-8")
+    with pytest.raises(ValueError, match="score_table: start"):
+        script.write(page, "new")
+
+
+def test_a_run_without_test_rows_or_with_too_few_is_refused(script, study, tmp_path):
+    with pytest.raises(ValueError, match="fewer than the 300 test rows, and some; got 300"):
+        script.measure(study / "seed-1", ["msp"], tune=300, draws=20)
+    train = sirc.OutputStore(study / "seed-1" / "outputs" / "train").load()
+    sirc.OutputStore.from_outputs(tmp_path / "outputs" / "train", train)
+    with pytest.raises(ValueError, match="must hold outputs/test; it holds train"):
+        script.measure(tmp_path, ["msp"], tune=10, draws=20)
+
+
+def test_a_folder_without_runs_is_named(script, tmp_path):
+    with pytest.raises(ValueError, match="SEED/outputs/train"):
+        script.runs_of([tmp_path])
+
+
+@pytest.mark.parametrize("name", sirc.known_names())
+def test_the_page_explains_every_name(name):
+    prose = DOCS.read_text(encoding="utf-8").partition("<!-- score_table: start -->")[0]
+    assert re.search(rf"^\| `{name}[`(]", prose, re.MULTILINE), f"docs/scores.md has no row for `{name}`"
+
+
+def test_the_page_has_a_measured_row_of_every_score_and_no_other(script):
+    measured = DOCS.read_text(encoding="utf-8").partition(script.START)[2].partition(script.END)[0]
+    groups = script.specs_by_table()
+    wanted = [*(spec for group in groups.values() for spec in group), *groups["Alone"], *groups["Alone"]]
+    assert [spec for spec, _ in cells(measured)] == wanted, "run scripts/score_table.py, see the page"
+
+
+def test_rules_are_compared_with_sirc_on_the_rows_that_none_learnt_from(study, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    rules = importlib.import_module("compare_rules")
+    run = study / "seed-1"
+    found = rules.measure(run, "msp", ["l1"], (0.3, 0.8))
+    assert len(found) == 2 * 2 * 2 * 6
+    # One cell by hand: the second part of each split, OOD sets weighing the same.
+    spec = "bayes(msp, l1, alpha=0.3, beta=0.8, metric=aurr)"
+    scorer = sirc.fit([spec, "sirc(msp, l1)"], sirc.OutputStore(run / "outputs" / "train"))
+    stores = {name: rules.split(sirc.OutputStore(run / "outputs" / name).load())[1] for name in ("test", "near", "far")}
+    ood = {name: stores[name] for name in ("near", "far")}
+    ev = sirc.evaluate(scorer, stores["test"], ood, alpha=0.3, beta=0.8, pool="datasets").table
+    at = found[(found["metric"] == "aurr") & (found["alpha"] == 0.3) & (found["beta"] == 0.8)].set_index("rule")[
+        "value"
+    ]
+    for rule, text in (("bayes", spec), ("sirc", "sirc(msp, l1)")):
+        row = ev[(ev["score"] == text) & (ev["negative"] == "pooled") & (ev["metric"] == "aurr")]
+        assert at[rule] == pytest.approx(row["value"].item(), rel=1e-9)
+    table = rules.against_sirc(found)
+    every = found[(found["rule"].isin(["bayes", "sirc"])) & (found["metric"] == "aurc")]
+    wide = every.pivot_table(index=["alpha", "beta"], columns="rule", values="value")
+    change = 100 * (wide["bayes"] / wide["sirc"] - 1)
+    assert table.loc[("l1", "bayes", "aurc"), "worst"] == pytest.approx(change.max())
+    assert table.loc[("l1", "bayes", "aurc"), "common"] == pytest.approx(change.loc[0.3].mean())
+    text = rules.summary({"small": [table]})
+    assert text.count("\n") == 1 + 5
+    assert "| small | bayes |" in text

@@ -1,0 +1,1 @@
+"""What tests share: reference implementations, small networks and images, the browser."""

@@ -1,0 +1,40 @@
+"""Results to make tables of: the paper's own figures, and made-up ones of several seeds."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+PAPER = pd.read_csv(Path(__file__).parents[2] / "results" / "paper_tables.csv", keep_default_na=False)
+SCHEMA = ["model", "seed", "score", "negative", "metric", "alpha", "beta", "value"]
+HOSTILE = "a_b%|</script>&#{}~^\\$*`中"
+
+
+def schema(rows, seed=0):
+    return pd.DataFrame([(m, seed, s, n, k, np.nan, np.nan, v) for m, s, n, k, v in rows], columns=SCHEMA)
+
+
+def paper_results():
+    title = PAPER["model"] + " (" + PAPER["id_data"] + ")"
+    value = pd.to_numeric(PAPER["mean"]) / 100
+    error = pd.to_numeric(PAPER["id_error"]) / 100
+    rows = list(zip(title, PAPER["score"], PAPER["negative"], PAPER["metric"], value, strict=True))
+    rows += dict.fromkeys((t, s, "wrong", "error", e) for t, s, e in zip(title, PAPER["score"], error, strict=True))
+    return schema(rows)
+
+
+def several_seeds(seeds=3, models=("net", "other net"), scores=("msp", "energy", "sirc(msp, l1)", "vim"), noise=0.02):
+    rng = np.random.default_rng(0)
+    rows = []
+    for seed in range(seeds):
+        for model in models:
+            for score in scores:
+                for negative in ("wrong", "near", "far", "OOD mean"):
+                    rows += [
+                        (model, seed, score, negative, "auroc", np.nan, np.nan, 0.8 + noise * rng.standard_normal())
+                    ]
+                    rows += [
+                        (model, seed, score, negative, "fpr@95", np.nan, np.nan, 0.4 + noise * rng.standard_normal())
+                    ]
+                rows += [(model, seed, score, "wrong", "error", np.nan, np.nan, 0.15 + 0.01 * seed)]
+    return pd.DataFrame(rows, columns=SCHEMA)
