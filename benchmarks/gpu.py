@@ -18,10 +18,10 @@ from _gpu_networks import extraction, training
 from _ranked import SCORES, Noisy, make_groups, on_grid, own_metrics, repeated
 from _timing import Row, report, seconds, standard_options
 from fit import SPECS
-from scores import Bench, prepare
 from torch import Tensor
 
 import sirc
+from scores import Bench, prepare
 from sirc import functional
 from sirc.metrics.bootstrap import Draws
 from sirc.scores.formulas import feature

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from _results_families import (
-    ALONE,
-    BASELINE,
-    FIRST,
-    OTHER,
-    SOFTMAX,
-    WITH_ENTROPY,
-    WITH_MSP,
-    families,
-    plain_of,
-)
+from _results_families import ALONE, BASELINE, FIRST, OTHER, SOFTMAX, WITH_ENTROPY, WITH_MSP, families, plain_of
 from _results_study import EVERY, MEAN, WRONG, Interval, Study, listed, named, signed, table
 from _results_verdicts import NO, YES, below
 

@@ -10,13 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sirc._utils.files import (
-    atomic_write,
-    read_metadata,
-    read_npz,
-    read_safetensors,
-    write_safetensors,
-)
+from sirc._utils.files import atomic_write, read_metadata, read_npz, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 TENSORS = {

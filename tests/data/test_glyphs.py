@@ -17,21 +17,10 @@ from sklearn.datasets import load_digits
 
 import sirc
 from sirc import models
-from sirc.data import (
-    Noise,
-    Source,
-    glyphs,
-    open_source,
-)
+from sirc.data import Noise, Source, glyphs, open_source
 from sirc.data.glyphs import draw as _glyph_draw
 from sirc.data.glyphs.draw import generator
-from sirc.data.glyphs.fonts import (
-    CANVAS,
-    FONTS,
-    SCRIPTS,
-    bitmap,
-    font_file,
-)
+from sirc.data.glyphs.fonts import CANVAS, FONTS, SCRIPTS, bitmap, font_file
 from sirc.experiment.experiment import PAPER_SPECS, Experiment
 from sirc.experiment.stages import images_of
 

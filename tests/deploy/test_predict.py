@@ -12,12 +12,7 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
-from sirc.deploy.predict import (
-    COLUMNS,
-    decisions,
-    predict_folder,
-    save_decisions,
-)
+from sirc.deploy.predict import COLUMNS, decisions, predict_folder, save_decisions
 from sirc.progress import Progress, Task
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sirc import Ranking
-from sirc.deploy.threshold import (
-    Threshold,
-    at_cost,
-    at_coverage,
-    at_recall,
-    at_risk,
-    risk_test,
-)
+from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk, risk_test
 from sirc.deploy.threshold import text as words
 from sirc.metrics import binomial
 

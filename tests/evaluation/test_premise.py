@@ -13,12 +13,7 @@ from scipy import stats
 
 import sirc
 from sirc.evaluation.premise import check_assumptions, of_evaluation
-from sirc.metrics.rank_measures import (
-    components,
-    kendall,
-    share,
-    spearman,
-)
+from sirc.metrics.rank_measures import components, kendall, share, spearman
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 

@@ -14,13 +14,7 @@ import sirc
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.data import open_source
 from sirc.errors import ConfigError, StoreError
-from sirc.experiment.arrays import (
-    evaluate_arrays,
-    load_head,
-    load_outputs,
-    possible_specs,
-    save_arrays,
-)
+from sirc.experiment.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.demo import run_demo
 from sirc.experiment.experiment import Experiment

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 import sirc
 from sirc.metrics import bootstrap as resample
-from sirc.metrics.bootstrap import (
-    METRICS,
-    Draws,
-    ResampledScore,
-    bootstrap,
-)
+from sirc.metrics.bootstrap import METRICS, Draws, ResampledScore, bootstrap
 from support.metric_reference import Mixture, repeated
 
 small = settings(max_examples=40, deadline=None)

@@ -18,13 +18,7 @@ from sirc import models
 from sirc._utils.files import read_safetensors
 from sirc.data.preprocess import Preprocess
 from sirc.errors import StoreError
-from sirc.models.builders import (
-    build,
-    fingerprint,
-    load_weights,
-    preprocess_of,
-    save_weights,
-)
+from sirc.models.builders import build, fingerprint, load_weights, preprocess_of, save_weights
 
 SMALL_BIT = {"channels": [128, 128, 128, 128], "stem_chs": 32}
 

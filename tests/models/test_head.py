@@ -11,12 +11,7 @@ import torchvision.models
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sirc.models.calling import (
-    call_model,
-    evaluating,
-    model_logits,
-    unwrap,
-)
+from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 from sirc.models.head import Head, capture_features, find_head
 
 ZOO = [

@@ -5,13 +5,7 @@ import re
 
 import pytest
 
-from sirc.report.names import (
-    escape,
-    lower_is_better,
-    metric_name,
-    negative_name,
-    score_name,
-)
+from sirc.report.names import escape, lower_is_better, metric_name, negative_name, score_name
 from sirc.scores import registry
 
 

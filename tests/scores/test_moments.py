@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sirc.scores.moments import (
-    Moments,
-    Reservoir,
-    fold_of,
-    row_hash,
-)
+from sirc.scores.moments import Moments, Reservoir, fold_of, row_hash
 
 
 def rows_of(n=500, size=7, classes=4, seed=0, offset=0.0):

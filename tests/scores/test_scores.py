@@ -6,16 +6,9 @@ import torch
 
 import sirc
 from sirc import functional
-from sirc.scores import (
-    blocks,
-    registry,
-)
-from sirc.scores import (
-    row_sums as _fused,
-)
-from sirc.scores import (
-    values as columns,
-)
+from sirc.scores import blocks, registry
+from sirc.scores import row_sums as _fused
+from sirc.scores import values as columns
 from sirc.scores.formulas import softmax as softmax_module
 from support import reference, reference_features, reference_logits
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 VARIABLE = "SIRC_CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MISSING = f"no Chromium to show the page in. Install one, name one in {VARIABLE}, or run `python tests/support/browser.py --install`"
+MISSING = (
+    f"no Chromium to show the page in. Install one, name one in {VARIABLE}, or run "
+    "`python tests/support/browser.py --install`"
+)
 
 
 @cache

@@ -9,13 +9,7 @@ from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as tvf
 
 from sirc.data.preprocess import Preprocess
-from sirc.training.augment import (
-    DeviceAugment,
-    Normalise,
-    random_key,
-    resample,
-    training_transform,
-)
+from sirc.training.augment import DeviceAugment, Normalise, random_key, resample, training_transform
 from sirc.training.recipe import Augment
 
 SMALL = Preprocess(resize=None, crop=None, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))

@@ -20,12 +20,7 @@ from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
 from sirc.training import preflight
-from sirc.training.batches import (
-    IGNORED,
-    LoaderFeed,
-    Order,
-    Share,
-)
+from sirc.training.batches import IGNORED, LoaderFeed, Order, Share
 from sirc.training.device_batches import DeviceFeed
 from sirc.training.loop import learning_rate, train
 from sirc.training.recipe import Augment, Train

@@ -58,12 +58,7 @@ def calibrate(
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """
-    from sirc.cli.deploying import (
-        calibration_data,
-        choose_score,
-        class_names,
-        find_run,
-    )
+    from sirc.cli.deploying import calibration_data, choose_score, class_names, find_run
 
     goals = {"recall": recall, "coverage": coverage, "risk": risk}
     chosen = {name: value for name, value in goals.items() if value is not None} or {"recall": 0.95}

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli.cases import (
-    Fitted,
-    HeadFile,
-    Ood,
-    Train,
-    Tune,
-    Val,
-    case_of_arrays,
-    cases_of_runs,
-    check_given,
-)
+from sirc.cli.cases import Fitted, HeadFile, Ood, Train, Tune, Val, case_of_arrays, cases_of_runs, check_given
 from sirc.cli.console import reporting, result
 from sirc.cli.study import Quiet
 from sirc.errors import ConfigError

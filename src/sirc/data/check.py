@@ -10,33 +10,14 @@ import numpy as np
 from sirc._utils.files import PathLike
 from sirc.data import places
 from sirc.data.broken import broken_images
-from sirc.data.catalogue import (
-    Benchmark,
-    Split,
-    benchmark,
-    benchmarks,
-    unknown,
-)
-from sirc.data.catalogue.layout import (
-    DEVKIT,
-    TARS,
-    TESTS,
-    archives_of,
-    cut_short,
-    find_folder,
-    find_list,
-)
+from sirc.data.catalogue import Benchmark, Split, benchmark, benchmarks, unknown
+from sirc.data.catalogue.layout import DEVKIT, TARS, TESTS, archives_of, cut_short, find_folder, find_list
 from sirc.data.decode import printable
 from sirc.data.file_names import Names
 from sirc.data.folder import file_sizes, images_of_classes, some
 from sirc.data.lists import read_list
 from sirc.data.report import Finding, Report
-from sirc.data.scan import (
-    class_folders,
-    images_below,
-    is_image,
-    other_files,
-)
+from sirc.data.scan import class_folders, images_below, is_image, other_files
 from sirc.progress import SILENT, Progress
 
 __all__ = ["Finding", "Report", "check"]

@@ -11,13 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc.data.decoding import (
-    SHARE_OF_FREE,
-    Lose,
-    check_room,
-    decode,
-    memory,
-)
+from sirc.data.decoding import SHARE_OF_FREE, Lose, check_room, decode, memory
 from sirc.data.reading import Unreadable
 
 if TYPE_CHECKING:

@@ -14,12 +14,7 @@ from sirc._utils.files import PathLike
 from sirc.data.base import Transform
 from sirc.data.decode import printable
 from sirc.data.file_names import Names
-from sirc.data.folder import (
-    FileSet,
-    file_sizes,
-    require_folder,
-    some,
-)
+from sirc.data.folder import FileSet, file_sizes, require_folder, some
 
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 

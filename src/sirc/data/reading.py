@@ -23,9 +23,7 @@ from torch.utils.data import (
     Subset,
     default_collate,
 )
-from torch.utils.data.distributed import (
-    DistributedSampler,
-)
+from torch.utils.data.distributed import DistributedSampler
 
 from sirc.errors import ImageError
 

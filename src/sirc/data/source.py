@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_positive
 from sirc.data.base import ImageSet, Transform, check_seed
-from sirc.data.catalogue import (
-    Benchmark,
-    benchmark,
-    benchmarks,
-    layout,
-    unknown,
-)
+from sirc.data.catalogue import Benchmark, benchmark, benchmarks, layout, unknown
 from sirc.data.folder import image_folder
 from sirc.data.lists import file_list
 from sirc.data.noise import COUNT, Noise

@@ -17,13 +17,7 @@ from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
 from sirc.deploy.confidence_module import ConfidenceGraph, Kept, feature_terms
-from sirc.deploy.threshold import (
-    Threshold,
-    at_cost,
-    at_coverage,
-    at_recall,
-    at_risk,
-)
+from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.errors import NotFittedError
 from sirc.models import Tap, call_model, find_head, fingerprint, model_logits
 from sirc.outputs import Head, Outputs, OutputStore

@@ -16,22 +16,8 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
 from sirc._utils.files import PathLike
-from sirc.evaluation.confidences import (
-    Data,
-    Plain,
-    id_confidences,
-    ood_confidences,
-)
-from sirc.evaluation.mixtures import (
-    MEAN,
-    ORACLE,
-    POOLED,
-    WRONG,
-    as_fractions,
-    as_names,
-    check_groups,
-    check_set,
-)
+from sirc.evaluation.confidences import Data, Plain, id_confidences, ood_confidences
+from sirc.evaluation.mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
 from sirc.metrics import METRICS, Curve, Inside, Ranking, as_flags, as_scores, bootstrap, sorted_scores
 from sirc.scores import Scorer
 

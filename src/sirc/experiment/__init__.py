@@ -1,5 +1,6 @@
 """Experiments: a TOML says what to run, stages run it once, a study puts the results together."""
 
+from sirc.experiment import arrays
 from sirc.experiment.data_check import check_data
 from sirc.experiment.experiment import FILE, PAPER_SPECS, Experiment, Run
 from sirc.experiment.provenance import check_outputs, load_head, network
@@ -17,6 +18,7 @@ __all__ = [
     "Run",
     "RunResults",
     "Study",
+    "arrays",
     "check_data",
     "check_outputs",
     "extract_run",

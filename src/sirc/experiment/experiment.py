@@ -14,20 +14,8 @@ from sirc._utils.files import PathLike, atomic_write
 from sirc._utils.hints import closest
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
-from sirc.experiment.config import (
-    PAPER_SPECS,
-    Data,
-    Extract,
-    Fit,
-    Model,
-    Report,
-    folder_name,
-)
-from sirc.experiment.toml import (
-    Document,
-    dotted,
-    dump,
-)
+from sirc.experiment.config import PAPER_SPECS, Data, Extract, Fit, Model, Report, folder_name
+from sirc.experiment.toml import Document, dotted, dump
 from sirc.training import Train
 
 __all__ = [

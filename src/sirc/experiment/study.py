@@ -19,23 +19,10 @@ import sirc
 from sirc._utils import distributed
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.data import Holding, ImageSet, open_source
-from sirc.experiment.data_check import (
-    check_data,
-    is_complete,
-    is_extracted,
-    missing_files,
-    needed,
-)
+from sirc.experiment.data_check import check_data, is_complete, is_extracted, missing_files, needed
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import is_fitted, stale_outputs
-from sirc.experiment.results import (
-    SCHEMA,
-    RunResults,
-    load_run,
-    results_table,
-    shown_scores,
-    title_of,
-)
+from sirc.experiment.results import SCHEMA, RunResults, load_run, results_table, shown_scores, title_of
 from sirc.experiment.results_file import read_results, write_results
 from sirc.experiment.score_cache import Kept
 from sirc.experiment.stages import extract_run, fit_run, train_run

@@ -14,13 +14,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
 from sirc.errors import ConfigError
-from sirc.experiment.toml_text import (
-    NONE,
-    dotted,
-    dump,
-    members,
-    text_of,
-)
+from sirc.experiment.toml_text import NONE, dotted, dump, members, text_of
 
 __all__ = ["Document", "closest", "dotted", "dump", "read"]
 

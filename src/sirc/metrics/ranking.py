@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import (
-    check_fraction,
-    check_number,
-    check_positive,
-    check_unit_interval,
-)
+from sirc._utils.checks import check_fraction, check_number, check_positive, check_unit_interval
 from sirc.metrics import areas as _areas
 from sirc.metrics import core
 from sirc.metrics.checks import check_scores, check_weights

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from sirc.models.calling import (
-    as_rows,
-    layer_input,
-    layer_size,
-    unwrap,
-)
+from sirc.models.calling import as_rows, layer_input, layer_size, unwrap
 from sirc.models.head import _linear_layer
 
 

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import (
-    check_integer,
-    check_labels,
-    check_same_length,
-    check_shape,
-)
+from sirc._utils.checks import check_integer, check_labels, check_same_length, check_shape
 
 _ONE_HOT = "For one-hot labels, pass `labels.argmax(1)`."
 

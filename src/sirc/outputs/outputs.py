@@ -19,14 +19,7 @@ from sirc._utils.checks import (
     differences,
     dtype_name,
 )
-from sirc._utils.files import (
-    PathLike,
-    read_npz,
-    read_safetensors,
-    require_array,
-    write_npz,
-    write_safetensors,
-)
+from sirc._utils.files import PathLike, read_npz, read_safetensors, require_array, write_npz, write_safetensors
 from sirc.errors import StoreError
 from sirc.outputs.labels import as_columns
 

@@ -1,6 +1,6 @@
 """Confidence scores: the formulas, the grammar over them, their fit and their use."""
 
-from sirc.scores import formulas  # noqa: F401  (registers the scores)
+from sirc.scores import combine, formulas, functional, registry, spec
 from sirc.scores.fitting import Fitter, fit
 from sirc.scores.fitting.crossfit import Crossfit, check_crossfit
 from sirc.scores.formulas.softmax import Softmax, softplus
@@ -28,7 +28,10 @@ __all__ = [
     "check_crossfit",
     "check_features",
     "check_specs",
+    "combine",
     "fit",
+    "formulas",
+    "functional",
     "keywords",
     "known_names",
     "needed_leaves",
@@ -36,7 +39,9 @@ __all__ = [
     "parameters_in",
     "parse",
     "ranks_by_gap",
+    "registry",
     "score",
     "softplus",
+    "spec",
     "working_dtype",
 ]

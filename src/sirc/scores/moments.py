@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import (
-    check_finite,
-    check_floating,
-    check_integer,
-    check_labels,
-    check_shape,
-)
+from sirc._utils.checks import check_finite, check_floating, check_integer, check_labels, check_shape
 from sirc._utils.precision import exact
 
 if TYPE_CHECKING:

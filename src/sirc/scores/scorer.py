@@ -18,12 +18,7 @@ from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.fitting.row_marks import met, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
-from sirc.scores.values import (
-    Columns,
-    needed_leaves,
-    option_of,
-    working_dtype,
-)
+from sirc.scores.values import Columns, needed_leaves, option_of, working_dtype
 
 _FORMAT = "sirc-scorer"
 _VERSION = 1

@@ -14,12 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from sirc.data import UNREADABLE, ImageSet, Preprocess, Unreadable, is_fatal, pixels, usable_workers
 from sirc.errors import ImageError
-from sirc.training.augment import (
-    Normalise,
-    crop_size,
-    random_key,
-    training_transform,
-)
+from sirc.training.augment import Normalise, crop_size, random_key, training_transform
 
 if TYPE_CHECKING:
     from PIL.Image import Image

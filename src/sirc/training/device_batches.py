@@ -11,14 +11,7 @@ from torch import Tensor
 from sirc.data import Held, Holding, ImageSet, Preprocess, Unreadable
 from sirc.progress import Progress
 from sirc.training.augment import DeviceAugment, Normalise
-from sirc.training.batches import (
-    IGNORED,
-    Batch,
-    Feed,
-    Order,
-    required_labels,
-    unreadable,
-)
+from sirc.training.batches import IGNORED, Batch, Feed, Order, required_labels, unreadable
 
 if TYPE_CHECKING:
     from sirc.training.recipe import Augment

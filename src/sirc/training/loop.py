@@ -20,15 +20,7 @@ from sirc.data import Holding, Preprocess
 from sirc.models import fingerprint, model_logits
 from sirc.progress import SILENT, Progress
 from sirc.training.augment import random_key
-from sirc.training.batches import (
-    IGNORED,
-    Batch,
-    Feed,
-    LoaderFeed,
-    Order,
-    Share,
-    input_shape,
-)
+from sirc.training.batches import IGNORED, Batch, Feed, LoaderFeed, Order, Share, input_shape
 from sirc.training.checkpoint import Epoch, Records
 from sirc.training.cuda_graph import CapturedStep, captured
 from sirc.training.device_batches import DeviceFeed

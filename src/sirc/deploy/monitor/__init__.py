@@ -14,12 +14,7 @@ from sirc.deploy.monitor.betting import Bets, interval_anywhere, rate_interval
 from sirc.deploy.monitor.ood_share import OodShare
 from sirc.deploy.threshold.counts import as_confidences
 from sirc.deploy.threshold.result import Threshold
-from sirc.deploy.threshold.text import (
-    certainty,
-    percent,
-    percent_above,
-    percent_below,
-)
+from sirc.deploy.threshold.text import certainty, percent, percent_above, percent_below
 from sirc.metrics import as_scores, interval
 
 __all__ = ["Monitor", "Monitoring", "monitor"]

@@ -16,12 +16,7 @@ from starlette.responses import JSONResponse, Response
 import sirc
 from sirc._utils.checks import check_positive
 from sirc.deploy.onnx_model import Decided, Deployed
-from sirc.deploy.serve.body import (
-    Limits,
-    Upload,
-    busy,
-    uploads,
-)
+from sirc.deploy.serve.body import Limits, Upload, busy, uploads
 from sirc.deploy.serve.budget import Budget
 from sirc.deploy.serve.images import FORMATS, RefusedError, open_image
 from sirc.deploy.serve.metrics import Metrics

@@ -15,14 +15,7 @@ from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
 from sirc.deploy.threshold import risk_test
 from sirc.deploy.threshold import text as words
-from sirc.deploy.threshold.counts import (
-    Counts,
-    Floats,
-    Rows,
-    as_confidences,
-    as_rows,
-    first_reaching,
-)
+from sirc.deploy.threshold.counts import Counts, Floats, Rows, as_confidences, as_rows, first_reaching
 from sirc.deploy.threshold.result import Threshold
 from sirc.metrics import least_count
 

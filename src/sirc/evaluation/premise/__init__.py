@@ -14,12 +14,7 @@ from sirc._utils.checks import check_fraction
 from sirc.evaluation.confidences import Data, score_labelled
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.mixtures import check_groups
-from sirc.evaluation.premise.measures import (
-    Combination,
-    Pair,
-    Samples,
-    rows_of,
-)
+from sirc.evaluation.premise.measures import Combination, Pair, Samples, rows_of
 from sirc.evaluation.premise.rules import judge, recommend, together
 from sirc.evaluation.premise.specs import (
     combination,
@@ -34,6 +29,8 @@ from sirc.evaluation.premise.specs import (
 from sirc.evaluation.premise.text import written
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
+
+__all__ = ["Assumptions", "check_assumptions"]
 
 COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]
 

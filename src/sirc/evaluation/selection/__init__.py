@@ -16,26 +16,13 @@ from sirc._utils.arrays import ArrayLike
 from sirc.evaluation.confidences import Data, Plain, ood_confidences
 from sirc.evaluation.evaluation import Evaluation, Pool
 from sirc.evaluation.mixtures import POOLED, WRONG, check_groups
-from sirc.evaluation.selection.arguments import (
-    Metric,
-    as_points,
-    candidates,
-    check_fresh,
-    check_settings,
-)
-from sirc.evaluation.selection.regret import (
-    EQUAL,
-    Bounds,
-    Floats,
-    Regrets,
-    contenders,
-    intervals,
-    regrets,
-    wins,
-)
+from sirc.evaluation.selection.arguments import Metric, as_points, candidates, check_fresh, check_settings
+from sirc.evaluation.selection.regret import EQUAL, Bounds, Floats, Regrets, contenders, intervals, regrets, wins
 from sirc.evaluation.selection.text import written
 from sirc.metrics import AURR, RISK, grids
 from sirc.scores import Scorer, parse
+
+__all__ = ["Choice", "select"]
 
 By = Literal["worst", "average"]
 

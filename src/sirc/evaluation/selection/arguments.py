@@ -13,13 +13,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
-from sirc.evaluation.confidences import (
-    Data,
-    Plain,
-    check_scorer,
-    id_confidences,
-    score_labelled,
-)
+from sirc.evaluation.confidences import Data, Plain, check_scorer, id_confidences, score_labelled
 from sirc.evaluation.mixtures import as_fractions, as_names
 from sirc.metrics import AURC, AURR, RISK
 from sirc.outputs import Outputs, OutputStore

@@ -20,6 +20,8 @@ from sirc.experiment.study import Study, run_study
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 
+__all__ = ["run_demo"]
+
 _DRAWS = 300
 
 

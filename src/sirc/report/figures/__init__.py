@@ -10,12 +10,7 @@ from sirc.report.figures.risks import risks
 from sirc.report.figures.samples import sample_images
 from sirc.report.figures.separation import separation
 from sirc.report.figures.study import figures
-from sirc.report.figures.style import (
-    GROUPS,
-    METHODS,
-    Look,
-    method_look,
-)
+from sirc.report.figures.style import GROUPS, METHODS, Look, method_look
 from sirc.report.figures.sweeps import sweep_table, sweeps
 
 __all__ = [

@@ -9,16 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sirc.evaluation import WRONG, Evaluation, as_names
-from sirc.report.figures.style import (
-    GROUPS,
-    Look,
-    drawing,
-    finish,
-    label_of,
-    literal,
-    new_figure,
-    side_legend,
-)
+from sirc.report.figures.style import GROUPS, Look, drawing, finish, label_of, literal, new_figure, side_legend
 from sirc.report.names import metric_name
 
 if TYPE_CHECKING:

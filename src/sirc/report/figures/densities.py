@@ -10,22 +10,8 @@ import numpy as np
 from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
 from sirc.metrics import Ranking
 from sirc.report.figures.kernels import FloatArray, density, span
-from sirc.report.figures.pieces import (
-    default_negative,
-    detection_threshold,
-    is_finite,
-    percent,
-    samples,
-)
-from sirc.report.figures.style import (
-    GROUP_NAMES,
-    GROUPS,
-    drawing,
-    finish,
-    label_of,
-    literal,
-    new_figure,
-)
+from sirc.report.figures.pieces import default_negative, detection_threshold, is_finite, percent, samples
+from sirc.report.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import parse, ranks_by_gap
 

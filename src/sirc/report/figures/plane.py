@@ -11,15 +11,7 @@ import numpy.typing as npt
 from sirc.report.figures.kernels import density_2d, mass_levels, span
 from sirc.report.figures.pieces import array
 from sirc.report.figures.plane_values import Plane
-from sirc.report.figures.style import (
-    GROUP_NAMES,
-    GROUPS,
-    drawing,
-    finish,
-    label_of,
-    literal,
-    new_figure,
-)
+from sirc.report.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.scores import functional
 
 if TYPE_CHECKING:

@@ -9,15 +9,7 @@ from torch import Tensor
 
 from sirc.evaluation import ORACLE, Evaluation, as_names
 from sirc.report.figures.pieces import array, default_negative, mixture
-from sirc.report.figures.style import (
-    drawing,
-    finish,
-    label_of,
-    literal,
-    method_look,
-    new_figure,
-    side_legend,
-)
+from sirc.report.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
 from sirc.report.names import metric_name, negative_name
 
 if TYPE_CHECKING:

@@ -9,12 +9,7 @@ import numpy as np
 
 from sirc._utils.checks import check_positive
 from sirc.data import ImageSet, check_seed
-from sirc.report.figures.style import (
-    drawing,
-    finish,
-    literal,
-    new_figure,
-)
+from sirc.report.figures.style import drawing, finish, literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

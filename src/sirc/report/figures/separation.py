@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
 from sirc.metrics import Negative, Positive, Ranking
 from sirc.report.figures.pieces import default_negative, roc
-from sirc.report.figures.style import (
-    GROUPS,
-    drawing,
-    finish,
-    label_of,
-    literal,
-    new_figure,
-)
+from sirc.report.figures.style import GROUPS, drawing, finish, label_of, literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

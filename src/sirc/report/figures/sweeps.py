@@ -10,15 +10,7 @@ import pandas as pd
 
 from sirc._utils.arrays import ArrayLike
 from sirc.evaluation import POOLED, Evaluation, as_fractions, as_names, combine
-from sirc.report.figures.style import (
-    drawing,
-    finish,
-    label_of,
-    literal,
-    method_look,
-    new_figure,
-    side_legend,
-)
+from sirc.report.figures.style import drawing, finish, label_of, literal, method_look, new_figure, side_legend
 from sirc.report.names import metric_name
 
 if TYPE_CHECKING:

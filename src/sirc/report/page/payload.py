@@ -14,14 +14,7 @@ from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, score_name
-from sirc.report.page.grid import (
-    LEVELS,
-    POINTS,
-    Floats,
-    Grid,
-    Ints,
-    make_grid,
-)
+from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
 _FEWEST: Final = 256  # thresholds of one score, however many scores and runs there are

@@ -18,6 +18,8 @@ from sirc.report.tables import cells as _table_cells
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
+__all__ = ["save_tables", "table"]
+
 _SUFFIXES: Final = {".csv": "csv", ".md": "markdown", ".html": "html", ".tex": "latex", ".txt": "text"}
 
 

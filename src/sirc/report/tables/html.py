@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sirc.report.names import (
-    escape,
-    metric_name,
-    negative_name,
-    score_name,
-)
+from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.report.tables.cells import is_sirc
 from sirc.report.tables.text import caption, error_line, figure
 

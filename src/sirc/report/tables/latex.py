@@ -6,19 +6,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from sirc.evaluation import WRONG
-from sirc.report.names import (
-    escape,
-    metric_name,
-    negative_name,
-    score_name,
-)
+from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.report.tables.cells import is_sirc
-from sirc.report.tables.text import (
-    MISSING,
-    caption,
-    error_line,
-    figure,
-)
+from sirc.report.tables.text import MISSING, caption, error_line, figure
 
 if TYPE_CHECKING:
     from sirc.report.tables import Cell, Part, Table

@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sirc.report.names import (
-    escape,
-    metric_name,
-    negative_name,
-    score_name,
-)
+from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.report.tables.text import caption, error_line, figure
 
 if TYPE_CHECKING:

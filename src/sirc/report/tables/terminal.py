@@ -12,12 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from sirc.report.names import (
-    escape,
-    metric_name,
-    negative_name,
-    score_name,
-)
+from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.report.tables.cells import is_sirc
 from sirc.report.tables.text import caption, error_line, figure
 

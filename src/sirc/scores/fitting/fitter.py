@@ -16,29 +16,12 @@ from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import registry
 from sirc.scores.fitting.crossfit import Crossfit, check_crossfit, folds_of
-from sirc.scores.fitting.kept import (
-    FeatureMoments,
-    counts_classes,
-    keeps_moments,
-    keeps_sample,
-    union,
-)
+from sirc.scores.fitting.kept import FeatureMoments, counts_classes, keeps_moments, keeps_sample, union
 from sirc.scores.fitting.row_marks import SeenRows
-from sirc.scores.fitting.rows import (
-    Gatherer,
-    kind,
-    numbered,
-    probe,
-    shown,
-)
+from sirc.scores.fitting.rows import Gatherer, kind, numbered, probe, shown
 from sirc.scores.fitting.second_pass import SecondPass
 from sirc.scores.fitting.solving import Seen
-from sirc.scores.fitting.statistics import (
-    Solved,
-    Statistics,
-    fitted_leaves,
-    unsettled,
-)
+from sirc.scores.fitting.statistics import Solved, Statistics, fitted_leaves, unsettled
 from sirc.scores.fitting.tuning import Data, Tuning
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Reservoir, fold_of

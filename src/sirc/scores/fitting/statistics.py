@@ -11,12 +11,7 @@ from torch import Tensor
 
 from sirc.outputs import Outputs
 from sirc.scores import registry
-from sirc.scores.moments import (
-    Evidence,
-    Moments,
-    Reservoir,
-    fold_of,
-)
+from sirc.scores.moments import Evidence, Moments, Reservoir, fold_of
 from sirc.scores.scorer import cast_parameters
 from sirc.scores.spec import Spec, is_vim
 from sirc.scores.values import Columns, needed_leaves, working_dtype

@@ -10,13 +10,7 @@ from torch import Tensor
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, registry
-from sirc.scores.fitting.bayes_fit import (
-    Contrast,
-    calibrate,
-    density_ratio,
-    id_share,
-    spread,
-)
+from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.budget import spend
 from sirc.scores.fitting.statistics import Solved
 from sirc.scores.needs import Needs

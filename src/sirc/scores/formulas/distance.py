@@ -7,13 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sirc.scores.blocks import by_rows
-from sirc.scores.formulas.feature import (
-    mahalanobis,
-    unit_bank,
-    way_to_neighbours,
-    whitened_classes,
-    whitening,
-)
+from sirc.scores.formulas.feature import mahalanobis, unit_bank, way_to_neighbours, whitened_classes, whitening
 from sirc.scores.formulas.shaping import head_energy, head_of
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, constant, row_blocks
-from sirc.scores.formulas.softmax import (
-    Softmax,
-    entropy,
-    log_entropy,
-    log_one_minus_max,
-    msp,
-)
+from sirc.scores.formulas.softmax import Softmax, entropy, log_entropy, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
 from sirc.scores.row_sums import _sums, row_sums
 

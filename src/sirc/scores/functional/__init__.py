@@ -4,14 +4,7 @@ Arguments are torch tensors, NumPy arrays, or anything `Outputs` takes. `msp`, `
 values of the paper, which reach their maximum when the softmax saturates; `log_gap` keeps confident rows apart.
 """
 
-from sirc.scores.functional.combinations import (
-    additive,
-    bayes,
-    linear,
-    product,
-    sirc,
-    sirc_literal,
-)
+from sirc.scores.functional.combinations import additive, bayes, linear, product, sirc, sirc_literal
 from sirc.scores.functional.features import (
     ash,
     cop,

@@ -8,21 +8,10 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_number, check_positive
 from sirc.outputs import Head, Outputs
-from sirc.scores.formulas import (
-    boundary,
-    distance,
-    feature,
-    shaping,
-)
+from sirc.scores.formulas import boundary, distance, feature, shaping
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.functional.combinations import linear
-from sirc.scores.functional.inputs import (
-    checked_options,
-    columns,
-    features_of,
-    same_rows,
-    summary,
-)
+from sirc.scores.functional.inputs import checked_options, columns, features_of, same_rows, summary
 from sirc.scores.functional.logits import energy
 
 

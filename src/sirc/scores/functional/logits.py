@@ -7,17 +7,10 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc.outputs import Outputs
 from sirc.scores import registry
-from sirc.scores.formulas import (
-    gen as generalized,
-)
-from sirc.scores.formulas import (
-    logit,
-    pnorm,
-)
+from sirc.scores.formulas import gen as generalized
+from sirc.scores.formulas import logit, pnorm
 from sirc.scores.formulas import softmax as _softmax
-from sirc.scores.formulas import (
-    temperature as tempered,
-)
+from sirc.scores.formulas import temperature as tempered
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.functional.inputs import checked_options, summary
 from sirc.scores.spec import parse

@@ -1,0 +1,64 @@
+"""The house: layers hold, rooms are entered by the front door, and each says what it is for."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from importlinter.application.use_cases import lint_imports
+from importlinter.configuration import configure
+
+import sirc
+
+SOURCE = Path(sirc.__file__).parent
+ROOMS = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
+TOOLBOXES = ("_utils", "errors", "progress")  # of small modules, each imported by itself
+
+
+def module_name(path):
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path):
+    """(module, name) of every `from sirc.… import …` in a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sirc."):
+            for alias in node.names:
+                yield node.module, alias.name
+
+
+def test_a_room_imports_only_from_layers_below(capsys):
+    configure()
+    kept = lint_imports(config_filename=str(SOURCE.parents[1] / "pyproject.toml"), cache_dir=None)
+    assert kept, capsys.readouterr().out
+
+
+def test_other_rooms_come_in_by_the_front_door():
+    """A name of another room is imported from a package, and is in its `__all__`."""
+    passed_by = []
+    for path in SOURCE.rglob("*.py"):
+        room = module_name(path).split(".")[1:2]
+        for module, name in imports(path):
+            parts = module.split(".")
+            if parts[1:2] == room or parts[1] in TOOLBOXES or path.parent == SOURCE:
+                continue
+            package = SOURCE.joinpath(*parts[1:], "__init__.py")
+            if not package.exists() or name not in exported(package):
+                passed_by.append(f"{module_name(path)}: from {module} import {name}")
+    assert not passed_by, "\n".join(passed_by)
+
+
+def exported(package):
+    for node in ast.parse(package.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_says_what_it_is_for(room):
+    words = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    assert 5 <= len(words.partition("\n")[0].split()) <= 25
+
+
+def test_only_the_front_door_is_at_the_root():
+    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py", "progress.py"}
