@@ -1,0 +1,28 @@
+"""Text for people: shortened quotes, percentages, lists of names, aligned columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+
+def shorten(text: str, most: int = 80) -> str:
+    """The text if it has at most `most` characters, else its beginning and an ellipsis."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """0.954 as `95.4%`; NaN as a dash."""
+    return "–" if math.isnan(share) else f"{100 * share:.{digits}f}%"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as in a sentence: `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a plain table, one for each row of the columns, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
