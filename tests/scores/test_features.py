@@ -297,8 +297,8 @@ def test_the_strongest_scaling_stays_finite():
     assert bool(functional.ash(z, weight, None, percentile=99).isfinite().all())
 
 
-def test_only_scale_and_ash_are_unfit_for_transformers():
-    assert [name for name in NAMES if "transformers" in registry.get(name).unfit] == ["scale", "ash"]
+def test_only_scale_and_ash_are_unsuited_for_transformers():
+    assert [name for name in NAMES if "transformers" in registry.get(name).unsuited_for] == ["scale", "ash"]
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6, -1e9])

@@ -88,7 +88,7 @@ def log_gaps(row):
 def test_each_score_is_its_formula(name, dtype, rtol, data, fresh, scorer):
     logits, features = (x.astype(dtype) for x in fresh)
     expected = in_sample_values(data, (logits, features))[name]
-    if registry.get(name).log_gap is not None and registry.get(name).ranks == "log_gap":
+    if registry.get(name).log_gap is not None and registry.get(name).confidence_kind == "log_gap":
         expected = -np.array([log_gaps(row)[name] for row in logits])
     got = scorer(sirc.Outputs(logits, features))[name].numpy()
     scale = np.abs(expected).max() if name in ("residual", "mahalanobis", "relative_mahalanobis") else 1.0

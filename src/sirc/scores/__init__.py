@@ -9,11 +9,12 @@ from sirc.scores.needs import Needs
 from sirc.scores.registry import score
 from sirc.scores.row_sums import _sums
 from sirc.scores.scorer import Confidences, Scorer, cast_parameters, check_features, check_specs, parameters_in
-from sirc.scores.spec import Spec, known_names, parse
+from sirc.scores.spec import COMBINATIONS, Spec, known_names, parse
 from sirc.scores.values import BOUNDED, Columns, keywords, needed_leaves, option_of, ranks_by_gap, working_dtype
 
 __all__ = [
     "BOUNDED",
+    "COMBINATIONS",
     "Columns",
     "Confidences",
     "Crossfit",

@@ -55,12 +55,12 @@ class Needs:
 
 
 def tell_unfit(specs: Iterable[str], outputs: Outputs, progress: Progress) -> None:
-    """Note which of the scores are not for this network: those `unfit` for signed features, if these rows' are.
+    """Note which scores are not meant for networks with signed features, if these rows have signed features.
 
     Signed: more than a tenth of ‖z‖₁ is of negative features, which about half is after a LayerNorm, and none after a
     ReLU. The scores are computed all the same.
     """
-    leaves = [leaf for leaf in needed_leaves([parse(text) for text in specs]) if registry.get(leaf.name).unfit]
+    leaves = [leaf for leaf in needed_leaves([parse(text) for text in specs]) if registry.get(leaf.name).unsuited_for]
     if not leaves or outputs.features is None:
         return
     size = float(outputs.features.abs().sum(dtype=torch.float64))
@@ -69,5 +69,5 @@ def tell_unfit(specs: Iterable[str], outputs: Outputs, progress: Progress) -> No
         for leaf in leaves:
             progress.note(
                 f"note: `{leaf}` is not for this network, {negative:.0%} of whose features' size is negative. It is "
-                f"unfit for {registry.get(leaf.name).unfit}."
+                f"unsuited for {registry.get(leaf.name).unsuited_for}."
             )

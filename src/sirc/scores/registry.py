@@ -1,4 +1,4 @@
-"""The register of scores: a decorated function is a score, and its signature says what it takes."""
+"""Registry of scores: a decorated function is a score, and its signature says what it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Option = int | float
 Solve = Callable[..., dict[str, Tensor]]
 Tune = Callable[[Tensor, Tensor], dict[str, Option]]
-Ranks = Literal["log_gap", "plain"]
+ConfidenceKind = Literal["log_gap", "plain"]
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
@@ -30,30 +30,39 @@ class Score:
     name: str
     compute: Callable[..., Tensor]
     needs: tuple[str, ...]
-    """Inputs, or names of other scores, handed over by position."""
+    """Inputs or names of other scores, passed to `compute` by position."""
     options: Mapping[str, Option]
-    """What a user may set in a spec, with its default: `knn(k=20)`."""
+    """Options that a spec may set, with their defaults: `knn(k=20)`."""
     parameters: tuple[str, ...]
-    """What `solve` must provide."""
+    """Fitted parameters, which `solve` must provide."""
+    title: str
+    """The name for people, in plain text."""
+    short: str
+    """The name inside a combination."""
+    latex: str
+    """Both names in LaTeX; empty where escaping the plain ones is enough. Likewise `html`."""
+    html: str
+    family: str
+    """Scores of one family share a colour in figures."""
     solve: Solve | None = None
     evidence: frozenset[str] = frozenset()
-    """What of the training data `solve` looks at: mean, second moments, per-class sums, the latter two also of the unit
-    features; a bank of rows that each row is compared with, or a sample of rows."""
+    """The parts of the training data that `solve` reads: mean, second moments, per-class sums, these also of the unit
+    features, a bank of rows that each row is compared with, or a sample of rows."""
     head: bool = False
     log_gap: Callable[..., Tensor] | None = None
     """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
     resolution: Callable[[Evidence], float] | None = None
     """The smallest spread on training data that is more than rounding noise."""
     tune: Tune | None = None
-    """Options chosen on labelled ID validation rows, from (n, K) logits and (n,) labels."""
-    ranks: Ranks = "log_gap"
-    """What a scorer returns for a score with a `log_gap`: minus that, or the plain value."""
+    """Chooses options on labelled ID validation rows, from (n, K) logits and (n,) labels."""
+    confidence_kind: ConfidenceKind = "log_gap"
+    """What a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The least and the largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
-    alone: Callable[[dict[str, Option]], dict[str, Option]] | None = None
-    """The options with which a row that is in the bank itself is left out of its own search."""
-    unfit: str = ""
-    """Which networks it is not for, and why."""
+    """The smallest and largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
+    exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None
+    """Changes the options so that a row of the bank does not find itself."""
+    unsuited_for: str = ""
+    """The networks that the score is not meant for, and why."""
 
     @property
     def summary(self) -> str:
@@ -67,35 +76,47 @@ _SCORES: dict[str, Score] = {}
 def score(
     *,
     needs: str | tuple[str, ...],
+    title: str = "",
+    short: str = "",
+    latex: str = "",
+    html: str = "",
+    family: str = "other",
     solve: Solve | None = None,
     evidence: tuple[str, ...] = (),
     head: bool = False,
     log_gap: Callable[..., Tensor] | None = None,
     resolution: Callable[[Evidence], float] | None = None,
     tune: Tune | None = None,
-    ranks: Ranks = "log_gap",
+    confidence_kind: ConfidenceKind = "log_gap",
     limits: Mapping[str, tuple[float, float]] | None = None,
-    alone: Callable[[dict[str, Option]], dict[str, Option]] | None = None,
-    unfit: str = "",
+    exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None,
+    unsuited_for: str = "",
 ) -> Callable[[_F], _F]:
     """Register a function as the score of its own name.
 
     `needs` names what the function receives by position: `"logits"` (n, K), `"features"` (n, L), `"softmax"`
     (the `Softmax` summary of the one pass over the logits), or another score's name (its values).
     Keyword-only arguments with a default are options of the spec; those without are parameters that `solve` finds
-    from the training data. `tune` chooses options on labelled validation rows, where `fit` has some; `limits` bounds
+    from the training data. `tune` chooses options on labelled validation rows if `fit` has some; `limits` bounds
     them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`.
+
+    Tables, figures and the page call the score `title` (by default its name with spaces for underscores), `short`
+    inside a combination, and draw it in the colour of its `family`.
     """
 
     def register(function: _F) -> _F:
         name = function.__name__
-        wanted = (needs,) if isinstance(needs, str) else needs
+        needed = (needs,) if isinstance(needs, str) else needs
         keywords = [
             p for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
         ]
         parameters = tuple(p.name for p in keywords if p.default is p.empty)
-        unknown = [n for n in wanted if n not in _INPUTS and n not in _SCORES]
-        if unknown:
+        options = {p.name: p.default for p in keywords if p.default is not p.empty}
+        if name in _RESERVED:
+            raise ValueError(f"`{name}` is a combination of the grammar; give the score another name")
+        if name in _SCORES and _SCORES[name].compute.__module__ != function.__module__:
+            raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
+        if unknown := [n for n in needed if n not in _INPUTS and n not in _SCORES]:
             raise ValueError(
                 f"`needs` of score `{name}` must name {', '.join(_INPUTS)} or an earlier score; got {unknown}"
             )
@@ -106,34 +127,35 @@ def score(
                 f"score `{name}` has parameters {list(parameters)} and {'a' if solve else 'no'} `solve`: "
                 "keyword-only arguments without a default are found by `solve`, and it needs at least one"
             )
-        options = {p.name: p.default for p in keywords if p.default is not p.empty}
         if unknown := sorted(key for key in limits or {} if key.removesuffix("_bounded") not in options):
             raise ValueError(f"`limits` of score `{name}` must be for its options {sorted(options)}; got {unknown}")
-        if "bank" in evidence and alone is None:
+        if "bank" in evidence and exclude_self is None:
             raise ValueError(
-                f"score `{name}` searches the bank and needs `alone`: the options with which a row that is in the bank "
+                f"score `{name}` searches the bank and needs `exclude_self`: the options with which a row of the bank "
                 "does not find itself"
             )
-        if name in _RESERVED:
-            raise ValueError(f"`{name}` is a combination of the grammar; name the score otherwise")
-        if name in _SCORES and _SCORES[name].compute.__module__ != function.__module__:
-            raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
+        readable = title or name[:1].upper() + name[1:].replace("_", " ")
         _SCORES[name] = Score(
             name=name,
             compute=function,
-            needs=wanted,
+            needs=needed,
             options=options,
             parameters=parameters,
+            title=readable,
+            short=short or readable,
+            latex=latex,
+            html=html,
+            family=family,
             solve=solve,
             evidence=frozenset(evidence),
             head=head,
             log_gap=log_gap,
             resolution=resolution,
             tune=tune,
-            ranks=ranks,
+            confidence_kind=confidence_kind,
             limits=limits or {},
-            alone=alone,
-            unfit=unfit,
+            exclude_self=exclude_self,
+            unsuited_for=unsuited_for,
         )
         return function
 
@@ -151,7 +173,7 @@ def names() -> tuple[str, ...]:
 
 
 def closure(leaf_names: list[str]) -> list[str]:
-    """Those scores and all they need, each after what it needs."""
+    """These scores and all that they need, each after what it needs."""
     order: dict[str, None] = {}
 
     def visit(name: str) -> None:

@@ -136,7 +136,7 @@ def working_dtype(features: torch.dtype) -> torch.dtype:
 def ranks_by_gap(spec: Spec) -> bool:
     """Whether a scorer returns −log(S1max − S1) for this spec: a score whose plain values tie near their bound."""
     score = registry.get(spec.name) if spec.is_leaf else None
-    return score is not None and score.log_gap is not None and score.ranks == "log_gap"
+    return score is not None and score.log_gap is not None and score.confidence_kind == "log_gap"
 
 
 def keywords(

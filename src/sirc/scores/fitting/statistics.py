@@ -194,8 +194,8 @@ def _without_itself(spec: Spec) -> Spec:
     score = registry.get(spec.name)
     if "bank" not in score.evidence:
         return spec
-    assert score.alone is not None
-    options = score.alone({**score.options, **spec.options})  # type: ignore[dict-item]
+    assert score.exclude_self is not None
+    options = score.exclude_self({**score.options, **spec.options})  # type: ignore[dict-item]
     return Spec(spec.name, (), {key: value for key, value in options.items() if value != score.options[key]})
 
 

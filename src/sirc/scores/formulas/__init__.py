@@ -1,4 +1,4 @@
-"""The formulas of single scores, one file a family; importing this room registers them."""
+"""Formulas of single scores, one file each for related ones; importing this room registers them."""
 
 # In the order in which scores are listed: those that others need come first.
 # isort: off

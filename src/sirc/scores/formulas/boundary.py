@@ -1,4 +1,4 @@
-"""Scores on where a feature lies between the centre of the data and the decision boundaries of the last layer."""
+"""Scores of a feature's position between the centre of the data and the decision boundaries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
 
-_NEAR = 1e-3  # of the squared lengths: above it a squared distance by products has all but 3 digits
-_LEAST_DISTANCE = 1e-12  # to the centre: a feature that is the centre has no direction, and all scores are finite
+_NEAR = 1e-3  # of the squared lengths: above this share, a squared distance by products loses at most 3 digits
+_LEAST_DISTANCE = 1e-12  # to the centre: keeps the score of a feature at the centre finite
 
 
 def solve_nci(evidence: Evidence, *, scale: float) -> dict[str, Tensor]:
@@ -23,7 +23,15 @@ def solve_nci(evidence: Evidence, *, scale: float) -> dict[str, Tensor]:
     return {"weight": head_of(evidence, center)[0], "center": center}
 
 
-@score(needs=("softmax", "features"), solve=solve_nci, evidence=("mean",), head=True, limits={"scale": (0, math.inf)})
+@score(
+    needs=("softmax", "features"),
+    solve=solve_nci,
+    evidence=("mean",),
+    head=True,
+    limits={"scale": (0, math.inf)},
+    title="NCI",
+    family="norm",
+)
 def nci(p: Softmax, features: Tensor, *, weight: Tensor, center: Tensor, scale: float = 1e-4) -> Tensor:
     """The centred feature's direction along the winner's weight: w_ŷ·(z − μ)/‖z − μ‖ + 10⁻⁴‖z‖₁. Liu & Qin 2025.
 
@@ -36,7 +44,7 @@ def nci(p: Softmax, features: Tensor, *, weight: Tensor, center: Tensor, scale: 
 
 
 def solve_fdbd(evidence: Evidence) -> dict[str, Tensor]:
-    """The mean feature, and what each class's logit gaps are multiplied by: 1/(‖w_j − w_k‖ · the number of k)."""
+    """The mean feature, and the factors of each class's logit gaps: 1/(‖w_j − w_k‖ · the number of k)."""
     center = _center(evidence)
     weight, _ = head_of(evidence, center)
     inverse = inverse_distances(weight)
@@ -57,7 +65,7 @@ def inverse_distances(weight: Tensor) -> Tensor:
 
 
 def _distances(weight: Tensor) -> Tensor:
-    """‖w_j − w_k‖: by products, and by differences where two weights are near, as products leave rounding there."""
+    """‖w_j − w_k‖ by products, or by differences for near weights, where products leave only rounding error."""
     rows = weight - weight.mean(0)
     norm = rows.square().sum(-1)
     both = norm[:, None] + norm
@@ -68,7 +76,14 @@ def _distances(weight: Tensor) -> Tensor:
     return distance.index_put_((one, other), exact)
 
 
-@score(needs=("logits", "softmax", "features"), solve=solve_fdbd, evidence=("mean",), head=True)
+@score(
+    needs=("logits", "softmax", "features"),
+    solve=solve_fdbd,
+    evidence=("mean",),
+    head=True,
+    title="fDBD",
+    family="norm",
+)
 def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, inverse: Tensor) -> Tensor:
     """Distance to boundaries over that to the centre: mean_k (v_ŷ − v_k)/‖w_ŷ − w_k‖ / ‖z − μ‖. Liu & Qin 2024.
 
@@ -76,7 +91,7 @@ def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, invers
     """
 
     def boundary(v: Tensor, top: Tensor, prediction: Tensor) -> Tensor:
-        # The gaps first, and only then a sum: a constant in all logits costs no digits.
+        # Gaps first, then the sum: a constant in all logits costs no digits.
         return ((top[:, None] - v.double()) * inverse[prediction]).sum(-1)
 
     return by_rows(boundary, logits, p.top, p.prediction) / _distance(features - center)

@@ -1,4 +1,4 @@
-"""Distances to the training data beyond `mahalanobis` and `knn`: of unit features, against a background, guided."""
+"""Variants of `mahalanobis` and `knn`: on unit features, relative to all data, guided by the energy."""
 
 from __future__ import annotations
 
@@ -7,32 +7,46 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sirc.scores.blocks import by_rows
-from sirc.scores.formulas.feature import mahalanobis, unit_bank, way_to_neighbours, whitened_classes, whitening
+from sirc.scores.formulas.feature import mahalanobis, too_few_neighbours, unit_bank, whitened_classes, whitening
 from sirc.scores.formulas.shaping import head_energy, head_of
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
 
 
 def solve_mahalanobis_pp(evidence: Evidence) -> dict[str, Tensor]:
-    """What `mahalanobis` measures with, of unit features."""
+    """The parameters of `mahalanobis` for unit features."""
     assert evidence.unit is not None
     return whitened_classes(evidence.unit, "mahalanobis_pp")
 
 
-@score(needs="features", solve=solve_mahalanobis_pp, evidence=("unit", "unit_by_class"))
+@score(
+    needs="features",
+    solve=solve_mahalanobis_pp,
+    evidence=("unit", "unit_by_class"),
+    title="Mahalanobis++",
+    short="Mahal.++",
+    family="distance",
+)
 def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """`mahalanobis` of unit features: −min_k (ẑ−μ_k)ᵀ Σ⁺ (ẑ−μ_k), ẑ = z/‖z‖₂. Müller & Hein 2025."""
     return mahalanobis(normalize(features, dim=-1), center=center, whitener=whitener, means=means)
 
 
 def solve_relative_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
-    """What `mahalanobis` measures with, and the map that makes the covariance of all rows the identity."""
+    """The parameters of `mahalanobis`, and the map that makes the covariance of all rows the identity."""
     assert evidence.moments is not None
     classes = whitened_classes(evidence.moments, "relative_mahalanobis")
     return {**classes, "total": whitening(evidence.moments.covariance)[0]}
 
 
-@score(needs="features", solve=solve_relative_mahalanobis, evidence=("second", "by_class"))
+@score(
+    needs="features",
+    solve=solve_relative_mahalanobis,
+    evidence=("second", "by_class"),
+    title="Rel. Mahalanobis",
+    short="Rel. Mahal.",
+    family="distance",
+)
 def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor, total: Tensor) -> Tensor:
     """`mahalanobis` less the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
 
@@ -49,7 +63,7 @@ def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]
     if len(bank) < k + skip:
         raise ValueError(
             f"`nnguide` needs at least k{' + 1' if skip else ''} = {k + skip} training rows to search; got "
-            f"{len(bank)}. {way_to_neighbours(k + skip)}"
+            f"{len(bank)}. {too_few_neighbours(k + skip)}"
         )
     weight, bias = head_of(evidence, bank)
     return {"bank": unit_bank(bank), "energy": head_energy(bank.double(), weight, bias)[:, None]}
@@ -61,14 +75,18 @@ def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]
     evidence=("bank",),
     head=True,
     limits={"skip": (0, 1)},
-    alone=lambda options: {**options, "skip": 1},
+    exclude_self=lambda options: {**options, "skip": 1},
+    title="NNGuide",
+    family="distance",
 )
-def nnguide(own: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: int = 10, skip: int = 0) -> Tensor:
+def nnguide(
+    own_energy: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: int = 10, skip: int = 0
+) -> Tensor:
     """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
 
-    The energies are to be positive, as those of confident rows are: where E(z) is negative a closer neighbour lowers
-    the score, and where those of the bank are, the order is the reverse of what is meant. A constant added to all
-    logits changes the order. `skip=1` leaves the row of the largest cosine out of the search.
+    The energies should be positive, as those of confident rows are: if E(z) is negative, a closer neighbour lowers the
+    score; if those of the bank are negative, the order is reversed. A constant added to all logits changes the order.
+    `skip=1` leaves the row with the largest cosine out of the search.
     """
     scales = energy[:, 0]
 
@@ -80,4 +98,4 @@ def nnguide(own: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: i
             table = table.scatter_(1, nearest, -torch.inf)
         return table.topk(k, dim=-1, sorted=False).values.sum(-1, dtype=torch.float64) / k
 
-    return own * by_rows(guidance, normalize(features, dim=-1), product=len(bank))
+    return own_energy * by_rows(guidance, normalize(features, dim=-1), product=len(bank))

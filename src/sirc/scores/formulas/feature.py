@@ -1,4 +1,4 @@
-"""Scores on the features, and the solutions of their parameters from the moments of the training rows."""
+"""Feature scores: norms, residuals, distances to classes and neighbours, and the fits of their parameters."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ BANK_SIZE = 12_500
 _PSEUDO_INVERSE_CUTOFF = 1e-10
 
 
-@score(needs="features")
+@score(
+    needs="features",
+    title="‖z‖₁",
+    latex=r"$\|\mathbf{z}\|_1$",
+    html="‖<b>z</b>‖<sub>1</sub>",
+    family="norm",
+)
 def l1(features: Tensor) -> Tensor:
     """The 1-norm of the features: ‖z‖₁. Huang et al. 2021."""
     return _norm(features, 1)
 
 
-@score(needs=("softmax", "l1"))
+@score(needs=("softmax", "l1"), title="GradNorm", family="norm")
 def gradnorm(p: Softmax, l1: Tensor) -> Tensor:
     """The softmax's distance from uniform times the features' norm: ‖π − 1/K‖₁ · ‖z‖₁. Huang et al. 2021."""
     return p.deviation * l1
@@ -39,7 +45,7 @@ def principal_dimension(features: int) -> int:
 
 
 def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
-    """The origin u = −W⁺b and an orthonormal basis of what the min(D, rank) leading directions leave."""
+    """The origin u = −W⁺b and an orthonormal basis of the space outside the min(D, rank) leading directions."""
     moments, head = _moments(evidence), evidence.head
     assert head is not None
     origin = head.origin.to(moments.mean)
@@ -50,7 +56,7 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
 
 
 def _residual_resolution(evidence: Evidence) -> float:
-    """Rounding of the features, carried into the residual: features that never leave the subspace show only that."""
+    """Rounding error of the residual: all that is left of features that never leave the subspace."""
     moments, head = _moments(evidence), evidence.head
     assert head is not None
     return evidence.resolution * math.sqrt(moments.mean_square(head.origin))
@@ -62,6 +68,8 @@ def _residual_resolution(evidence: Evidence) -> float:
     evidence=("second",),
     head=True,
     resolution=_residual_resolution,
+    short="Res.",
+    family="residual",
 )
 def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
     """Minus the feature's part outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
@@ -74,7 +82,7 @@ def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
 
 
 def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
-    """What `mahalanobis` measures with, from the moments of any rows; `name` is the score that asks."""
+    """The parameters of `mahalanobis` from the moments of any rows; `name` is the score for the error message."""
     whitener, largest = whitening(moments.within_class_covariance)
     noise = len(whitener) * torch.finfo(whitener.dtype).eps * moments.mean_square(moments.mean)
     if largest <= noise:
@@ -94,11 +102,11 @@ def whitening(covariance: Tensor) -> tuple[Tensor, float]:
     return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
 
 
-@score(needs="features", solve=solve_mahalanobis, evidence=("second", "by_class"))
+@score(needs="features", solve=solve_mahalanobis, evidence=("second", "by_class"), short="Mahal.", family="distance")
 def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
     white = (features - center) @ whitener
-    # ‖y‖² − 2·y·m + ‖m‖² picks the nearest mean; its distance is then taken directly, which does not cancel.
+    # ‖y‖² − 2·y·m + ‖m‖² picks the nearest mean; its distance is then computed directly, without cancellation.
     nearest = torch.addmm(means.square().sum(-1).div(2), white, means.T, alpha=-1).argmin(-1)
     return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
 
@@ -109,24 +117,31 @@ def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
     assert bank is not None
     if len(bank) < k:
         raise ValueError(
-            f"`knn` needs at least k = {k} training rows to search; got {len(bank)}. {way_to_neighbours(k)}"
+            f"`knn` needs at least k = {k} training rows to search; got {len(bank)}. {too_few_neighbours(k)}"
         )
     return {"bank": unit_bank(bank)}
 
 
-def way_to_neighbours(rows: int) -> str:
-    """What to do where a bank holds fewer rows than these."""
+def too_few_neighbours(rows: int) -> str:
+    """Advice for a bank with fewer rows than these."""
     if rows > BANK_SIZE:
         return f"Choose a smaller k: no more than {BANK_SIZE} rows are kept"
     return "Fit on more rows, or choose a smaller k"
 
 
 def unit_bank(bank: Tensor) -> Tensor:
-    """Rows scaled to unit length in float64, in the type that features are compared in."""
+    """Rows scaled to unit length in float64, then cast to the type that features are compared in."""
     return normalize(bank.double(), dim=-1).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
 
 
-@score(needs="features", solve=solve_knn, evidence=("bank",), alone=lambda options: {**options, "k": options["k"] + 1})
+@score(
+    needs="features",
+    solve=solve_knn,
+    evidence=("bank",),
+    exclude_self=lambda options: {**options, "k": options["k"] + 1},
+    title="KNN",
+    family="distance",
+)
 def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
     unit = normalize(features, dim=-1)
@@ -138,19 +153,19 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
 
 
 def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
-    """The mean of the unit features and the directions that the leading ones leave.
+    """The mean of the unit features and, as rows, the directions outside the leading ones.
 
-    These are rows: their number follows from the variance, and need not be the same in all folds.
+    The number of rows follows from the variance and may differ between folds.
     """
     moments = evidence.unit
     assert moments is not None
     values, vectors = torch.linalg.eigh(moments.covariance)
     size, total = len(values), float(values.clamp_min(0).sum())
     if size < 2 or math.sqrt(total) <= evidence.resolution:
-        what = f"L = {size}" if size < 2 else "rows that all point in one direction"
+        received = f"L = {size}" if size < 2 else "rows that all point in one direction"
         raise ValueError(
             f"`cop` needs at least two features, and rows of different directions, so that a direction is left beside "
-            f"the leading ones; got {what}. Use `knn` or `l1`"
+            f"the leading ones; got {received}. Use `knn` or `l1`"
         )
     explained = values.clamp_min(0).flip(0).cumsum(0) / total
     leading = min(int((explained < variance).sum()) + 1, size - 1)
@@ -163,6 +178,8 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     evidence=("unit",),
     limits={"variance": (0, 1)},
     resolution=lambda evidence: evidence.resolution,  # of features of length 1
+    title="CoP",
+    family="residual",
 )
 def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 0.99) -> Tensor:
     """Minus the unit feature's part outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.

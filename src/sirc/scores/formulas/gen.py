@@ -1,11 +1,11 @@
-"""GEN: a generalised entropy of the softmax, kept in logarithms so that saturated rows stay apart.
+"""GEN, a generalised entropy of the softmax, in logarithms so that saturated rows stay apart.
 
 With v₁ and v₂ the two largest logits, a_k = v₂ − v_k, and g, t, s as in `softmax.py`, the winner's term is the largest,
 
     π₁(1 − π₁) = exp(L),  L = log(1 − π_max) − log1p(s)
     π_k(1 − π_k)/exp(L) = (1 − π_k)·exp(log1p(s) − log t − a_k)
 
-and the gap g is in L alone: what multiplies it can neither overflow nor lose digits.
+and the gap g appears in L alone: its factors can neither overflow nor lose digits.
 """
 
 from __future__ import annotations
@@ -40,8 +40,14 @@ def _losers(logits: Tensor, prediction: Tensor, m: int) -> Tensor:
     return logits.double().scatter(1, prediction[:, None], -torch.inf)
 
 
-# Above γ = 1 the sum is not concave in π, so no entropy; near 0 every term tends to 1 and nothing is left to rank.
-@score(needs=("logits", "softmax"), log_gap=log_generalized_entropy, limits={"gamma": (0.001, 1.0), "m": (1, 2**31)})
+# Above γ = 1 the sum is not concave in π, so not an entropy; near 0 every term tends to 1 and all rows tie.
+@score(
+    needs=("logits", "softmax"),
+    log_gap=log_generalized_entropy,
+    limits={"gamma": (0.001, 1.0), "m": (1, 2**31)},
+    title="GEN",
+    family="softmax",
+)
 def gen(logits: Tensor, p: Softmax, *, gamma: float = 0.1, m: int = 100) -> Tensor:
     """The negative generalised entropy: −Σ π^γ(1 − π)^γ over the min(m, K) largest π. Liu et al. 2023."""
     return -torch.exp(log_generalized_entropy(logits, p, gamma=gamma, m=m))

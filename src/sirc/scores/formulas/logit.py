@@ -1,4 +1,4 @@
-"""Scores on the logits themselves."""
+"""Logit scores: the largest logit and the energy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.registry import score
 
 
-@score(needs="softmax")
+@score(needs="softmax", title="Max Logit", family="logit")
 def max_logit(p: Softmax) -> Tensor:
     """The largest logit: max v. Hendrycks et al. 2022."""
     return p.top.clone()
 
 
-@score(needs="softmax")
+@score(needs="softmax", family="logit")
 def energy(p: Softmax) -> Tensor:
     """The free energy, negated: logsumexp v. Liu et al. 2020."""
     return p.top + torch.log1p(p.rest)

@@ -1,4 +1,4 @@
-"""The largest centred logit over the p-norm of all: scale-free, and near its bound without cancellation.
+"""MaxLogit-pNorm: the largest centred logit over the p-norm of all, exact near its bound.
 
 With v̄ the mean logit, ŷ the winner, x_k = (v̄ − v_k)/(v₁ − v̄) for the K − 1 others and R = Σ|x_k|^p,
 
@@ -30,9 +30,9 @@ from sirc.scores.formulas.softmax import Softmax, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
 
 MSP = -1
-"""p that stands for the softmax's own score, `msp`, where no norm ranks better."""
+"""The p that stands for `msp`, where no norm ranks better."""
 _LARGEST = 9
-# Of the excess: rows at the bound, where it is 0, are one tie above all others.
+# Smallest excess: rows at the bound, where it is 0, tie with each other above all others.
 _FLOOR = 2.0**-1000
 
 
@@ -56,16 +56,16 @@ def _excesses(logits: Tensor, p: Softmax, powers: Sequence[int]) -> Tensor:
         square = torch.where(x < 0, y - number(h), deviation).square_()
         negative = (y - x).sum(-1)  # twice Σ max(−x, 0)
         q = torch.zeros_like(y)
-        found = []
+        excesses = []
         for power in range(1, powers[-1] + 1):
             if power > 1:
                 q = q * y + number((power - 1) * h ** (power - 2))
             if power in powers:
                 excess = (square * q).sum(-1) + negative * number(power * h ** (power - 1))
-                # Where all logits are equal: the largest R there is, of all but one logit equal and that one lower.
+                # Where all logits are equal take the largest possible R: that of all logits equal except one lower one.
                 most = number(k - 2 + (k - 1.0) ** power - h ** (power - 1))
-                found.append(torch.where(equal[:, 0], most, excess))
-        return torch.stack(found)
+                excesses.append(torch.where(equal[:, 0], most, excess))
+        return torch.stack(excesses)
 
     return by_rows(formula, logits, p.prediction, p.second, p.gap)
 
@@ -126,8 +126,12 @@ def _plain(excess: Tensor, k: int, p: int) -> Tensor:
     needs=("logits", "softmax"),
     log_gap=log_gap_to_bound,
     tune=choose_p,
-    ranks="plain",
+    confidence_kind="plain",
     limits={"p": (MSP, _LARGEST), "p_bounded": (1, _LARGEST)},
+    title="MaxLogit-pNorm",
+    latex="MaxLogit-$p$Norm",
+    html="MaxLogit-<i>p</i>Norm",
+    family="softmax",
 )
 def max_logit_pnorm(logits: Tensor, softmax: Softmax, *, p: int = 4) -> Tensor:
     """The largest centred logit over the p-norm of all: (v₁ − v̄)/‖v − v̄‖_p. Cattelan & Silva 2023.

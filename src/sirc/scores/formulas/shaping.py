@@ -1,4 +1,4 @@
-"""Energies of reshaped features: activations clipped, pruned or rescaled before they go through the head again."""
+"""Energies of reshaped features: activations clipped, pruned or rescaled before the head."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
 from sirc.scores.values import working_dtype
 
-_UNFIT = (
+_UNSUITED_FOR = (
     "transformers and other networks whose features are signed: it takes the sum of the activations for their size and "
     "the small ones for noise, which holds after a ReLU only"
 )
-# Without the p% smallest activations their sum falls to 1 − p/100 at the least: eʳ stays finite up to p = 99.
+# Pruning the p% smallest activations leaves at least 1 − p/100 of their sum: eʳ stays finite up to p = 99.
 _PERCENTILES = {"percentile": (0, 99)}
 
 
@@ -39,11 +39,11 @@ def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def pooled_percentile(values: Tensor, percentile: float) -> Tensor:
-    """The percentile of all values together, float64, interpolated as NumPy does; of any number of values."""
+    """The percentile of all values together, in float64, interpolated as NumPy does."""
     flat = values.reshape(-1).to("cpu", working_dtype(values.dtype)).numpy()
     place = (len(flat) - 1) * percentile / 100
     ranks = [math.floor(place), math.ceil(place)]
-    # torch.kthvalue takes quadratic time on values in descending order, and torch.quantile 16 million of them at most.
+    # torch.kthvalue takes quadratic time on descending values, and torch.quantile takes at most 16 million.
     low, high = np.partition(flat, ranks)[ranks].astype(np.float64)
     return torch.tensor(low + (high - low) * (place - ranks[0]), dtype=torch.float64, device=values.device)
 
@@ -63,7 +63,15 @@ def solve_react(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
     return {"weight": weight, "bias": bias, "clip": clip.reshape(1)}
 
 
-@score(needs="features", solve=solve_react, evidence=("sample",), head=True, limits={"percentile": (0, 100)})
+@score(
+    needs="features",
+    solve=solve_react,
+    evidence=("sample",),
+    head=True,
+    limits={"percentile": (0, 100)},
+    title="ReAct",
+    family="logit",
+)
 def react(features: Tensor, *, weight: Tensor, bias: Tensor, clip: Tensor, percentile: float = 90.0) -> Tensor:
     """The energy of features clipped at the 90th percentile of ID data: logsumexp(W min(z, c) + b). Sun et al. 2021.
 
@@ -77,7 +85,15 @@ def solve_scale(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
     return {"bias": head_of(evidence)[1]}
 
 
-@score(needs=("logits", "features"), solve=solve_scale, head=True, limits=_PERCENTILES, unfit=_UNFIT)
+@score(
+    needs=("logits", "features"),
+    solve=solve_scale,
+    head=True,
+    limits=_PERCENTILES,
+    unsuited_for=_UNSUITED_FOR,
+    title="SCALE",
+    family="logit",
+)
 def scale(logits: Tensor, features: Tensor, *, bias: Tensor, percentile: float = 85.0) -> Tensor:
     """The energy of scaled features: logsumexp(eʳ(v − b) + b), r = Σz/Σz′, z′ the largest 15% of z. Xu et al. 2024.
 
@@ -98,11 +114,19 @@ def solve_ash(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
     return {"weight": weight, "bias": bias}
 
 
-@score(needs="features", solve=solve_ash, head=True, limits=_PERCENTILES, unfit=_UNFIT)
+@score(
+    needs="features",
+    solve=solve_ash,
+    head=True,
+    limits=_PERCENTILES,
+    unsuited_for=_UNSUITED_FOR,
+    title="ASH",
+    family="logit",
+)
 def ash(features: Tensor, *, weight: Tensor, bias: Tensor, percentile: float = 90.0) -> Tensor:
     """The energy of the largest 10% of z, z′, scaled: logsumexp(eʳ Wz′ + b), r = Σz/Σz′. Djurisic et al. 2023.
 
-    It is the variant ASH-S. The sums are of the positive parts, as in `scale`, and equal features are kept together.
+    The variant ASH-S. The sums are of the positive parts, as in `scale`, and equal features are kept together.
     """
     kept = _largest(features, percentile)
     factor = _ratio(features, kept).exp()
@@ -114,7 +138,7 @@ def ash(features: Tensor, *, weight: Tensor, bias: Tensor, percentile: float = 9
 
 
 def _largest(features: Tensor, percentile: float) -> Tensor:
-    """The features with all but the largest of each row set to 0; as many are kept as in the authors' code."""
+    """The features with all but the largest of each row set to 0; keeps as many as the authors' code."""
     size = features.shape[1]
     count = max(1, size - round(size * percentile / 100))
     least = features.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)

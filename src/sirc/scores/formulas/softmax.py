@@ -1,4 +1,4 @@
-"""The softmax family: one pass over the logits, from which every logit-side score follows without cancellation.
+"""Softmax scores: one pass over the logits gives them all, without cancellation.
 
 With the runner-up factored out: v₁ and v₂ the two largest logits, g = v₁ − v₂ and f_k = exp(v_k − v₂) for
 k ≠ ŷ (so that the largest f is 1), the sums t = Σf, w = Σf², q = Σf·(v₂ − v_k) give
@@ -9,7 +9,7 @@ k ≠ ŷ (so that the largest f is 1), the sums t = Σf, w = Σf², q = Σf·(v�
     1 − ‖π‖₂   = exp(−g)·[2t + exp(−g)(t² − w)] / [(1 + s)²(1 + ‖π‖₂)]
 
 where every term is positive and exp(−g) enters the logarithms as −g. All of it is float64, whatever the logits' type
-(but for the exponentials of narrower logits on a GPU): a confident row keeps its rank however large its gap.
+(except the exponentials of narrower logits on a GPU): a confident row keeps its rank however large its gap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sirc.scores.row_sums import row_sums
 
 @dataclass(frozen=True)
 class Softmax:
-    """What one pass over the logits leaves of each row: 1-D float64 tensors (`prediction`: int64)."""
+    """Summary of each row of the logits from one pass: 1-D float64 tensors (`prediction`: int64)."""
 
     prediction: Tensor
     top: Tensor
@@ -41,9 +41,9 @@ class Softmax:
     def of(cls, logits: Tensor, *, compile: bool | None = None) -> Softmax:
         """Read (n, K) logits once.
 
-        `compile=None` is the fastest pass: on CUDA one kernel, whose exponentials are of float32 unless the logits are
-        float64 (`_kernel.py` says what that moves), elsewhere float64 in blocks that a cache holds. `False` is the
-        latter on any device, `True` the same in float64 fused by `torch.compile`.
+        `compile=None` takes the fastest way: on CUDA one kernel, with float32 exponentials unless the logits are
+        float64 (`triton_kernel.py` says how much that changes), elsewhere float64 in blocks that fit the cache.
+        `False` is the latter on any device, `True` the same in float64 fused by `torch.compile`.
         """
         return cls(*row_sums(logits, compile=compile))
 
@@ -69,13 +69,13 @@ class Softmax:
         return self._once("norm", lambda: torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest))
 
     def _once(self, name: str, formula: Callable[[], Tensor]) -> Tensor:
-        """Computed for the first score that asks, kept for the others; a compiler finds by itself what is the same."""
+        """Compute on first use and cache; a compiler eliminates repeated work by itself."""
         if torch.compiler.is_compiling():
             return formula()
-        kept: dict[str, Tensor] = self.__dict__.setdefault("_kept", {})
-        if name not in kept:
-            kept[name] = formula()
-        return kept[name]
+        cache: dict[str, Tensor] = self.__dict__.setdefault("_cache", {})
+        if name not in cache:
+            cache[name] = formula()
+        return cache[name]
 
 
 def log_one_minus_max(p: Softmax) -> Tensor:
@@ -110,30 +110,37 @@ def softplus(x: Tensor) -> Tensor:
     return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
 
 
-@score(needs="softmax", log_gap=log_one_minus_max)
+@score(needs="softmax", log_gap=log_one_minus_max, title="MSP", family="softmax")
 def msp(p: Softmax) -> Tensor:
     """The largest softmax probability: max π. Hendrycks & Gimpel 2017."""
     return 1 / (1 + p.rest)
 
 
-@score(needs="softmax", log_gap=log_one_minus_norm)
+@score(needs="softmax", log_gap=log_one_minus_norm, title="DOCTOR", short="DR", family="softmax")
 def doctor(p: Softmax) -> Tensor:
     """The 2-norm of the softmax: ‖π‖₂. Granese et al. 2021."""
-    return p.norm.clone()  # the caller's own: the summary keeps its norm
+    return p.norm.clone()  # a copy: the norm itself is cached
 
 
-@score(needs="softmax", log_gap=log_entropy)
+@score(
+    needs="softmax",
+    log_gap=log_entropy,
+    title="−H",
+    latex=r"$-\mathcal{H}$",
+    html="−<i>H</i>",
+    family="softmax",
+)
 def entropy(p: Softmax) -> Tensor:
     """The negative entropy of the softmax: −H[π] = Σ π log π."""
     return -torch.exp(log_entropy(p))
 
 
 def _log_margin_gap(p: Softmax) -> Tensor:
-    """log(1 − 1/(1 + exp(−g))), as if the two largest logits were all: what a margin leaves of a bound of 1."""
+    """log(1 − 1/(1 + exp(−g))), as if there were only the two largest logits: the distance to a bound of 1."""
     return -softplus(p.gap)
 
 
-@score(needs="softmax", log_gap=_log_margin_gap, ranks="plain")
+@score(needs="softmax", log_gap=_log_margin_gap, confidence_kind="plain", family="softmax")
 def margin(p: Softmax) -> Tensor:
     """The distance between the two largest logits: v₁ − v₂. Inside `sirc`, log(S1max − S1) = −softplus(v₁ − v₂)."""
     return p.gap.clone()

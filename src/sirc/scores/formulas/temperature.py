@@ -1,4 +1,4 @@
-"""The softmax family at another temperature: scores of v/T, and the T that makes validation labels most likely."""
+"""Softmax scores at a temperature T, and the T that makes the validation labels most likely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sirc.scores.formulas.softmax import Softmax, entropy, log_entropy, log_one_
 from sirc.scores.registry import Option, score
 from sirc.scores.row_sums import _sums, row_sums
 
-# The temperatures that are tried: data without a mistake asks for T → 0, data without a right answer for T → ∞.
+# Range of T: data without a mistake would give T → 0, data without a right answer T → ∞.
 _COLDEST, _HOTTEST = 0.05, 20.0
 _STEPS = 100
 _LIMITS = {"temperature": (0.001, 1000.0)}
@@ -77,7 +77,16 @@ def _log_entropy(logits: Tensor, *, temperature: float) -> Tensor:
     return by_rows(lambda v: log_entropy(divided(v, temperature)), logits)
 
 
-@score(needs="logits", log_gap=_log_one_minus_max, tune=fit_temperature, limits=_LIMITS)
+@score(
+    needs="logits",
+    log_gap=_log_one_minus_max,
+    tune=fit_temperature,
+    limits=_LIMITS,
+    title="MSP (T)",
+    latex="MSP ($T$)",
+    html="MSP (<i>T</i>)",
+    family="softmax",
+)
 def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """The largest probability of the softmax at temperature T: max softmax(v/T). Guo et al. 2017.
 
@@ -86,7 +95,16 @@ def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     return by_rows(lambda v: msp(divided(v, temperature)), logits)
 
 
-@score(needs="logits", log_gap=_log_entropy, tune=fit_temperature, limits=_LIMITS)
+@score(
+    needs="logits",
+    log_gap=_log_entropy,
+    tune=fit_temperature,
+    limits=_LIMITS,
+    title="−H (T)",
+    latex=r"$-\mathcal{H}$ ($T$)",
+    html="−<i>H</i> (<i>T</i>)",
+    family="softmax",
+)
 def tempered_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """The negative entropy of the softmax at temperature T: −H[softmax(v/T)]. Guo et al. 2017.
 
