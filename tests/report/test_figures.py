@@ -18,6 +18,7 @@ from sirc.progress import Progress, Task
 from sirc.report import figures
 from sirc.report.figures import kernels
 from sirc.report.figures.study import compared, two
+from sirc.scores import registry
 
 SPECS = ["msp", "entropy", "energy", "vim", "l1", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)"]
 HOSTILE = [
@@ -461,8 +462,9 @@ def test_the_scores_that_are_drawn_are_the_paper_s_where_they_are_there(evaluati
 
 
 def test_no_two_known_methods_look_the_same():
-    looks = {(look.colour, look.dash) for look in figures.METHODS.values()}
-    assert len(looks) == len(figures.METHODS)
+    combined = [f"sirc({first}, {second})" for first in ("msp", "doctor", "entropy") for second in ("residual", "l1")]
+    methods = [*registry.names(), "vim", *combined]
+    assert len({(figures.method_look(name).colour, figures.method_look(name).dash) for name in methods}) == len(methods)
     assert len({(look.dash, look.hatch) for look in figures.GROUPS.values()}) == 3
     assert figures.method_look("mine") == figures.method_look("mine") != figures.method_look("yours")
 

@@ -53,11 +53,6 @@ def test_no_two_registered_scores_share_a_name():
         assert len(set(names)) == len(names)
 
 
-def test_every_score_of_the_library_has_a_name_for_people():
-    ours = [name for name in registry.names() if registry.get(name).compute.__module__.startswith("sirc.")]
-    assert [name for name in ours if score_name(name) == name] == []
-
-
 @pytest.mark.parametrize("name", ["mine", "sirc(", "sirc(mine, l1)", "sirc(1or 2, l1)", "", "my score, v2", "a\\d"])
 def test_what_is_no_spec_is_printed_as_it_is(name):
     assert score_name(name) == name
@@ -73,18 +68,16 @@ def test_html_names_cannot_open_a_tag():
 @pytest.mark.parametrize(
     ("character", "written"),
     [*zip("_%&#${}", [rf"\{c}" for c in "_%&#${}"], strict=True), ("\\", r"\textbackslash{}"),
-     ("~", r"\textasciitilde{}"), ("^", r"\textasciicircum{}"), ("✗", r"$\times$"), ("é", r"\'{e}"), ("Š", r"\v{S}"),
-     ("ß", r"\ss{}"), ("β", r"$\beta$"), ("Ω", r"$\Omega$"), ("中", "[U+4E2D]"), ("е", "[U+0435]"), ("\n", " ")],
+     ("~", r"\textasciitilde{}"), ("^", r"\textasciicircum{}"), ("✗", r"$\times$"), ("−", "$-$"), ("±", r"$\pm$"),
+     ("β", r"$\beta$"), ("\n", " "), ("\ud800", " ")],
 )  # fmt: skip
 def test_latex_gets_a_command_for_what_it_would_stop_at(character, written):
     assert escape(f"a{character}b", "latex") == f"a{written}b"
 
 
-def test_latex_names_are_ascii_whatever_they_hold():
-    everything = "".join(map(chr, range(0x20, 0x3000))) + "🙂" + chr(0xD800)
-    written = escape(everything, "latex")
-    assert written.isascii()
-    assert written.isprintable()
+def test_latex_reads_letters_of_any_script_as_they_are():
+    assert escape("Zoë Š ß 中 е Ω 🙂", "latex") == "Zoë Š ß 中 е Ω 🙂"
+    assert escape("Zoe\u0308", "latex") == "Zoë"
 
 
 def test_hyphens_stay_hyphens_in_latex():

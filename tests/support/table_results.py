@@ -7,7 +7,6 @@ import pandas as pd
 
 PAPER = pd.read_csv(Path(__file__).parents[2] / "results" / "paper_tables.csv", keep_default_na=False)
 SCHEMA = ["model", "seed", "score", "negative", "metric", "alpha", "beta", "value"]
-HOSTILE = "a_b%|</script>&#{}~^\\$*`中"
 
 
 def schema(rows, seed=0):

@@ -1,4 +1,4 @@
-"""The paper's figures: each function draws what the metric functions return, and gives back a matplotlib Figure."""
+"""The paper's figures: each function draws what the metric functions return, as a matplotlib Figure."""
 
 from sirc.report.figures.changes import change_table, changes, fpr_table
 from sirc.report.figures.densities import densities
@@ -10,13 +10,12 @@ from sirc.report.figures.risks import risks
 from sirc.report.figures.samples import sample_images
 from sirc.report.figures.separation import separation
 from sirc.report.figures.study import figures
-from sirc.report.figures.style import GROUPS, METHODS, Look, method_look
+from sirc.report.figures.style import GROUPS, Look, method_look
 from sirc.report.figures.sweeps import sweep_table, sweeps
 
 __all__ = [
     "FORMATS",
     "GROUPS",
-    "METHODS",
     "Look",
     "Plane",
     "PlaneValues",

@@ -1,16 +1,18 @@
-"""How all figures look: one palette that survives colour blindness and grey, one typography, text taken literally."""
+"""Style of all figures: a palette safe for colour blindness and grey print, typography, literal text."""
 
 from __future__ import annotations
 
 import re
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
+from sirc._utils.text import shorten
 from sirc.report.names import escape, score_name
+from sirc.scores import registry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +68,7 @@ _SETTINGS: Any = {
 @final
 @dataclass(frozen=True)
 class Look:
-    """How one thing is drawn everywhere: told from the others by colour, and without it by dashes, marker or hatch."""
+    """Appearance of one score or group in all figures: colour, and in grey print dashes, marker or hatch."""
 
     colour: str
     dash: Dash = _SOLID
@@ -75,11 +77,11 @@ class Look:
 
     @property
     def line(self) -> dict[str, Any]:
-        """What a line takes."""
+        """Keyword arguments of a line."""
         return {"color": self.colour, "linestyle": self.dash}
 
 
-# Okabe and Ito's colours, which the three groups share with nothing else.
+# Okabe and Ito's colours, used for the three groups only.
 GROUPS: Final = {
     "correct": Look("#0072B2", _SOLID, "o"),
     "wrong": Look("#D55E00", _DASHED, "X", "////"),
@@ -87,59 +89,68 @@ GROUPS: Final = {
 }
 GROUP_NAMES: Final = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD"}
 
-# Methods: Tol's muted colours by family (SIRC: by S2), dashes and lightness by what stands in S1.
-_FIRST: Final[dict[str, Dash]] = {"msp": _SOLID, "doctor": _MIXED, "entropy": _DASHED}
+
+def _looks(colours: Sequence[str], dashes: Sequence[Dash], markers: str) -> tuple[Look, ...]:
+    return tuple(map(Look, colours, dashes, markers))
+
+
+# Tol's muted colours, one for each family. Its scores take these looks in the order in which they are registered.
+_BLACK, _DARK, _GREY = "#000000", "#555555", "#7F7F7F"
+_FAMILIES: Final = {
+    "softmax": _looks(
+        (_BLACK, _DARK, _GREY, _BLACK, _BLACK, _GREY, _DARK, _GREY),
+        (_SOLID, _MIXED, _DASHED, _DOTTED, _LONG, _LONG, _SOLID, _DOTTED),
+        "opsdhDv^",
+    ),
+    "logit": _looks(["#DDAA33"] * 5, (_MIXED, _SOLID, _DASHED, _DOTTED, _LONG), "<^oDP"),
+    "norm": _looks(["#88CCEE"] * 4, (_DOTTED, _SOLID, _DASHED, _LONG), "v>*h"),
+    "residual": _looks(["#44AA99"] * 2, (_DOTTED, _DASHED), "Xs"),
+    "distance": _looks(["#999933"] * 5, (_LONG, _DOTTED, _SOLID, _DASHED, _MIXED), "PdXps"),
+}
+# SIRC has a colour for each S2, and dashes and lightness for each S1.
+_FIRST: Final = (("msp", _SOLID), ("doctor", _MIXED), ("entropy", _DASHED))
 _SECOND: Final = {
     "residual": (("#882255", "D"), ("#A6467A", "X"), ("#C2699E", "d")),
     "l1": (("#117733", "s"), ("#4A9A62", "p"), ("#7DBB8C", "h")),
 }
-METHODS: Final = {
-    "msp": Look("#000000", _SOLID, "o"),
-    "doctor": Look("#555555", _MIXED, "p"),
-    "entropy": Look("#7F7F7F", _DASHED, "s"),
-    "max_logit": Look("#DDAA33", _MIXED, "<"),
-    "energy": Look("#DDAA33", _SOLID, "^"),
-    "l1": Look("#88CCEE", _DOTTED, "v"),
-    "residual": Look("#44AA99", _DOTTED, "X"),
-    "gradnorm": Look("#88CCEE", _SOLID, ">"),
+_COMBINED: Final = {
     "vim": Look("#332288", _LONG, "*"),
-    "mahalanobis": Look("#999933", _LONG, "P"),
-    "knn": Look("#999933", _DOTTED, "d"),
-    "margin": Look("#000000", _DOTTED, "d"),
-    "tempered_msp": Look("#000000", _LONG, "h"),
-    "tempered_entropy": Look("#7F7F7F", _LONG, "D"),
-    "max_logit_pnorm": Look("#555555", _SOLID, "v"),
-    "gen": Look("#7F7F7F", _DOTTED, "^"),
-    "mahalanobis_pp": Look("#999933", _SOLID, "X"),
-    "relative_mahalanobis": Look("#999933", _DASHED, "p"),
-    "nnguide": Look("#999933", _MIXED, "s"),
-    "react": Look("#DDAA33", _DASHED, "o"),
-    "scale": Look("#DDAA33", _DOTTED, "D"),
-    "ash": Look("#DDAA33", _LONG, "P"),
-    "nci": Look("#88CCEE", _DASHED, "*"),
-    "fdbd": Look("#88CCEE", _LONG, "h"),
-    "cop": Look("#44AA99", _DASHED, "s"),
     **{
         f"sirc({first}, {second})": Look(colour, dash, marker)
         for second, shades in _SECOND.items()
-        for (first, dash), (colour, marker) in zip(_FIRST.items(), shades, strict=True)
+        for (first, dash), (colour, marker) in zip(_FIRST, shades, strict=True)
     },
 }
 _OTHERS: Final = ("#661100", "#AA4499", "#44AA99", "#999933", "#DDAA33", "#332288", "#CC6677")
 
 
 def method_look(score: str) -> Look:
-    """The look of a score, the same in every figure; a score of the user's own has one that follows from its name."""
-    if score in METHODS:
-        return METHODS[score]
+    """The look of a score, the same in every figure.
+
+    A score has the colour of its family; all others, such as a score with options, a look that follows from the text.
+    """
+    if score in _COMBINED:
+        return _COMBINED[score]
+    family = registry.get(score).family if score in registry.names() else None
+    if family in _FAMILIES:
+        looks = _FAMILIES[family]
+        place = [name for name in registry.names() if registry.get(name).family == family].index(score)
+        look = looks[place % len(looks)]
+        return replace(look, colour=_lighter(look.colour, place // len(looks)))
     number = zlib.crc32(score.encode("utf-8", "surrogatepass"))
     return Look(_OTHERS[number % 7], _DASHES[number // 7 % 5], _MARKERS[number // 35 % len(_MARKERS)])
+
+
+def _lighter(colour: str, times: int) -> str:
+    """A colour mixed with white, for the scores that a family has beyond its looks."""
+    channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - channel) * 0.6**times):02X}" for channel in channels)
 
 
 def literal(text: str, longest: int = _LONGEST) -> str:
     """Any user's text, fit for one line of a figure."""
     plain = re.sub("[\ufffe\uffff]", "�", escape(str(text), "text")).strip()  # SVG cannot hold these two
-    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+    return shorten(plain, longest)
 
 
 def label_of(score: str) -> str:

@@ -13,7 +13,7 @@ import sirc
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
-from sirc.report.names import escape, score_name
+from sirc.report.names import escape, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
@@ -98,7 +98,8 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
     return {
         "name": escape(name, "text"),
         "scores": [
-            {"spec": score, "name": score_name(score), **_drawn(method_look(score))} for score in evaluation.scores
+            {"spec": score, "name": score_name(score), "family": score_family(score), **_drawn(method_look(score))}
+            for score in evaluation.scores
         ],
         "sets": [escape(name, "text") for name in sets],
         "groups": {
