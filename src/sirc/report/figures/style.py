@@ -108,7 +108,7 @@ _FAMILIES: Final = {
     "distance": _looks(["#999933"] * 5, (_LONG, _DOTTED, _SOLID, _DASHED, _MIXED), "PdXps"),
 }
 # SIRC has a colour for each S2, and dashes and lightness for each S1.
-_FIRST: Final = (("msp", _SOLID), ("doctor", _MIXED), ("entropy", _DASHED))
+_FIRST: Final[tuple[tuple[str, Dash], ...]] = (("msp", _SOLID), ("doctor", _MIXED), ("entropy", _DASHED))
 _SECOND: Final = {
     "residual": (("#882255", "D"), ("#A6467A", "X"), ("#C2699E", "d")),
     "l1": (("#117733", "s"), ("#4A9A62", "p"), ("#7DBB8C", "h")),

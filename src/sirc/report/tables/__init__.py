@@ -1,4 +1,4 @@
-"""Tables as papers have them: scores by negatives, the best bold, for the terminal, CSV, Markdown, HTML and LaTeX."""
+"""Tables as in papers: scores by negatives, the best bold, for terminal, CSV, Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pandas as pd
 
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation import WRONG
-from sirc.report.tables import cells as _table_cells
+from sirc.report.tables import latex, render, terminal
+from sirc.report.tables.cells import CELLS, choose, id_errors, mark, summarise
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -36,10 +37,12 @@ NO_CELL: Final = Cell(math.nan, math.nan, 0, "")
 
 
 class Part(NamedTuple):
-    """What is shown as one table where space is short: some models, and the columns of some negatives."""
+    """The part of a table that fits into the space: some models, and the columns of some negatives."""
 
     models: list[str]
     negatives: list[str]
+    columns: list[tuple[str, str]]
+    """(negative, metric) of each column."""
 
 
 @final
@@ -73,9 +76,7 @@ class Table:
         return self.text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from sirc.report.tables.terminal import renderables
-
-        yield from renderables(self, options.max_width, styled=console.is_terminal)
+        yield from terminal.renderables(self, options.max_width, styled=console.is_terminal)
 
     @property
     def models(self) -> list[str]:
@@ -101,47 +102,38 @@ class Table:
 
         ID✗ comes first in each that has room for two others, as what an OOD set's figures are weighed against.
         """
-        found = []
+        parts = []
         for negatives, same in groupby(self.models, self.negatives_of):
             for models in self._stacks(list(same), rows):
                 count = len(negatives) if columns is None else max(1, columns // len(self.metrics))
                 repeated = [WRONG] if negatives[0] == WRONG and 2 < count < len(negatives) else []
                 others, step = negatives[len(repeated) :], count - len(repeated)
-                found += [
-                    Part(models, repeated + others[start : start + step]) for start in range(0, len(others), step)
-                ]
-        return found
+                for start in range(0, len(others), step):
+                    shown = repeated + others[start : start + step]
+                    parts.append(Part(models, shown, [(n, metric) for n in shown for metric in self.metrics]))
+        return parts
 
     def text(self, width: int = 120) -> str:
         """For the terminal: aligned, in parts no wider than `width`; * is best, _ second or third."""
-        from sirc.report.tables.terminal import text
-
-        return text(self, width)
+        return terminal.text(self, width)
 
     def csv(self) -> str:
         """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
-        own = self.cells["model"].map({model: error for model, (error, _) in self.errors.items()})
         frame = self.cells.copy()
-        frame.insert(1, "id_error", own)
+        frame.insert(1, "id_error", frame["model"].map({model: error for model, (error, _) in self.errors.items()}))
         return frame.to_csv(index=False, lineterminator="\n")
 
     def markdown(self) -> str:
         """A table for each model; the best is **bold**, second and third are underlined."""
-        from sirc.report.tables.markdown import markdown
-
-        return markdown(self)
+        return render.markdown(self)
 
     def html(self, *, page: bool = False) -> str:
         """A fragment that brings its own style, or a whole page."""
-        from sirc.report.tables.html import html
-
-        return html(self, page=page)
+        return render.html(self, page=page)
 
     def latex(self, *, document: bool = False) -> str:
         """For LaTeX with booktabs, multirow and graphicx, or a whole document that `pdflatex` compiles."""
-        from sirc.report.tables.latex import latex
-
-        return latex(self, document=document)
+        return latex.latex(self, document=document)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> Path:
         """Write a file in the format of its suffix: .csv, .md, .html (a page), .tex (a document) or .txt."""
@@ -159,12 +151,12 @@ class Table:
         stacks: list[list[str]] = []
         height = 0
         for model in models:
-            own = len(self.scores_of(model))
-            if not stacks or (rows is not None and height + own > rows):
+            count = len(self.scores_of(model))
+            if not stacks or (rows is not None and height + count > rows):
                 stacks.append([])
                 height = 0
             stacks[-1].append(model)
-            height += own
+            height += count
         return stacks
 
 
@@ -185,10 +177,10 @@ def table(
     `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
     first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`.
     """
-    figures = _table_cells.summarise(results)
-    errors = _table_cells.errors(figures)
-    rows, shown = _table_cells.choose(figures, metrics, negatives, scores, alpha, beta)
-    cells = rows.assign(mark=_table_cells.mark(rows))[_table_cells.CELLS]
+    figures = summarise(results)
+    errors = id_errors(figures)
+    rows, shown = choose(figures, metrics, negatives, scores, alpha, beta)
+    cells = rows.assign(mark=mark(rows))[CELLS]
     models = [model for model in errors if model in set(cells["model"])]
     places = {name: {entry: at for at, entry in enumerate(order)} for name, order in {"model": models, **shown}.items()}
     cells = cells.sort_values(list(places), key=lambda column: column.map(places[str(column.name)]), ignore_index=True)

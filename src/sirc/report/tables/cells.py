@@ -1,8 +1,7 @@
-"""From results to the cells of a table: mean and 2 std over seeds, and the mark of each cell among its column."""
+"""Cells of a table: mean and 2 std of the results over seeds, and the mark of each in its column."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_s
 _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
 _SEPARATION = ("auroc", "fpr")
-_DIGITS = 12  # what differs beyond is rounding of the mean, and shares a rank
+_DIGITS = 12  # means that differ beyond differ by rounding, and share a rank
 
 
 def summarise(results: pd.DataFrame) -> pd.DataFrame:
@@ -46,22 +45,18 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
         return frame[[*_KEYS, "mean", "two_std", "runs"]].reset_index(drop=True)
     _refuse_twice(frame, [*_KEYS, "seed"])
     values = frame.groupby(_KEYS, sort=False, dropna=False)["value"]
-    found: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
-    seeds = frame.groupby("model")["seed"].nunique()
-    whole = found["runs"] == found["model"].map(seeds)
-    found["mean"] = found["mean"].where(whole)
-    found["two_std"] = (2 * found["std"]).where(whole)
-    return found[[*_KEYS, "mean", "two_std", "runs"]]
+    figures: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
+    whole = figures["runs"] == figures["model"].map(frame.groupby("model")["seed"].nunique())
+    figures["mean"] = figures["mean"].where(whole)
+    figures["two_std"] = (2 * figures["std"]).where(whole)
+    return figures[[*_KEYS, "mean", "two_std", "runs"]]
 
 
-def errors(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """The ID error of each model and its 2 std; NaN where the results do not tell."""
-    own = figures[figures["metric"] == "error"].drop_duplicates("model").set_index("model")
-    nothing = (math.nan, math.nan)
-    return {
-        model: (float(own["mean"][model]), float(own["two_std"][model])) if model in own.index else nothing
-        for model in figures["model"].unique()
-    }
+def id_errors(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """The ID error of each model and its 2 std; NaN where the results have none."""
+    rows = figures[figures["metric"] == "error"].drop_duplicates("model").set_index("model")
+    errors = rows[["mean", "two_std"]].reindex(figures["model"].unique())
+    return {str(model): (float(mean), float(two_std)) for model, mean, two_std in errors.itertuples()}
 
 
 def choose(
@@ -84,7 +79,8 @@ def choose(
     rows = rows[rows["negative"].isin(wanted_negatives) & rows["score"].isin(wanted_scores)]
     rows = _at(_at(rows, "beta", beta), "alpha", alpha)
     _refuse_twice(rows, ["model", "score", "negative", "metric"])
-    order = {"score": sorted(wanted_scores, key=_is_other), "negative": wanted_negatives, "metric": wanted_metrics}
+    sirc_first = sorted(wanted_scores, key=lambda score: not is_sirc(score))
+    order = {"score": sirc_first, "negative": wanted_negatives, "metric": wanted_metrics}
     return rows.reset_index(drop=True), order
 
 
@@ -102,12 +98,8 @@ def mark(cells: pd.DataFrame) -> pd.Series[str]:
 
 
 def is_sirc(score: str) -> bool:
-    """Whether a score belongs to the first group of rows."""
+    """Whether a score belongs to the first group of rows, SIRC's."""
     return score.replace(" ", "").startswith("sirc(")
-
-
-def _is_other(score: str) -> bool:
-    return not is_sirc(score)
 
 
 def _usual(found: list[str], metrics: list[str]) -> list[str]:

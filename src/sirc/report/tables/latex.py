@@ -1,4 +1,4 @@
-"""A table in LaTeX with booktabs, in the layout of the paper's: models and groups at the left, negatives above."""
+"""Tables as LaTeX with booktabs, in the paper's layout: models and groups at the left, negatives above."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from sirc.evaluation import WRONG
 from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.report.tables.cells import is_sirc
-from sirc.report.tables.text import MISSING, caption, error_line, figure
+from sirc.report.tables.render import MISSING, caption, error_line, figure
 
 if TYPE_CHECKING:
-    from sirc.report.tables import Cell, Part, Table
+    from sirc.report.tables import Part, Table
 
 _COLUMNS, _ROWS = 12, 54  # of figures, on a page
 _LEFT = 3  # columns before the figures: model, group, method
@@ -34,18 +34,18 @@ def latex(table: Table, *, document: bool) -> str:
     body = "\n".join(floats)
     if document:
         return _DOCUMENT % (_PACKAGES, body)
-    needs = "".join(f"% {line}\n" for line in _PACKAGES.splitlines())
-    return f"% The preamble needs:\n{needs}{body}"
+    preamble = "".join(f"% {line}\n" for line in _PACKAGES.splitlines())
+    return f"% The preamble needs:\n{preamble}{body}"
 
 
 def _float(table: Table, part: Part, *, first: bool) -> str:
-    said = caption(table, "latex") if first else "Continued."
+    words = caption(table, "latex") if first else "Continued."
     # Shrunk where it is wider than the page, and never enlarged.
     return "\n".join(
         [
             r"\begin{table}[htbp]",
             r"\centering",
-            rf"\caption{{{said}}}",
+            rf"\caption{{{words}}}",
             r"\sbox2{%",
             _tabular(table, part) + "%",
             r"}%",
@@ -57,23 +57,22 @@ def _float(table: Table, part: Part, *, first: bool) -> str:
 
 
 def _tabular(table: Table, part: Part) -> str:
-    columns = [(negative, metric) for negative in part.negatives for metric in table.metrics]
     count = len(table.metrics)
     above = [rf"\multicolumn{{{count}}}{{c}}{{\textbf{{{negative_name(n, 'latex')}}}}}" for n in part.negatives]
-    below = [metric_name(metric, "latex", unit=True, arrow=True) for _, metric in columns]
+    below = [metric_name(metric, "latex", unit=True, arrow=True) for _, metric in part.columns]
     lines = [
-        rf"\begin{{tabular}}{{lll{'r' * len(columns)}}}",
+        rf"\begin{{tabular}}{{lll{'r' * len(part.columns)}}}",
         r"\toprule",
         _row(["", "", "", *above]),
         _row([r"\textbf{Model}", "", r"\textbf{Method}", *below]),
     ]
     for model in part.models:
         lines.append(_rule(table, part, 1))
-        lines += _model_rows(table, part, model, columns)
+        lines += _model_rows(table, part, model)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _model_rows(table: Table, part: Part, model: str, columns: list[tuple[str, str]]) -> list[str]:
+def _model_rows(table: Table, part: Part, model: str) -> list[str]:
     scores = table.scores_of(model)
     lines: list[str] = []
     for sirc, same in groupby(scores, is_sirc):
@@ -81,7 +80,7 @@ def _model_rows(table: Table, part: Part, model: str, columns: list[tuple[str, s
         for place, score in enumerate(group):
             left = _model(table, model, len(scores)) if not lines else ""
             label = _rotated("SIRC", len(group)) if sirc and place == 0 else ""
-            cells = [_cell(table, table.cell(model, score, n, m), m) for n, m in columns]
+            cells = [_cell(*figure(table, model, score, *column)) for column in part.columns]
             lines.append(_row([left, label, score_name(score, "latex", bare=True), *cells]))
         if len(lines) < len(scores):
             lines.append(_rule(table, part, 2))
@@ -94,7 +93,7 @@ def _row(cells: list[str]) -> str:
 
 def _rule(table: Table, part: Part, start: int) -> str:
     """A line below a group, broken between ID✗ and the OOD sets, as they answer two questions."""
-    last = _LEFT + len(part.negatives) * len(table.metrics)
+    last = _LEFT + len(part.columns)
     cut = _LEFT + len(table.metrics)
     if part.negatives[0] != WRONG or cut == last:
         return rf"\cmidrule{{{start}-{last}}}"
@@ -117,9 +116,8 @@ def _rotated(label: str, rows: int) -> str:
     return rf"\multirow{{{rows}}}{{*}}{{\rotatebox[origin=c]{{90}}{{{label}}}}}" if rows > 1 else label
 
 
-def _cell(table: Table, cell: Cell, metric: str) -> str:
-    value, spread = figure(cell, metric, spread=table.spread)
+def _cell(mark: str, value: str, spread: str) -> str:
     if value == MISSING:
         return escape(MISSING, "latex")
     small = rf" {{\scriptsize {escape(spread, 'latex')}}}" if spread else ""
-    return _MARKS[cell.mark] % (value + small)
+    return _MARKS[mark] % (value + small)

@@ -1,4 +1,4 @@
-"""A table for the terminal: bold and underlined where there is one, with signs for both where there is none."""
+"""Tables for the terminal: bold and underlined, or with signs for both in plain text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich.text import Text
 
 from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.report.tables.cells import is_sirc
-from sirc.report.tables.text import caption, error_line, figure
+from sirc.report.tables.render import caption, error_line, figure
 
 if TYPE_CHECKING:
-    from sirc.report.tables import Cell, Table
+    from sirc.report.tables import Table
 
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
 _GAP = 3  # between columns
@@ -25,7 +25,7 @@ _NAME, _HEAD = 40, 20  # longer names are broken
 
 
 def text(table: Table, width: int) -> str:
-    """The plain form; as wide as one negative needs, even if that is more than `width`."""
+    """Plain text, wider than `width` if one negative needs more."""
     label, each = _widths(table)
     width = max(width, label + each)
     console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False)
@@ -57,11 +57,7 @@ def renderables(table: Table, width: int, *, styled: bool) -> Iterator[Renderabl
                     grid.add_column(Text(both), justify="right", no_wrap=True)
             scores = table.scores_of(model)
             for score, following in zip(scores, [*scores[1:], ""], strict=True):
-                cells = [
-                    _cell(table, table.cell(model, score, negative, metric), metric, styled=styled)
-                    for negative in part.negatives
-                    for metric in table.metrics
-                ]
+                cells = [_cell(*figure(table, model, score, *column), styled=styled) for column in part.columns]
                 last_sirc = is_sirc(score) and bool(following) and not is_sirc(following)
                 grid.add_row(Text(_broken(score_name(score), _NAME)), *cells, end_section=last_sirc)
             yield grid
@@ -76,7 +72,7 @@ def _heads(table: Table) -> list[str]:
 
 
 def _widths(table: Table) -> tuple[int, int]:
-    """What the names of scores need, and what one negative needs at most."""
+    """The widths of the names of scores and of the columns of one negative."""
     figures = [max(len(head), 13 if table.spread else 7) + _GAP for head in _heads(table)]
     longest = max(cell_len(negative_name(negative)) for negative in table.negatives)
     label = max(6, *(cell_len(score_name(score)) for score in table.scores))
@@ -89,8 +85,7 @@ def _broken(name: str, width: int) -> str:
     return "\n".join(line.plain.rstrip() for line in lines)
 
 
-def _cell(table: Table, cell: Cell, metric: str, *, styled: bool) -> Text:
-    value, spread = figure(cell, metric, spread=table.spread)
+def _cell(mark: str, value: str, spread: str, *, styled: bool) -> Text:
     written = f"{value} {spread:>5}" if spread else value
-    # The style is that of the characters, not of the padding before them.
-    return Text().append(written, cell.mark) if styled else Text(_SIGNS[cell.mark] + written)
+    # The style belongs to the characters, not to the padding before them.
+    return Text().append(written, mark) if styled else Text(_SIGNS[mark] + written)
