@@ -1,4 +1,4 @@
-"""Kernel densities on even grids: binned first, so that any number of samples costs the same."""
+"""Kernel densities on even grids: histograms, smoothed, so that any number of samples costs the same."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 Bounds = tuple[float, float]
 _FREE: Bounds = (-np.inf, np.inf)
-_NARROW = 0.02  # of the grid: the kernel of equal samples, which have no width of their own
+_NARROW = 0.02  # of the grid: the kernel of equal samples, which have no spread to choose one by
 
 
 def span(groups: Sequence[FloatArray], *, tail: float = 0.005, margin: float = 0.05) -> tuple[float, float]:
-    """A range that shows all of the groups but their outermost samples; infinite values play no part."""
+    """A range that shows all of the groups but their outermost samples; infinite values are ignored."""
     finite = [group[np.isfinite(group)] for group in groups]
     ends = [np.quantile(group, [tail, 1 - tail]) for group in finite if len(group)]
     if not ends:
@@ -41,8 +41,8 @@ def density(
 ) -> FloatArray:
     """The Gaussian kernel density of samples at the points of an even grid; zero where there are no samples.
 
-    What kernels put beyond the bounds is folded back: a density past them would show samples that cannot be. Samples
-    outside the grid are not drawn, but count.
+    Kernels are reflected at the bounds, as no sample can lie beyond them. Samples outside the grid are not drawn, but
+    count.
     """
     if not len(values):
         return np.zeros(len(grid))
@@ -50,9 +50,8 @@ def density(
     finite = np.isfinite(values)
     edges, step = _edges(grid)
     counts, _ = np.histogram(values[finite], edges, weights=mass[finite])
-    scale = float(mass.sum()) * step
     width = bandwidth(values[finite]) or _NARROW * len(grid) * step
-    return _smooth(counts, width / step, _bins(edges, bounds)) / scale
+    return _smooth(counts, [width / step], _bins(edges, bounds)) / (float(mass.sum()) * step)
 
 
 def density_2d(
@@ -62,14 +61,10 @@ def density_2d(
     finite = np.isfinite(x) & np.isfinite(y)
     if not finite.any():
         return np.zeros((len(grid_y), len(grid_x)))
-    field: FloatArray
     (edges_y, step_y), (edges_x, step_x) = _edges(grid_y), _edges(grid_x)
-    field, _, _ = np.histogram2d(y[finite], x[finite], bins=[edges_y, edges_x])
-    widths = bandwidth(y[finite], 2) / step_y, bandwidth(x[finite], 2) / step_x
-    field = np.apply_along_axis(_smooth, 0, field, widths[0], _bins(edges_y, _FREE))
-    field = np.apply_along_axis(_smooth, 1, field, widths[1], _bins(edges_x, bounds))
-    field /= len(x) * step_x * step_y
-    return field
+    counts, _, _ = np.histogram2d(y[finite], x[finite], bins=[edges_y, edges_x])
+    widths = [bandwidth(y[finite], 2) / step_y, bandwidth(x[finite], 2) / step_x]
+    return _smooth(counts, widths, _bins(edges_x, bounds)) / (len(x) * step_x * step_y)
 
 
 def mass_levels(field: FloatArray, shares: Sequence[float]) -> list[float]:
@@ -84,33 +79,27 @@ def mass_levels(field: FloatArray, shares: Sequence[float]) -> list[float]:
 
 
 def _edges(grid: FloatArray) -> tuple[FloatArray, float]:
-    """The bins whose centres are the points of a grid, and their width."""
+    """The edges of the bins whose centres are the points of a grid, and their width."""
     step = float(grid[1] - grid[0])
     return np.append(grid - step / 2, grid[-1] + step / 2), step
 
 
-def _bins(edges: FloatArray, bounds: Bounds) -> tuple[int | None, int | None]:
-    """The first and the last bin within the bounds; None where a bound is off the grid."""
-    low, high = (int(np.searchsorted(edges, bound, side="right")) - 1 for bound in bounds)
-    return low if 0 <= low < len(edges) - 1 else None, high if 0 <= high < len(edges) - 1 else None
+def _bins(edges: FloatArray, bounds: Bounds) -> slice:
+    """The bins within the bounds."""
+    low, high = np.searchsorted(edges, bounds, side="right")
+    return slice(max(int(low) - 1, 0), int(high))
 
 
-def _smooth(counts: FloatArray, width: float, bounds: tuple[int | None, int | None]) -> FloatArray:
-    """Convolve with a Gaussian of this width in bins, of at least half a bin, folded back at the bounds."""
-    width = max(width, 0.5)
-    reach = min(int(np.ceil(5 * width)), len(counts))
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    wide: FloatArray = np.convolve(counts, kernel / kernel.sum())
-    low, high = bounds
-    if low is not None:
-        _fold(wide, reach + low)
-    if high is not None:
-        _fold(wide[::-1], len(wide) - 1 - (reach + high))
-    return wide[reach : reach + len(counts)]
+def _smooth(counts: FloatArray, widths: Sequence[float], inside: slice) -> FloatArray:
+    """Smooth by a Gaussian of these widths in bins, at least half a bin, reflected at the ends of the last axis."""
+    from scipy.ndimage import gaussian_filter
 
-
-def _fold(wide: FloatArray, first: int) -> None:
-    """Mirror what lies before a bin to behind it."""
-    beyond = wide[:first][::-1][: len(wide) - first]
-    wide[first : first + len(beyond)] += beyond
-    wide[:first] = 0
+    smoothed = np.zeros_like(counts)
+    gaussian_filter(
+        counts[..., inside],
+        [max(width, 0.5) for width in widths],
+        mode="reflect",
+        truncate=5,
+        output=smoothed[..., inside],
+    )
+    return smoothed

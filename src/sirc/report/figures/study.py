@@ -1,4 +1,4 @@
-"""All figures of a study, from its runs to files."""
+"""All figures of a study: choose what its runs allow, draw and save it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from sirc.report.figures.risks import risks
 from sirc.report.figures.samples import sample_images
 from sirc.report.figures.separation import separation
 from sirc.report.figures.sweeps import sweeps
+from sirc.report.runs import ScoredRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from sirc.experiment import RunResults
 
 _BASELINES: Final = ("msp", "entropy", "doctor")
 _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
@@ -35,7 +34,7 @@ _GRIDS = 2  # OOD sets for which the pairs are drawn
 
 
 def figures(
-    runs: Sequence[RunResults],
+    runs: Sequence[ScoredRun],
     folder: PathLike,
     *,
     formats: Sequence[str] = FORMATS,
@@ -47,7 +46,7 @@ def figures(
     Runs of one model are its training runs: sweeps and changes are means over them, the others show the first.
     """
     formats = check_formats(formats)
-    models: dict[str, list[RunResults]] = {}
+    models: dict[str, list[ScoredRun]] = {}
     for run in runs:
         models.setdefault(run.model, []).append(run)
     if not models:
@@ -82,7 +81,7 @@ def two(evaluation: Evaluation) -> list[str]:
     return [first, *rest[:1]]
 
 
-def _of_model(runs: Sequence[RunResults]) -> list[tuple[str, Callable[[], Figure]]]:
+def _of_model(runs: Sequence[ScoredRun]) -> list[tuple[str, Callable[[], Figure]]]:
     first, evaluations = runs[0], [run.evaluation for run in runs]
     evaluation = first.evaluation
     pair, several = two(evaluation), compared(evaluation)
@@ -106,7 +105,7 @@ def _of_model(runs: Sequence[RunResults]) -> list[tuple[str, Callable[[], Figure
     return plans
 
 
-def _of_all(models: Mapping[str, Sequence[RunResults]]) -> list[tuple[str, Callable[[], Figure]]]:
+def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[tuple[str, Callable[[], Figure]]]:
     plans: list[tuple[str, Callable[[], Figure]]] = []
     firsts = [runs[0] for runs in models.values()]
     baseline = two(firsts[0].evaluation)[0]
@@ -129,7 +128,7 @@ def _of_all(models: Mapping[str, Sequence[RunResults]]) -> list[tuple[str, Calla
     return plans
 
 
-def _pairs(run: RunResults) -> list[str]:
+def _pairs(run: ScoredRun) -> list[str]:
     """The SIRC pairs that can be drawn, with the paper's four first; with an OOD set to draw."""
     if not run.ood:
         return []
@@ -137,7 +136,7 @@ def _pairs(run: RunResults) -> list[str]:
     return [s for s in _PAIRS if s in known] or known[:4]
 
 
-def _grid_sets(run: RunResults) -> list[str]:
+def _grid_sets(run: ScoredRun) -> list[str]:
     """Two unlike OOD sets: the first Close and the first Far where there are groups, else the first two."""
     groups = [members[0] for members in run.evaluation.groups.values()]
     names = [name for name in dict.fromkeys([*groups, *run.ood]) if name in run.ood]

@@ -11,7 +11,8 @@ from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.page.document import page
-from sirc.report.page.payload import Run, payload
+from sirc.report.page.payload import payload
+from sirc.report.runs import Run
 
 __all__ = ["Run", "report"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
+from sirc.report.runs import Run
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
 _FEWEST: Final = 256  # thresholds of one score, however many scores and runs there are
@@ -34,22 +35,6 @@ _SYMBOLS: Final = {
     "h": "hexagon",
     "d": "diamond-tall",
 }
-
-
-class Run(Protocol):
-    """One network and its evaluation; `sirc.experiment.results.RunResults` is one."""
-
-    @property
-    def model(self) -> str:
-        """What the network is called; runs of one model have the same name."""
-
-    @property
-    def seed(self) -> int:
-        """Which of the model's runs it is."""
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """Its confidences."""
 
 
 def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> dict[str, object]:
