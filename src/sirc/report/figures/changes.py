@@ -1,9 +1,9 @@
-"""The change in FPR@95 against a baseline: what OOD detectors pay for OOD|ID with ID✗|ID✓."""
+"""Change in FPR@95 against a baseline: how OOD detectors trade ID✗|ID✓ for OOD|ID."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pandas as pd
@@ -25,16 +25,16 @@ PAIRS: Final = {
 def fpr_table(evaluation: Evaluation, scores: Sequence[str] | None = None) -> pd.DataFrame:
     """Give FPR at the evaluation's recall by score (rows) for ID✗|ID✓, OOD|ID✓ and OOD|ID, the mean over OOD sets."""
     rows = {}
-    at = evaluation.recall
+    recall = evaluation.recall
     for score in evaluation.scores if scores is None else as_names(scores):
-        found: dict[str, float] = {}
+        row: dict[str, float] = {}
         if not bool(evaluation.correct.all()):
-            found["ID✗|ID✓"] = evaluation.ranking(score, WRONG).fpr("wrong", recall=at)
+            row["ID✗|ID✓"] = evaluation.ranking(score, WRONG).fpr("wrong", recall=recall)
         if evaluation.ood:
-            each = [evaluation.ranking(score, name) for name in evaluation.ood]
-            found["OOD|ID✓"] = sum(r.fpr("ood", recall=at) for r in each) / len(each)
-            found["OOD|ID"] = sum(r.fpr("ood", recall=at, positive="id") for r in each) / len(each)
-        rows[score] = found
+            rankings = [evaluation.ranking(score, name) for name in evaluation.ood]
+            row["OOD|ID✓"] = sum(r.fpr("ood", recall=recall) for r in rankings) / len(rankings)
+            row["OOD|ID"] = sum(r.fpr("ood", recall=recall, positive="id") for r in rankings) / len(rankings)
+        rows[score] = row
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -42,23 +42,21 @@ def change_table(
     evaluations: Sequence[Evaluation], *, baseline: str = "msp", scores: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs."""
-    found: dict[tuple[str, str], list[float]] = {}
+    changed: dict[tuple[str, str], list[float]] = {}
     for evaluation in evaluations:
         evaluation._check_score(baseline)
         chosen = evaluation.scores if scores is None else as_names(scores)
         table = fpr_table(evaluation, list(dict.fromkeys([baseline, *chosen])))
-        changed: Any = table - table.loc[baseline]
-        for score in (name for name in chosen if name != baseline):
-            for pair in table.columns:
-                found.setdefault((score, pair), []).append(float(changed.loc[score, pair]))
-    if not found:
+        for pair, change in (table - table.loc[baseline]).items():
+            for score in (name for name in chosen if name != baseline):
+                changed.setdefault((score, str(pair)), []).append(float(change[score]))
+    if not changed:
         raise ValueError(f"a change needs a run, `{baseline}` and another score, and data to reject; got none.")
-    rows = [(*key, float(np.mean(each)), _std(each), len(each)) for key, each in found.items()]
+    rows = [
+        (*key, float(np.mean(runs)), float(np.std(runs, ddof=1)) if len(runs) > 1 else float("nan"), len(runs))
+        for key, runs in changed.items()
+    ]
     return pd.DataFrame(rows, columns=["score", "pair", "mean", "std", "runs"])
-
-
-def _std(values: list[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
 
 
 def changes(

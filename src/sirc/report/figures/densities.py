@@ -1,16 +1,18 @@
-"""Densities of scores for OOD, ID✗ and ID✓, as OOD detection and as SCOD group them."""
+"""Densities of scores for OOD, ID✗ and ID✓, grouped as in OOD detection and as in SCOD."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sirc._utils.text import percent
 from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
 from sirc.metrics import Ranking
-from sirc.report.figures.kernels import FloatArray, density, span
-from sirc.report.figures.pieces import default_negative, detection_threshold, is_finite, percent, samples
+from sirc.report.figures.kernels import density, span
+from sirc.report.figures.pieces import FloatArray, default_negative, detection_threshold, samples
 from sirc.report.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import parse, ranks_by_gap
@@ -31,9 +33,9 @@ _SIDES: Final = (slice(None, _POINTS // 3), slice(-_POINTS // 3, None))
 def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: str | None = None) -> Figure:
     """Draw the three groups' densities, one row for each score, one column for each of the two tasks.
 
-    What a task wants rejected is hatched, what it wants accepted is plain. The dashed line is the threshold that
-    accepts 95% (the evaluation's `recall`) of the task's positives, with the FPR there. Two scores, one above the
-    other, show where one gains for OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
+    Groups that the task should reject are hatched. The dashed line is the threshold that accepts 95% (the evaluation's
+    `recall`) of the task's positives, with the FPR there. Two scores, one above the other, show where one gains for
+    OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
     """
     wanted = as_names(scores)
     negative = default_negative(evaluation) if negative is None else negative
@@ -61,14 +63,14 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
 
 
 def _scale(score: str) -> str:
-    """What the numbers of a score are, if not its plain values."""
+    """The scale of a score's confidences, if these are not its plain values."""
     try:
         spec = parse(score)
     except ValueError:
         return ""  # a score of the user's own
     if spec.name == "bayes":
         return "\n(−log of its\nexpected cost)"
-    # What is bounded is ranked by −log of its distance to the bound, so that confident samples never tie.
+    # A bounded score is ranked by −log of its distance to the bound, so that confident samples never tie.
     return "\n(−log of distance\nto its maximum)" if spec.has_bounded_first or ranks_by_gap(spec) else ""
 
 
@@ -93,19 +95,20 @@ def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray
 
 
 def _ends(groups: dict[str, FloatArray]) -> tuple[float, float]:
-    """The least and the greatest confidence of all: as much as is known of a score's bounds."""
+    """The least and the greatest confidence of all, in place of the score's bounds; none if all are equal."""
     finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
-    return (float(finite.min()), float(finite.max())) if len(finite) else (-np.inf, np.inf)
+    several = len(finite) > 0 and finite.min() < finite.max()
+    return (float(finite.min()), float(finite.max())) if several else (-np.inf, np.inf)
 
 
 def _free_right(heights: dict[str, FloatArray]) -> bool:
-    """Whether words find more room at the right than at the left."""
+    """Whether there is more room for text at the right than at the left."""
     left, right = (max(float(h[part].max()) for h in heights.values()) for part in _SIDES)
     return right <= left
 
 
 def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, right: bool) -> None:
-    """The task's threshold, and which share of each negative gets past it."""
+    """Mark the task's threshold and the share of each negative that it accepts."""
     pairs: list[tuple[str, float]] = []
     if task == "SCOD":
         threshold = ranking.threshold(recall=recall)
@@ -117,7 +120,7 @@ def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, right: bool
         threshold = detection_threshold(ranking, recall)
         if ranking.num_ood:
             pairs.append(("OOD|ID", ranking.fpr("ood", recall=recall, positive="id")))
-    if is_finite(threshold):
+    if math.isfinite(threshold):
         axes.axvline(threshold, color="0.25", linewidth=0.8, linestyle=(0, (3, 2)))
     if pairs:
         lines = [metric_name(f"fpr@{100 * recall:g}"), *(f"{pair} {percent(value)}" for pair, value in pairs)]
@@ -135,7 +138,7 @@ def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, right: bool
 
 
 def _header(axes: Axes, task: str, present: list[str]) -> None:
-    """A title that says the grouping in the groups' colours: OOD | ID✗ ID✓."""
+    """Write the grouping as a title in the groups' colours: OOD | ID✗ ID✓."""
     from matplotlib.artist import Artist
     from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, OffsetBox, TextArea
 

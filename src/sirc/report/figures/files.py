@@ -1,4 +1,4 @@
-"""Figures as files: whole or absent, and equal figures as equal bytes."""
+"""Saving figures: atomic, as PDF, SVG and PNG, and equal figures as equal bytes."""
 
 from __future__ import annotations
 

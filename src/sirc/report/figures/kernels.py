@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from sirc.report.figures.pieces import FloatArray
+
 Bounds = tuple[float, float]
 _FREE: Bounds = (-np.inf, np.inf)
 _NARROW = 0.02  # of the grid: the kernel of equal samples, which have no spread to choose one by

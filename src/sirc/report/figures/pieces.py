@@ -1,4 +1,4 @@
-"""What figures take out of an evaluation: the samples of each group, and the two tasks' rankings."""
+"""Inputs of figures from an evaluation: samples of each group, ROC curves, thresholds, α and β."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from sirc.evaluation import POOLED, WRONG, Evaluation
@@ -19,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class Roc:
-    """Shares accepted at each threshold from the strictest on, after the point where nothing is accepted."""
+    """Shares accepted at each threshold, from none accepted and the strictest threshold on."""
 
     tpr: FloatArray
     fpr: FloatArray
@@ -42,14 +41,14 @@ def samples(
 ) -> tuple[dict[str, FloatArray], FloatArray | None]:
     """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
     evaluation._check_score(score)
-    own, right = evaluation.confidences[score], evaluation.correct
+    inside, correct = evaluation.confidences[score], evaluation.correct
     sets = [] if negative == WRONG else evaluation._members(negative)
     outside = [array(evaluation.ood[name][score]) for name in sets]
     weights = None
     if evaluation.pool == "datasets" and len(outside) > 1:
         weights = np.concatenate([np.full(len(values), 1 / len(values)) for values in outside])
     ood = np.concatenate(outside) if outside else np.empty(0)
-    return {"correct": array(own[right]), "wrong": array(own[~right]), "ood": ood}, weights
+    return {"correct": array(inside[correct]), "wrong": array(inside[~correct]), "ood": ood}, weights
 
 
 def detection_threshold(ranking: Ranking, recall: float) -> float:
@@ -64,18 +63,10 @@ def default_negative(evaluation: Evaluation) -> str:
 
 def mixture(evaluation: Evaluation, alpha: float | None, beta: float | None) -> tuple[float, float]:
     """One α and one β: those given, else the evaluation's own where it has one, else ½ (α = 1 without OOD data)."""
-    found = []
-    for value, known in ((alpha, evaluation.alpha), (beta, evaluation.beta)):
-        own = float(known[0]) if len(known) == 1 else 0.5
-        found.append(own if value is None else float(value))
-    return (found[0] if evaluation.ood or alpha is not None else 1.0), found[1]
 
+    def choose(given: float | None, evaluated: Tensor) -> float:
+        default = float(evaluated[0]) if len(evaluated) == 1 else 0.5
+        return default if given is None else float(given)
 
-def percent(value: float) -> str:
-    """A share as people read it."""
-    return f"{100 * value:.1f}%"
-
-
-def is_finite(value: float) -> bool:
-    """Whether a threshold can be drawn."""
-    return bool(torch.isfinite(torch.tensor(value)))
+    share = choose(alpha, evaluation.alpha) if evaluation.ood or alpha is not None else 1.0
+    return share, choose(beta, evaluation.beta)

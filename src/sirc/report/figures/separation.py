@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What is on each side: the pair's name, its negatives and its positives.
+# The pairs in each panel: name, negatives, positives.
 _PANELS: Final[tuple[tuple[tuple[str, Negative, Positive], ...], ...]] = (
     (("OOD|ID", "ood", "id"),),
     (("ID✗|ID✓", "wrong", "correct"), ("OOD|ID✓", "ood", "correct")),

@@ -25,11 +25,14 @@ from sirc.report.runs import ScoredRun
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Plan = tuple[str, Callable[[], "Figure"]]
+"""The name of a figure and the function that draws it."""
+
 _BASELINES: Final = ("msp", "entropy", "doctor")
 _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
 _COMPARED: Final = ("msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)")
 _PAIRS: Final = ("sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, l1)", "sirc(entropy, residual)")
-_MOST = 5  # lines that are told apart in one panel
+_MOST = 5  # lines that a reader can tell apart in one panel
 _GRIDS = 2  # OOD sets for which the pairs are drawn
 
 
@@ -51,9 +54,9 @@ def figures(
         models.setdefault(run.model, []).append(run)
     if not models:
         raise ValueError("`runs` must hold at least one run; got none. Make some: `sirc run EXPERIMENT.toml`.")
-    plans: list[tuple[str, Callable[[], Figure]]] = []
-    for ending, mine in zip(_endings(list(models)), models.values(), strict=True):
-        plans += [(f"{name}{ending}", draw) for name, draw in _of_model(mine)]
+    plans: list[Plan] = []
+    for ending, same in zip(_endings(list(models)), models.values(), strict=True):
+        plans += [(f"{name}{ending}", draw) for name, draw in _of_model(same)]
     plans += _of_all(models)
     if images:
         shown = dict(images)
@@ -67,25 +70,25 @@ def figures(
 
 
 def compared(evaluation: Evaluation) -> list[str]:
-    """The scores whose curves are drawn: MSP, Energy, ViM and SIRC where they are there, else the first ones."""
-    found = [score for score in _COMPARED if score in evaluation.scores]
-    others = [score for score in evaluation.scores if score not in found]
-    return found + others[: max(0, 2 - len(found))] if found else others[:_MOST]
+    """The scores whose curves are drawn: MSP, Energy, ViM and SIRC if evaluated, else the first ones."""
+    usual = [score for score in _COMPARED if score in evaluation.scores]
+    others = [score for score in evaluation.scores if score not in usual]
+    return usual + others[: max(0, 2 - len(usual))] if usual else others[:_MOST]
 
 
 def two(evaluation: Evaluation) -> list[str]:
-    """A softmax score and an OOD detector where they are there, else the first two scores."""
+    """A softmax score and an OOD detector if evaluated, else the first two scores."""
     scores = evaluation.scores
     first = next((score for score in _BASELINES if score in scores), scores[0])
     rest = [score for score in (*_DETECTORS, *scores) if score in scores and score != first]
     return [first, *rest[:1]]
 
 
-def _of_model(runs: Sequence[ScoredRun]) -> list[tuple[str, Callable[[], Figure]]]:
+def _of_model(runs: Sequence[ScoredRun]) -> list[Plan]:
     first, evaluations = runs[0], [run.evaluation for run in runs]
     evaluation = first.evaluation
     pair, several = two(evaluation), compared(evaluation)
-    plans: list[tuple[str, Callable[[], Figure]]] = [("densities", lambda: densities(evaluation, pair[0]))]
+    plans: list[Plan] = [("densities", lambda: densities(evaluation, pair[0]))]
     if len(pair) > 1:
         plans.append(("densities-two", lambda: densities(evaluation, pair)))
     if evaluation.negatives:
@@ -99,14 +102,12 @@ def _of_model(runs: Sequence[ScoredRun]) -> list[tuple[str, Callable[[], Figure]
     if pairs := _pairs(first):
         chosen = next((spec for spec in _PAIRS if spec in pairs), pairs[0])
         ood = _grid_sets(first)[0]
-        plans.append(
-            ("plane", lambda: plane(Plane.of(first.scorer, chosen, first.test, first.ood[ood]), title=ood)),
-        )
+        plans.append(("plane", lambda: plane(Plane.of(first.scorer, chosen, first.test, first.ood[ood]), title=ood)))
     return plans
 
 
-def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[tuple[str, Callable[[], Figure]]]:
-    plans: list[tuple[str, Callable[[], Figure]]] = []
+def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[Plan]:
+    plans: list[Plan] = []
     firsts = [runs[0] for runs in models.values()]
     baseline = two(firsts[0].evaluation)[0]
     comparable = {
@@ -116,35 +117,36 @@ def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[tuple[str, Callab
     }
     if comparable:
         plans.append(("changes", lambda: changes(comparable, baseline=baseline)))
-    having = [run for run in firsts if _pairs(run)]
-    shared = [name for name in _grid_sets(having[0]) if all(name in r.ood for r in having)] if having else []
+    with_pairs = [run for run in firsts if _pairs(run)]
+    sets = _grid_sets(with_pairs[0]) if with_pairs else []
+    shared = [name for name in sets if all(name in run.ood for run in with_pairs)]
     for name, ending in zip(shared, _endings(shared, always=True), strict=True):
 
         def draw(name: str = name) -> Figure:
-            found = {run.model: planes(run.scorer, _pairs(run), run.test, run.ood[name]) for run in having}
-            return plane_grid(found, title=name)
+            by_model = {run.model: planes(run.scorer, _pairs(run), run.test, run.ood[name]) for run in with_pairs}
+            return plane_grid(by_model, title=name)
 
         plans.append((f"plane-grid{ending}", draw))
     return plans
 
 
 def _pairs(run: ScoredRun) -> list[str]:
-    """The SIRC pairs that can be drawn, with the paper's four first; with an OOD set to draw."""
+    """The SIRC pairs to draw: the paper's four, else the first ones; none without an OOD set."""
     if not run.ood:
         return []
-    known = [spec for spec in run.scorer.specs if is_pair(spec) and spec in run.evaluation.scores]
-    return [s for s in _PAIRS if s in known] or known[:4]
+    pairs = [spec for spec in run.scorer.specs if is_pair(spec) and spec in run.evaluation.scores]
+    return [spec for spec in _PAIRS if spec in pairs] or pairs[:4]
 
 
 def _grid_sets(run: ScoredRun) -> list[str]:
-    """Two unlike OOD sets: the first Close and the first Far where there are groups, else the first two."""
+    """Two different OOD sets: the first of each group where there are groups, else the first two."""
     groups = [members[0] for members in run.evaluation.groups.values()]
     names = [name for name in dict.fromkeys([*groups, *run.ood]) if name in run.ood]
     return names[:_GRIDS]
 
 
 def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
-    """What tells files apart: "-resnet-50"; nothing where there is one name alone."""
+    """Distinct endings of file names: "-resnet-50"; nothing if there is only one name."""
     if len(names) == 1 and not always:
         return [""]
     endings: list[str] = []
