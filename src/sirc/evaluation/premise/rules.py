@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
+from sirc._utils.text import percent
 from sirc.evaluation.mixtures import MEAN, WRONG
 from sirc.evaluation.premise.measures import Pair, Samples
 
@@ -47,7 +47,7 @@ def _findings(pair: Pair, samples: Samples) -> list[Finding]:
             found.append(("does not hold", f"{name} says the same of every ID row"))
             continue
         if below := second.below.get("id"):
-            text = f"{_percent(below.value)} of ID rows lie below a, where {name} should seldom speak"
+            text = f"{percent(below.value)} of ID rows lie below a, where {name} should seldom speak"
             if below.low > MOST_BELOW:
                 way_out = "are its statistics in-sample, or is this not the data it was fitted to?"
                 found.append(("does not hold", f"{text} ({way_out})"))
@@ -56,10 +56,10 @@ def _findings(pair: Pair, samples: Samples) -> list[Finding]:
         if not _too_few(samples):
             auroc = second.auroc[WRONG]
             if auroc.high < NEAR:
-                text = f"{name} ranks right predictions below wrong ones, AUROC of ID✗|ID✓ {_percent(auroc.value)}"
+                text = f"{name} ranks right predictions below wrong ones, AUROC of ID✗|ID✓ {percent(auroc.value)}"
                 found.append(("does not hold", text))
             elif auroc.low < LEAST:
-                text = f"its AUROC of ID✗|ID✓ may be as low as {_percent(auroc.low)}"
+                text = f"its AUROC of ID✗|ID✓ may be as low as {percent(auroc.low)}"
                 found.append(("open", f"too few wrong predictions ({samples.num_wrong}): {text}"))
     if few := _too_few(samples):
         found.append(("open", few))
@@ -93,7 +93,7 @@ def recommend(pairs: Sequence[Pair], verdicts: Mapping[str, Kind], samples: Samp
         return s1s[0], f"{alone}; the first, as without wrong predictions they cannot be told apart"
     auroc = {s1: samples.components(s1, WRONG).auroc for s1 in s1s}
     best = max(auroc, key=lambda name: auroc[name])
-    return best, f"{alone}; the highest AUROC of ID✗|ID✓, {_percent(auroc[best])}"
+    return best, f"{alone}; the highest AUROC of ID✗|ID✓, {percent(auroc[best])}"
 
 
 def _with_ood(
@@ -103,7 +103,7 @@ def _with_ood(
     useful = {pair.score: pair for pair in pairs if pair.difference[MEAN].low > 0 and not _costs(pair, samples)}
     aurr = {s1: samples.aurr(s1) for s1 in s1s} | {score: pair.aurr for score, pair in useful.items()}
     best = min(aurr, key=lambda name: aurr[name])
-    text = f"the lowest AURR at α = β = ½, {_percent(aurr[best])} in the mean over OOD sets"
+    text = f"the lowest AURR at α = β = ½, {percent(aurr[best])} in the mean over OOD sets"
     if best not in useful:
         return best, f"{text}, and no combination that surely adds to S1 on this OOD data is better"
     pair = useful[best]
@@ -132,10 +132,6 @@ def _too_few(samples: Samples) -> str:
         if count < FEWEST:
             return f"too few {kind} predictions ({count}; at least {FEWEST} are needed, better some hundreds)"
     return ""
-
-
-def _percent(value: float) -> str:
-    return "–" if math.isnan(value) else f"{100 * value:.1f}%"
 
 
 def _points(value: float) -> str:

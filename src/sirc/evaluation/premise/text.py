@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from sirc._utils.text import aligned, percent
 from sirc.evaluation.mixtures import MEAN, WRONG
 from sirc.evaluation.premise.measures import HALF, Pair, Second
 from sirc.metrics import Estimate
@@ -38,28 +39,28 @@ def _facts(pairs: Sequence[Pair]) -> Iterator[str]:
         yield "a and b are not known here: pass the scorer for the share of ID rows below a and the sensitivity to both"
     columns = [["with S1", *(pair.s1 for pair in pairs)]]
     if has_wrong:
-        columns.append(["ID✗|ID✓: S1", *(_percent(pair.auroc_s1[WRONG].value) for pair in pairs)])
+        columns.append(["ID✗|ID✓: S1", *(percent(pair.auroc_s1[WRONG].value) for pair in pairs)])
         columns.append(["SIRC − S1", *(_points(pair.difference[WRONG]) for pair in pairs)])
     columns.append(
         ["ρ(S1, S2)", *(", ".join(_number(second.correlation) for second in pair.seconds) for pair in pairs)]
     )
     # τ = 1 − 2·(share of pairs in the other order), where no two are equal.
-    columns.append(["ID pairs swapped", *(_percent((1 - pair.kendall) / 2) for pair in pairs)])
+    columns.append(["ID pairs swapped", *(percent((1 - pair.kendall) / 2) for pair in pairs)])
     if pairs[0].variations and has_wrong:
         columns.append(["a, b varied", *(_span([v.auroc[WRONG] for v in pair.variations]) for pair in pairs)])
-    yield from _aligned(columns)
+    yield from aligned(columns)
     if has_ood:
         columns = [["with S1", *(pair.s1 for pair in pairs)]]
-        columns.append(["OOD|ID✓: S1", *(_percent(pair.auroc_s1[MEAN].value) for pair in pairs)])
+        columns.append(["OOD|ID✓: S1", *(percent(pair.auroc_s1[MEAN].value) for pair in pairs)])
         columns.append(["SIRC − S1", *(_points(pair.difference[MEAN]) for pair in pairs)])
         if pairs[0].variations:
             columns.append(["a, b varied", *(_span([v.auroc[MEAN] for v in pair.variations]) for pair in pairs)])
-        columns.append(["AURR: S1", *(_percent(pair.aurr_s1) for pair in pairs)])
-        columns.append(["SIRC", *(_percent(pair.aurr) for pair in pairs)])
+        columns.append(["AURR: S1", *(percent(pair.aurr_s1) for pair in pairs)])
+        columns.append(["SIRC", *(percent(pair.aurr) for pair in pairs)])
         if pairs[0].variations:
             columns.append(["a, b varied", *(_span([v.aurr for v in pair.variations]) for pair in pairs)])
         yield f"{_added(pairs)}; mean over OOD sets, AURR at α = β = {HALF:g}:"
-        yield from _aligned(columns)
+        yield from aligned(columns)
 
 
 def _added(pairs: Sequence[Pair]) -> str:
@@ -79,19 +80,13 @@ def _of_second(second: Second) -> Iterator[str]:
         yield f"AUROC of OOD|ID✓ of {second.name} alone, mean over sets, {_interval(second.auroc[MEAN])}"
     if "id" in second.below:
         text = f"ID rows below a: {_interval(second.below['id'], 2)}; expected: about 0.1 to 1%"
-        ood = [f"{name} {_percent(e.value)}" for name, e in second.below.items() if name != "id"]
+        ood = [f"{name} {percent(e.value)}" for name, e in second.below.items() if name != "id"]
         yield f"{text}. OOD rows: {', '.join(ood)}" if ood else text
-
-
-def _aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in columns]
-    for row in zip(*columns, strict=True):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _interval(estimate: Estimate, digits: int = 1) -> str:
     ends = f"{100 * estimate.low:.{digits}f} to {100 * estimate.high:.{digits}f}"
-    return _percent(estimate.value, digits) + ("" if math.isnan(estimate.low) else f" ({ends})")
+    return percent(estimate.value, digits) + ("" if math.isnan(estimate.low) else f" ({ends})")
 
 
 def _points(estimate: Estimate) -> str:
@@ -102,10 +97,6 @@ def _points(estimate: Estimate) -> str:
 
 def _span(values: Sequence[float]) -> str:
     return f"{100 * min(values):.1f} to {100 * max(values):.1f}%"
-
-
-def _percent(value: float, digits: int = 1) -> str:
-    return "–" if math.isnan(value) else f"{100 * value:.{digits}f}%"
 
 
 def _number(estimate: Estimate) -> str:

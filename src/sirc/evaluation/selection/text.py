@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sirc._utils.text import listed
+
 if TYPE_CHECKING:
     from sirc.evaluation.selection import Choice
 
@@ -30,7 +32,7 @@ def _verdict(choice: Choice) -> str:
             f"({100 * choice.level:g}%)."
         )
     others = [score for score in choice.tied if score != leader]
-    lead = f"{leader} has the lowest {regret} regret, but its lead over {_listed(others)} is within noise."
+    lead = f"{leader} has the lowest {regret} regret, but its lead over {listed(others)} is within noise."
     return (
         f"A tie: {lead} Use {choice.best}, the simplest of them (the fewest parts, then the first one given); more "
         "rows may tell them apart."
@@ -45,12 +47,12 @@ def _cautions(choice: Choice) -> list[str]:
             "these scores do on OOD input: those that are alike on ID data may differ much there."
         )
     if few := [f"{count:,} {_group(name)}" for name, count in choice.sizes.items() if count < _FEW]:
-        found.append(f"With only {_listed(few)}, noise is somewhat larger than the intervals say.")
+        found.append(f"With only {listed(few)}, noise is somewhat larger than the intervals say.")
     return found
 
 
 def _how(choice: Choice) -> str:
-    sizes = _listed([f"{count:,} {_group(name)}" for name, count in choice.sizes.items()])
+    sizes = listed([f"{count:,} {_group(name)}" for name, count in choice.sizes.items()])
     points = (
         f"{len(choice.alpha)} × {len(choice.beta)} points" if len(choice.alpha) * len(choice.beta) > 1 else "1 point"
     )
@@ -99,7 +101,3 @@ def _group(name: str) -> str:
 
 def _span(points: Sequence[float]) -> str:
     return f"{points[0]:g}" if len(points) == 1 else f"{min(points):g}…{max(points):g}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

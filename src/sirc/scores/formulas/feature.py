@@ -19,13 +19,7 @@ BANK_SIZE = 12_500
 _PSEUDO_INVERSE_CUTOFF = 1e-10
 
 
-@score(
-    needs="features",
-    title="‖z‖₁",
-    latex=r"$\|\mathbf{z}\|_1$",
-    html="‖<b>z</b>‖<sub>1</sub>",
-    family="norm",
-)
+@score(needs="features", title="‖z‖₁", latex=r"$\|\mathbf{z}\|_1$", html="‖<b>z</b>‖<sub>1</sub>", family="norm")
 def l1(features: Tensor) -> Tensor:
     """The 1-norm of the features: ‖z‖₁. Huang et al. 2021."""
     return _norm(features, 1)

@@ -122,14 +122,7 @@ def doctor(p: Softmax) -> Tensor:
     return p.norm.clone()  # a copy: the norm itself is cached
 
 
-@score(
-    needs="softmax",
-    log_gap=log_entropy,
-    title="−H",
-    latex=r"$-\mathcal{H}$",
-    html="−<i>H</i>",
-    family="softmax",
-)
+@score(needs="softmax", log_gap=log_entropy, title="−H", latex=r"$-\mathcal{H}$", html="−<i>H</i>", family="softmax")
 def entropy(p: Softmax) -> Tensor:
     """The negative entropy of the softmax: −H[π] = Σ π log π."""
     return -torch.exp(log_entropy(p))
