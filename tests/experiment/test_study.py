@@ -615,7 +615,7 @@ def test_damaged_results_are_made_again(experiment):
     file = Path("runs/tiny/seed-1/results.csv")
     file.write_text("\n".join(file.read_text().splitlines()[:4]))
     assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: evaluate"]
-    Path("runs/tiny/seed-1/scorer.json").write_text("")
+    Path("runs/tiny/seed-1/.made-from/fit.json").write_text("")
     assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: fit"]
 
 
@@ -663,7 +663,7 @@ def test_tables_page_and_figures_show_the_scores_that_the_report_names(experimen
     assert set(pd.read_csv(study.folder / "table.csv")["score"]) == set(wanted)
     page = read_page(study.folder / "report.html")
     assert [score["spec"] for score in page["models"][0]["scores"]] == wanted
-    assert [run.evaluation.scores for run in study.shown] == [wanted, wanted]
+    assert [run.evaluation.scores for run in study.reported] == [wanted, wanted]
     assert study.runs[0].evaluation.scores == ["msp", "l1", "sirc(msp, residual)"]
     printed = command("table", "runs/tiny", "--format", "csv")
     assert set(pd.read_csv(io.StringIO(printed[1]))["score"]) == set(wanted)
@@ -759,7 +759,7 @@ def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
         opened.append(options["name"])
         return open_source(source, **options)
 
-    monkeypatch.setattr("sirc.experiment.stages.open_source", counting)
+    monkeypatch.setattr("sirc.experiment.images.open_source", counting)
     run_study([experiment], figures=False)
     assert opened == ["train", "test", "Grey", "Noise"]
 
