@@ -15,7 +15,6 @@ from torch import Tensor
 
 import sirc
 from sirc._utils.files import read_safetensors, write_safetensors
-from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.stage import Inputs, Stage, digest
 from sirc.outputs import OutputStore
@@ -54,22 +53,17 @@ class ScoreCache:
         """Give the confidences to the last bit; None where the file is missing, damaged or of other inputs."""
         if not self._stage().is_done():
             return None
-        try:
-            tensors, metadata = read_safetensors(self.file, verify=False)  # the stage has compared all of it
-            scores: list[str] = json.loads(metadata["scores"])
-            sizes: dict[str, int] = json.loads(metadata["sizes"])
-            if metadata["format"] != _FORMAT or sizes != self._sizes:
-                return None
-            # By name: the sets may since stand in another order.
-            parts = {
-                score: dict(zip(sizes, torch.split(tensors[_PREFIX + score], list(sizes.values())), strict=True))
-                for score in scores
-            }
-            correct = tensors[_CORRECT]
-        except (StoreError, KeyError, ValueError, RuntimeError):
+        tensors, metadata = read_safetensors(self.file, verify=False)  # the stage has compared all of it
+        if metadata["format"] != _FORMAT:
             return None
+        sizes: dict[str, int] = json.loads(metadata["sizes"])
+        # By name: the sets may since stand in another order.
+        parts = {
+            score: dict(zip(sizes, torch.split(tensors[_PREFIX + score], list(sizes.values())), strict=True))
+            for score in json.loads(metadata["scores"])
+        }
         by_set = {name: {score: values[name] for score, values in parts.items()} for name in self._sizes}
-        return RunScores(by_set.pop("test"), correct, by_set)
+        return RunScores(by_set.pop("test"), tensors[_CORRECT], by_set)
 
     def write(self, scores: RunScores) -> None:
         """Replace whatever is there."""

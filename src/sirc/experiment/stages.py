@@ -122,17 +122,20 @@ def check_trained(experiment: Experiment, run: Run) -> None:
 def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:
     """Refuse stored outputs that this experiment's settings and this run's weights would not give."""
     check_trained(experiment, run)
+    names = list(names)
+    for name in names:
+        if not (outputs_stage(experiment, run, name, "").is_stamped and (run.store(name) / STORE_FILE).is_file()):
+            raise FileNotFoundError(
+                f"there are no finished outputs at '{run.store(name)}'. Extract them first: "
+                f"`sirc extract … --only {name}`."
+            )
     weights = fingerprint_of(experiment, run)
     made_by: dict[object, object] = {}
     for name in names:
         store = run.store(name)
         stage = outputs_stage(experiment, run, name, weights)
-        before = stage.inputs_before
-        if before is None or not stage.is_stamped or not (store / STORE_FILE).is_file():
-            raise FileNotFoundError(
-                f"there are no finished outputs at '{store}'. Extract them first: `sirc extract … --only {name}`."
-            )
-        made_by[store] = before[_WEIGHTS]
+        before = stage.inputs_before or {}
+        made_by[store] = before.get(_WEIGHTS)
         if changes := differences(before, {**stage.inputs, _WEIGHTS: made_by[store]}):
             raise StoreError(
                 f"'{store}' was extracted with other settings: {changes}. Use those, or extract again: "
