@@ -22,7 +22,7 @@ demo: $(STAMP)
 
 # The README's picture of the page, from what `make demo` left.
 screenshot: $(STAMP)
-	$(BIN)/python scripts/screenshot.py sirc-demo/report.html docs/images/report.png
+	$(BIN)/python docs/screenshot.py sirc-demo/report.html docs/images/report.png
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix .

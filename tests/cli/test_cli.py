@@ -34,7 +34,11 @@ def study(tmp_path, monkeypatch):
 def start(*arguments, launch=0, **options):
     """The same in an interpreter of its own."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(launch)] if launch else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")]),
+    }
     return subprocess.Popen(
         [sys.executable, *launcher, "-m", "sirc", *map(str, arguments)],
         env=environment,
@@ -134,7 +138,7 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sirc.experiment.stages.train_run", interrupted)
+    monkeypatch.setattr("sirc.experiment.train_run", interrupted)
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
     assert "stopped; what was finished is kept, and the same command goes on from there" in err

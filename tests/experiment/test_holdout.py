@@ -13,7 +13,8 @@ from sirc.data import image_folder
 from sirc.data.base import Subset
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment
-from sirc.experiment.stages import extract_run, fit_run, images_of, train_run
+from sirc.experiment.images import images_of
+from sirc.experiment.stages import extract_run, fit_run, train_run
 from sirc.experiment.study import run_study
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML

@@ -1,6 +1,7 @@
 """A whole study in one call: every stage once, nothing twice, and only what depends on a lost result again."""
 
 import io
+import json
 import shutil
 import webbrowser
 from pathlib import Path
@@ -18,9 +19,9 @@ from sirc.experiment.arrays import evaluate_arrays, load_head, load_outputs, pos
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.demo import run_demo
 from sirc.experiment.experiment import Experiment
-from sirc.experiment.results import SCHEMA, load_run, load_runs
+from sirc.experiment.results import SCHEMA, load_run, load_runs, read_results
 from sirc.experiment.stages import extract_run, fit_run
-from sirc.experiment.study import read_results, run_study
+from sirc.experiment.study import run_study
 from sirc.scores import registry
 from support.report_reader import read_page, read_score
 from support.tiny_images import write_images
@@ -615,8 +616,43 @@ def test_damaged_results_are_made_again(experiment):
     file = Path("runs/tiny/seed-1/results.csv")
     file.write_text("\n".join(file.read_text().splitlines()[:4]))
     assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: evaluate"]
-    Path("runs/tiny/seed-1/scorer.json").write_text("")
+    Path("runs/tiny/seed-1/.made-from/fit.json").write_text("")
     assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: fit"]
+
+
+def as_earlier_versions_left_it(folder):
+    """Put a run's notes back into the form that they had before every stage had a stamp."""
+    stamps = folder / ".made-from"
+    fit = json.loads((stamps / "fit.json").read_text())
+    (folder / "scorer.json").write_text(json.dumps(fit["inputs"], indent=1))
+    (stamps / "fit.json").unlink()
+    for path in stamps.glob("extract-*.json"):
+        stamp = json.loads(path.read_text())
+        del stamp["inputs"]["weights"]
+        path.write_text(json.dumps(stamp))
+    results = json.loads((stamps / "results.json").read_text())
+    del results["made"]["confidences.safetensors"]
+    (stamps / "results.json").write_text(json.dumps(results))
+
+
+def test_a_study_of_an_earlier_version_is_finished(experiment):
+    run_study([experiment], figures=False)
+    for run in experiment.runs:
+        as_earlier_versions_left_it(run.folder)
+    before = stamps("runs")
+    assert done(run_study([experiment], figures=False)) == []
+    changed = {path.name for path, time in stamps("runs").items() if before.get(path) != time}
+    assert changed <= {"experiment.toml", "results.csv", "head.safetensors", "study.json"}
+    assert [(run.model, run.seed) for run in load_runs(["runs/tiny"])] == [("tiny", 1), ("tiny", 2)]
+    # The old notes are compared like stamps, and go when their stage is done again.
+    more = Experiment.read("tiny.toml", ['fit.specs=["msp", "energy"]'])
+    with pytest.raises(FileExistsError, match="exists already and is another: specs is"):
+        fit_run(more, experiment.runs[0])
+    resized = Experiment.read("tiny.toml", ["preprocess.resize=14"])
+    with pytest.raises(StoreError, match=r"preprocess\.resize is 12, got 14"):
+        fit_run(resized, experiment.runs[0])
+    assert "tiny, seed-1: fit" in done(run_study([more], figures=False))
+    assert not experiment.runs[0].older_fit_note.exists()
 
 
 SMALL_DEMO = [
@@ -663,7 +699,7 @@ def test_tables_page_and_figures_show_the_scores_that_the_report_names(experimen
     assert set(pd.read_csv(study.folder / "table.csv")["score"]) == set(wanted)
     page = read_page(study.folder / "report.html")
     assert [score["spec"] for score in page["models"][0]["scores"]] == wanted
-    assert [run.evaluation.scores for run in study.shown] == [wanted, wanted]
+    assert [run.evaluation.scores for run in study.reported] == [wanted, wanted]
     assert study.runs[0].evaluation.scores == ["msp", "l1", "sirc(msp, residual)"]
     printed = command("table", "runs/tiny", "--format", "csv")
     assert set(pd.read_csv(io.StringIO(printed[1]))["score"]) == set(wanted)
@@ -759,7 +795,7 @@ def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
         opened.append(options["name"])
         return open_source(source, **options)
 
-    monkeypatch.setattr("sirc.experiment.stages.open_source", counting)
+    monkeypatch.setattr("sirc.experiment.images.open_source", counting)
     run_study([experiment], figures=False)
     assert opened == ["train", "test", "Grey", "Noise"]
 

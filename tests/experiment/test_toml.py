@@ -314,25 +314,89 @@ def test_what_is_dumped_reads_back_equal(tmp_path_factory, value):
     assert toml.dump(again) == toml.dump(value)
 
 
-def test_a_dump_is_for_people_to_read():
+def test_a_dump_says_every_default_and_none_where_it_differs():
     value = Study("x", size=None, train=Optimiser(lr=1e-4), places={"my set": Place("y")}, options={"inf": math.inf})
-    assert toml.dump(value) == (
-        'name = "x"\nepochs = 90\nsize = "none"\nscale = [0.08, 1.0]\ncrossfit = "auto"\npretrained = false\n\n'
-        '[train]\nlr = 0.0001\nnesterov = false\nmilestones = [30, 60]\nschedule = "steps"\n\n'
-        '[test]\nlr = 0.1\nnesterov = false\nmilestones = [30, 60]\nschedule = "steps"\n\n'
-        '[places."my set"]\npath = "y"\n\n'
-        "[options]\ninf = inf\n"
-    )
+    optimiser = {"lr": 0.1, "nesterov": False, "milestones": [30, 60], "schedule": "steps"}
+    assert tomllib.loads(toml.dump(value)) == {
+        "name": "x",
+        "epochs": 90,
+        "size": "none",
+        "scale": [0.08, 1.0],
+        "crossfit": "auto",
+        "pretrained": False,
+        "train": optimiser | {"lr": 1e-4},
+        "test": optimiser,
+        "places": {"my set": {"path": "y"}},
+        "options": {"inf": math.inf},
+    }
 
 
 def test_what_toml_cannot_hold_is_refused():
-    with pytest.raises(ValueError, match="TOML cannot hold a set"):
+    with pytest.raises(ValueError, match=r"TOML cannot hold every value: .*set"):
         toml.dump(Study("x", options={"a": {1}}))
     with pytest.raises(ValueError, match=r"TOML text must be Unicode; got '\\udcff'"):
         toml.dump(Study("\udcff"))
 
 
 def test_control_characters_are_escaped():
-    text = toml.dump(Study('\x00\x1b\x7f"\\\n\t'))
-    assert 'name = "\\u0000\\u001b\\u007f\\"\\\\\\n\\t"' in text
-    assert tomllib.loads(text)["name"] == '\x00\x1b\x7f"\\\n\t'
+    assert tomllib.loads(toml.dump(Study('\x00\x1b\x7f"\\\n\t')))["name"] == '\x00\x1b\x7f"\\\n\t'
+
+
+@pytest.fixture
+def extending(tmp_path):
+    """Three files, each in a folder of its own, of which each extends the next."""
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "root.toml").write_text(
+        'epochs = 1\nscale = [0.1, 0.2]\n\n[train]\nlr = 1.0\nmilestones = [1, 2, 3]\n\n[places.a]\npath = "a"\n'
+    )
+    (tmp_path / "bases" / "middle.toml").write_text('extends = "root.toml"\nepochs = 2\n\n[train]\nnesterov = true\n')
+    top = 'extends = "bases/middle.toml"\nname = "top"\n\n[train]\nmilestones = [9]\n\n[places]\na = { count = 2 }\n'
+    return lambda more="", *overrides: study(tmp_path, top + more, *overrides)
+
+
+def test_a_file_states_only_how_it_differs_from_the_one_it_extends(extending):
+    assert extending() == Study(
+        "top",
+        epochs=2,
+        scale=(0.1, 0.2),
+        train=Optimiser(lr=1.0, nesterov=True, milestones=(9,)),
+        places={"a": Place("a", 2)},
+    )
+    assert extending('b = { path = "b" }').places == {"a": Place("a", 2), "b": Place("b")}
+    assert extending("", "train.lr=3", "epochs=4") == dataclasses.replace(
+        extending(), epochs=4, train=Optimiser(lr=3.0, nesterov=True, milestones=(9,))
+    )
+
+
+def test_a_mistake_is_told_in_the_file_that_has_it(extending, tmp_path):
+    def words(*arguments):
+        with pytest.raises(ConfigError) as caught:
+            extending(*arguments)
+        return str(caught.value).replace(f"{tmp_path}/", "")
+
+    assert words("[test]\nlr = -1").startswith("study.toml:10: `test.lr` must be positive")
+    root = tmp_path / "bases" / "root.toml"
+    text = root.read_text()
+    root.write_text(text.replace("lr = 1.0", 'lr = "fast"'))
+    assert words().startswith('bases/root.toml:5: `train.lr` must be a number; got "fast".')
+    assert words("", "train.lr=-1").startswith("--set train.lr=-1: `train.lr` must be positive")
+    root.write_text(text.replace("epochs", "epoch"))
+    assert words().startswith("bases/root.toml:1: `epoch` is not a key of the top level. Did you mean `epochs`?")
+    root.write_text(text.replace('path = "a"\n', ""))
+    assert words().startswith("study.toml:8: `places.a.path` is missing; it must be a string.")
+    root.write_text("[")
+    assert words().startswith("bases/root.toml:1: this is not TOML")
+    root.write_text('epochs = 1\nextends = "../study.toml"')
+    assert words().startswith(
+        "bases/root.toml:2: `extends` must not lead back to a file that is extended already; got "
+    )
+    root.unlink()
+    assert words().startswith(
+        "bases/middle.toml:1: `extends` must name a TOML file, relative to this one; there is no file"
+    )
+    assert refusal(tmp_path, 'name = "x"\nextends = 3').startswith(
+        "study.toml:2: `extends` must be the path of another TOML file, in quotes; got 3."
+    )
+    assert refusal(tmp_path, 'name = "x"\n[test]\nextends = "x"').startswith(
+        "study.toml:3: `test.extends` is not a key of [test]."
+    )

@@ -1,9 +1,7 @@
 """The tables of docs/scores.md: the script's figures are those of `sirc.evaluate`, and the page has every score."""
 
 import importlib
-import importlib.util
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,18 +11,15 @@ from safetensors.torch import save_file
 
 import sirc
 from sirc.scores import registry
+from support.studies import ROOT
 
-ROOT = Path(__file__).parents[2]
 K, L = 5, 12
 DOCS = ROOT / "docs" / "scores.md"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("score_table", ROOT / "scripts" / "score_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("studies.tools.score_table")
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +151,11 @@ def test_the_page_has_a_measured_row_of_every_score_and_no_other(script):
     measured = DOCS.read_text(encoding="utf-8").partition(script.START)[2].partition(script.END)[0]
     groups = script.specs_by_table()
     wanted = [*(spec for group in groups.values() for spec in group), *groups["Alone"], *groups["Alone"]]
-    assert [spec for spec, _ in cells(measured)] == wanted, "run scripts/score_table.py, see the page"
+    assert [spec for spec, _ in cells(measured)] == wanted, "run studies.tools.score_table, see the page"
 
 
-def test_rules_are_compared_with_sirc_on_the_rows_that_none_learnt_from(study, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    rules = importlib.import_module("compare_rules")
+def test_rules_are_compared_with_sirc_on_the_rows_that_none_learnt_from(study):
+    rules = importlib.import_module("studies.tools.compare_rules")
     run = study / "seed-1"
     found = rules.measure(run, "msp", ["l1"], (0.3, 0.8))
     assert len(found) == 2 * 2 * 2 * 6

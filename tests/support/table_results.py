@@ -1,11 +1,11 @@
 """Results to make tables of: the paper's own figures, and made-up ones of several seeds."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-PAPER = pd.read_csv(Path(__file__).parents[2] / "results" / "paper_tables.csv", keep_default_na=False)
+from support.studies import STUDIES
+
+PAPER = pd.read_csv(STUDIES / "paper" / "tables.csv", keep_default_na=False)
 SCHEMA = ["model", "seed", "score", "negative", "metric", "alpha", "beta", "value"]
 
 

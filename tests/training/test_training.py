@@ -240,8 +240,8 @@ def test_a_warm_up_rises_in_a_straight_line():
     cosine = Train(schedule="cosine", epochs=10, warmup=4)
     assert learning_rate(cosine, 0) == pytest.approx(0.001)
     assert learning_rate(cosine, 5) == pytest.approx(0.05)
-    assert "warmup" not in Train().decisive()
-    assert recipe.decisive()["warmup"] == 2
+    assert "warmup" not in Train().hyperparameters()
+    assert recipe.hyperparameters()["warmup"] == 2
     with pytest.raises(ValueError, match="`warmup` must be between 0 and the 3 epochs; got 5"):
         Train(epochs=3, warmup=5)
 

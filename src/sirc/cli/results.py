@@ -54,7 +54,7 @@ def run(
     What is there and still valid is not done again, so a stopped study is taken up by the same command. Where settings
     changed, what follows from them is done again; networks are never trained anew without `--redo train`.
 
-    Example: `sirc run experiments/resnet50_imagenet200.toml --set data.root=~/data`
+    Example: `sirc run studies/paper/resnet50_imagenet200.toml --set data.root=~/data`
 
     On four GPUs: `torchrun --nproc-per-node 4 -m sirc run …`
     """
@@ -177,14 +177,14 @@ def add_to(app: typer.Typer) -> None:
 
 def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
     """End with the table and the paths of what was made."""
-    from sirc.experiment import shown_scores
+    from sirc.experiment import reported_scores
     from sirc.report.tables import table as make
 
     if not len(study.results):
         return  # another process tells
     known = set(study.results["negative"])
     wanted = [n for n in negatives if n in known] if negatives else None
-    scores = shown_scores(list(study.results["score"].unique()), study.experiments)
+    scores = reported_scores(list(study.results["score"].unique()), study.experiments)
     result(make(study.results[study.results["score"].isin(scores)], negatives=wanted).text())
     for path in study.files:
         if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:

@@ -110,17 +110,17 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
-    from sirc.experiment import load_runs, load_studies, sample_sets
+    from sirc.experiment import load_runs, load_studies, sample_images
     from sirc.report.figures import figures
 
     folder = out or runs[0] / "figures"
     with reporting(quiet=quiet) as progress:
         try:
-            images = sample_sets(load_studies(runs[0])[0])
+            images = sample_images(load_studies(runs[0])[0])
         except (ValueError, OSError) as error:
             images = None
             progress.note(f"without samples of the images, which cannot be opened: {error}")
-        shown = [run.shown for run in load_runs(runs)]
+        shown = [run.reported for run in load_runs(runs)]
         made = figures(shown, folder, formats=chosen_formats(format_), images=images, progress=progress)
     for path in made:
         result(str(path))
@@ -148,7 +148,7 @@ def report(
     if out is not None:
         refuse_existing(out, overwrite)
     with reporting(quiet=quiet) as progress:
-        shown = [run.shown for run in load_runs(runs)]
+        shown = [run.reported for run in load_runs(runs)]
         page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=progress)
     result(str(page))
     if open_:
@@ -184,7 +184,7 @@ def chosen_formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
     """The scores that the studies want shown; None, for all, where a path is no study's folder."""
-    from sirc.experiment import load_studies, shown_scores
+    from sirc.experiment import load_studies, reported_scores
 
     try:
         studies = [study for path in paths for study in load_studies(path)]
@@ -192,7 +192,7 @@ def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
         return None
     if not any(study.report.specs for study in studies):
         return None
-    return shown_scores(list(results["score"].unique()), studies)
+    return reported_scores(list(results["score"].unique()), studies)
 
 
 def _results(paths: Sequence[Path]) -> pd.DataFrame:

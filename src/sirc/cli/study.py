@@ -28,7 +28,7 @@ class OnErrorChoice(StrEnum):
 
 
 ExperimentFile = Annotated[
-    Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; see `experiments/` for the paper's five.")
+    Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; see `studies/paper/` for the paper's five.")
 ]
 Seeds = Annotated[
     list[int] | None,
@@ -61,7 +61,7 @@ def train(
     A checkpoint after every epoch lets the same command go on where it was stopped. Weights end up in
     `OUT/NAME/seed-N/model.safetensors`, with `history.csv` beside them.
 
-    Example: `sirc train experiments/resnet50_imagenet200.toml --seed 1`
+    Example: `sirc train studies/paper/resnet50_imagenet200.toml --seed 1`
 
     On four GPUs, same global batch: `torchrun --nproc-per-node 4 -m sirc train …`
     """
@@ -107,7 +107,7 @@ def extract(
     Validation images are among them where `fit.specs` has scores that are tuned on them. Stores end up in
     `OUT/NAME/seed-N/outputs/`. A stopped run is taken up by the same command: finished shards stay.
 
-    Example: `sirc extract experiments/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
+    Example: `sirc extract studies/paper/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
     With four processes: `torchrun --nproc-per-node 4 -m sirc extract …`
     """
@@ -153,7 +153,7 @@ def fit(
     Scores that can be tuned are, on the outputs of the validation images, where the experiment has some.
     The scorer ends up in `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
 
-    Example: `sirc fit experiments/resnet50_imagenet200.toml --seed 1`
+    Example: `sirc fit studies/paper/resnet50_imagenet200.toml --seed 1`
 
     With four processes, same result: `torchrun --nproc-per-node 4 -m sirc fit …`
     """

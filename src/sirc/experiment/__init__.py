@@ -1,13 +1,20 @@
 """Experiments: a TOML says what to run, stages run it once, a study puts the results together."""
 
 from sirc.experiment import arrays
-from sirc.experiment.data_check import check_data
 from sirc.experiment.experiment import FILE, PAPER_SPECS, Experiment, Run
-from sirc.experiment.provenance import check_outputs, load_head, network
-from sirc.experiment.results import RunResults, load_runs, load_studies, load_study, shown_scores, title_of
-from sirc.experiment.results_file import read_results
-from sirc.experiment.stages import extract_run, fit_run, images_of, train_run
-from sirc.experiment.study import PAGE, TARGETS, Study, run_study, sample_sets, save_results
+from sirc.experiment.images import check_data, images_of, sample_images
+from sirc.experiment.network import load_head, network
+from sirc.experiment.results import (
+    RunResults,
+    load_runs,
+    load_studies,
+    load_study,
+    read_results,
+    reported_scores,
+    title_of,
+)
+from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
+from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results
 
 __all__ = [
     "FILE",
@@ -30,10 +37,10 @@ __all__ = [
     "load_study",
     "network",
     "read_results",
+    "reported_scores",
     "run_study",
-    "sample_sets",
+    "sample_images",
     "save_results",
-    "shown_scores",
     "title_of",
     "train_run",
 ]

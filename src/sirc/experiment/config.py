@@ -140,8 +140,8 @@ class Fit:
 
 @final
 @dataclass(frozen=True)
-class Report:
-    """Which of the scores are in tables, page and figures; all by default. `results.csv` has every one."""
+class Reported:
+    """The scores in tables, page and figures, all by default; `results.csv` has every one."""
 
     specs: tuple[str, ...] = ()
 
@@ -178,8 +178,8 @@ class Data:
         seen: dict[str, str] = {}
         for name, source in self.ood.items():
             key = dotted(("ood", name))
-            if words := folder_name(name):
-                raise ValueError(f"`{key}` must have a name that can be a folder's; {words}. Rename it.")
+            if reason := why_no_folder(name):
+                raise ValueError(f"`{key}` must have a name that can be a folder's; {reason}. Rename it.")
             if name.casefold() in _TAKEN or name in _MEANT:
                 raise ValueError(f"`{key}` must have a name of its own; '{name}' means something else. Rename it.")
             if other := seen.get(name.casefold()):
@@ -198,7 +198,7 @@ class Data:
         return self.validation is not None or self.holdout > 0
 
 
-def folder_name(name: str) -> str:
+def why_no_folder(name: str) -> str:
     """Say why a name cannot be a folder's on every system; nothing if it can."""
     if not name or len(name.encode(errors="replace")) > 200:
         return "it is empty" if not name else "it is too long"

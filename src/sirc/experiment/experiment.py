@@ -14,7 +14,7 @@ from sirc._utils.files import PathLike, atomic_write
 from sirc._utils.hints import closest
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
-from sirc.experiment.config import PAPER_SPECS, Data, Extract, Fit, Model, Report, folder_name
+from sirc.experiment.config import PAPER_SPECS, Data, Extract, Fit, Model, Reported, why_no_folder
 from sirc.experiment.toml import Document, dotted, dump
 from sirc.training import Train
 
@@ -25,7 +25,7 @@ __all__ = [
     "Extract",
     "Fit",
     "Model",
-    "Report",
+    "Reported",
     "Run",
     "Source",
 ]
@@ -72,6 +72,11 @@ class Run:
         """The fitted scores."""
         return self.folder / "scorer.safetensors"
 
+    @property
+    def older_fit_note(self) -> Path:
+        """The note of its inputs that earlier versions left beside a scorer, in place of a stamp."""
+        return self.folder / "scorer.json"
+
     def store(self, name: str) -> Path:
         """Where the outputs on a dataset are."""
         return self.folder / "outputs" / name
@@ -95,11 +100,11 @@ class Experiment:
     train: Train | None = None
     extract: Extract = field(default_factory=Extract)
     fit: Fit = field(default_factory=Fit)
-    report: Report = field(default_factory=Report)
+    report: Reported = field(default_factory=Reported)
 
     def __post_init__(self) -> None:
-        if words := folder_name(self.name):
-            raise ValueError(f"`name` must be fit for a folder; {words}. Rename it.")
+        if reason := why_no_folder(self.name):
+            raise ValueError(f"`name` must be fit for a folder; {reason}. Rename it.")
         if not self.out:
             raise ValueError('`out` must be a folder; got an empty string. Write "." for the current one.')
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):

@@ -1,4 +1,4 @@
-"""What runs found, read back from disk: one evaluation for each network, and one tidy table for all of them."""
+"""Results of runs: an evaluation of each network from what is stored, and one tidy table, results.csv."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._utils.files import PathLike
+from sirc._utils.files import PathLike, atomic_write
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.provenance import check_outputs
-from sirc.experiment.score_cache import Confidences, Kept
+from sirc.experiment.score_cache import RunScores, ScoreCache
+from sirc.experiment.stages import check_outputs
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, parse
 
+STUDY_FILE = "study.json"
 SCHEMA = ["model", "seed", *COLUMNS]
 
 
 @final
 @dataclass(frozen=True)
 class RunResults:
-    """One network: what it is called, its evaluation, the outputs and scorer that it comes from, and the experiment.
-
-    Outputs that came as arrays have no experiment.
-    """
+    """The evaluation of one network, with the outputs and the scorer behind it, and its experiment if it has one."""
 
     model: str
     seed: int
@@ -42,36 +40,37 @@ class RunResults:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Its rows of the results."""
+        """The rows of this run in results.csv."""
         table = self.evaluation.table.copy()
         table.insert(0, "model", self.model)
         table.insert(1, "seed", self.seed)
         return table
 
     @property
-    def shown(self) -> RunResults:
-        """The same with the scores alone that its experiment wants in tables, page and figures."""
-        wanted = shown_scores(self.evaluation.scores, [self.experiment] if self.experiment else [])
+    def reported(self) -> RunResults:
+        """The same with only the scores that its experiment wants in tables, page and figures."""
+        wanted = reported_scores(self.evaluation.scores, [self.experiment] if self.experiment else [])
         return self if wanted == self.evaluation.scores else replace(self, evaluation=self.evaluation.only(wanted))
 
 
-def load_run(experiment: Experiment, run: Run, *, device: torch.device | str = "cpu", keep: bool = False) -> RunResults:
+def load_run(
+    experiment: Experiment, run: Run, *, device: torch.device | str = "cpu", cache: bool = False
+) -> RunResults:
     """Evaluate a run from its stored outputs and its scorer, which scores them on `device`.
 
-    Confidences that an earlier call kept are taken as they are while outputs and scorer are those that they come from;
-    with `keep`, those that had to be computed are kept in the run's folder.
+    Confidences come from the run's cache while it is valid; with `cache`, those that had to be computed go into it.
     """
     check_outputs(experiment, run, ["test", *experiment.data.ood])
     scorer = Scorer.load(run.scorer)
     test = OutputStore(run.store("test"))
     ood = {name: OutputStore(run.store(name)) for name in experiment.data.ood}
-    kept = Kept(experiment, run)
-    found = kept.read()
-    if found is None:
-        found = _scored(scorer, test, ood, device)
-        if keep:
-            kept.write(found)
-    evaluation = Evaluation(found.inside, found.correct, found.outside, groups=groups_of(experiment))
+    cached = ScoreCache(experiment, run)
+    scores = cached.read()
+    if scores is None:
+        scores = _score(scorer, test, ood, device)
+        if cache:
+            cached.write(scores)
+    evaluation = Evaluation(scores.test, scores.correct, scores.ood, groups=groups_of(experiment))
     return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
 
 
@@ -82,10 +81,10 @@ def load_runs(folders: Sequence[PathLike], *, device: torch.device | str = "cpu"
 
 
 def load_studies(folder: PathLike) -> list[Experiment]:
-    """Read the experiments of a study: the one in this folder, or those that were put together in it."""
+    """Read the experiments of a study: the one in this folder, or those whose results are put together in it."""
     path = Path(folder)
     try:
-        parts = json.loads((path / "study.json").read_bytes())["experiments"]
+        parts = json.loads((path / STUDY_FILE).read_bytes())["experiments"]
     except (FileNotFoundError, NotADirectoryError):
         parts = ["."]
     return [load_study(path / part) for part in parts]
@@ -113,8 +112,8 @@ def groups_of(experiment: Experiment) -> dict[str, list[str]]:
     return {group: members for group, members in names.items() if members}
 
 
-def shown_scores(scores: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
-    """Those of the scores that the experiments want in tables, page and figures: all, unless `report.specs` says."""
+def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
+    """Choose the scores that the experiments want in tables, page and figures: all, unless `report.specs` says."""
     wanted = {str(parse(text)) for experiment in experiments for text in experiment.report.specs}
     if not all(experiment.report.specs for experiment in experiments):
         return list(scores)
@@ -126,17 +125,38 @@ def results_table(runs: Sequence[RunResults]) -> pd.DataFrame:
     return pd.concat([run.table for run in runs], ignore_index=True)[SCHEMA]
 
 
-def _scored(
-    scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str
-) -> Confidences:
-    inside, correct = score_labelled(scorer, "test", _placed(test, device))
-    outside = {name: _on_cpu(scorer(_placed(store, device))) for name, store in ood.items()}
-    return Confidences(_on_cpu(inside), correct.cpu(), outside)
+def write_results(table: pd.DataFrame, path: Path) -> None:
+    """Write results in the one schema that all of them have."""
+    text = table[SCHEMA].to_csv(index=False, lineterminator="\n")
+    atomic_write(path, lambda file: file.write(text.encode()))
 
 
-def _placed(store: OutputStore, device: torch.device | str) -> Iterator[Outputs]:
-    """The shards of a store, each on the device in its turn."""
-    return (outputs.to(device) for outputs in store)
+def read_results(path: PathLike) -> pd.DataFrame:
+    """Read results; other columns than the schema's are an error."""
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except ValueError as error:
+        raise ValueError(f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}") from error
+    if list(table.columns) != SCHEMA:
+        raise ValueError(
+            f"results must have the columns {', '.join(SCHEMA)}; '{path}' has {', '.join(map(str, table.columns))}. "
+            "Make them with `sirc run` or `sirc evaluate`."
+        )
+    # Python's own float reads back every digit that was written; pandas' quick parser may not.
+    numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
+    return table.assign(seed=table["seed"].astype(int), **numbers)
+
+
+def _score(scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str) -> RunScores:
+    """Score all stores, each shard on the device in its turn."""
+
+    def shards(store: OutputStore) -> Iterator[Outputs]:
+        return (outputs.to(device) for outputs in store)
+
+    confidences, correct = score_labelled(scorer, "test", shards(test))
+    return RunScores(
+        _on_cpu(confidences), correct.cpu(), {name: _on_cpu(scorer(shards(store))) for name, store in ood.items()}
+    )
 
 
 def _on_cpu(confidences: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,9 +1,10 @@
-"""The confidences of a run, kept beside its results: what was scored is not scored again while nothing changed."""
+"""The score cache of a run: confidences kept beside its results, valid while outputs and scorer are the same."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -14,89 +15,84 @@ from torch import Tensor
 
 import sirc
 from sirc._utils.files import read_safetensors, write_safetensors
-from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.stamps import Stamp, digest
+from sirc.experiment.stage import Inputs, Stage, digest
 from sirc.outputs import OutputStore
 
-FILE: Final = "confidences.safetensors"
 _FORMAT: Final = "sirc.Confidences/1"
 _CORRECT: Final = "correct"
-_OF: Final = "confidence of "  # before a score's name: no score can be taken for `correct`
+_PREFIX: Final = "confidence of "  # so that no score is taken for `correct`
 
 
 @final
 @dataclass(frozen=True)
-class Confidences:
+class RunScores:
     """Confidences by score on the test images and on each OOD set, and which predictions are right."""
 
-    inside: dict[str, Tensor]
+    test: dict[str, Tensor]
     correct: Tensor
-    outside: dict[str, dict[str, Tensor]]
+    ood: dict[str, dict[str, Tensor]]
 
 
 @final
-class Kept:
-    """The confidences that a run's folder holds, if they follow from the scorer and the outputs that are there now."""
+class ScoreCache:
+    """The file of a run's confidences, and the stage that makes it."""
 
     def __init__(self, experiment: Experiment, run: Run) -> None:
         stores = {name: OutputStore(run.store(name)) for name in ("test", *experiment.data.ood)}
-        self.file: Path = run.folder / FILE
-        self.inputs: dict[str, object] = {
+        self.file: Path = run.folder / "confidences.safetensors"
+        self.inputs: Inputs = {
             "scorer": digest(run.scorer),
-            "stores": {name: [store.model, store.data, len(store), _content(store)] for name, store in stores.items()},
+            "stores": {name: [store.model, store.data, len(store), _digest(store)] for name, store in stores.items()},
             "sirc": sirc.__version__,
         }
+        self._folder = run.folder
         self._sizes = {name: len(store) for name, store in stores.items()}
-        self._stamp = Stamp(run.folder, "confidences", self.inputs)
 
-    def valid(self) -> bool:
-        """Whether they are there, whole, and follow from what is there."""
-        return self._stamp.valid()
-
-    def read(self) -> Confidences | None:
-        """Give them to the last bit, or nothing where they are not valid."""
-        if not self.valid():
+    def read(self) -> RunScores | None:
+        """Give the confidences to the last bit; None where the file is missing, damaged or of other inputs."""
+        if not self._stage().is_done():
             return None
-        try:
-            tensors, metadata = read_safetensors(self.file, verify=False)  # the stamp has compared all of it
-            scores: list[str] = json.loads(metadata["scores"])
-            sizes: dict[str, int] = json.loads(metadata["sizes"])
-            if metadata["format"] != _FORMAT or sizes != self._sizes:
-                return None
-            # By name: the sets may since stand in another order.
-            parts = {
-                score: dict(zip(sizes, torch.split(tensors[_OF + score], list(sizes.values())), strict=True))
-                for score in scores
+        tensors, metadata = read_safetensors(self.file, verify=False)  # the stage has compared all of it
+        if metadata["format"] != _FORMAT:
+            return None
+        sizes: dict[str, int] = json.loads(metadata["sizes"])
+        # By name: the sets may since stand in another order.
+        parts = {
+            score: dict(zip(sizes, torch.split(tensors[_PREFIX + score], list(sizes.values())), strict=True))
+            for score in json.loads(metadata["scores"])
+        }
+        by_set = {name: {score: values[name] for score, values in parts.items()} for name in self._sizes}
+        return RunScores(by_set.pop("test"), tensors[_CORRECT], by_set)
+
+    def write(self, scores: RunScores) -> None:
+        """Replace whatever is there."""
+        self._stage(scores).run()
+
+    def _stage(self, scores: RunScores | None = None) -> Stage:
+        def save() -> Iterable[Path]:
+            assert scores is not None
+            sets = [name for name in self._sizes if name != "test"]
+            tensors = {
+                _PREFIX + score: torch.cat([values, *(scores.ood[name][score] for name in sets)])
+                for score, values in scores.test.items()
             }
-            correct = tensors[_CORRECT]
-        except (StoreError, KeyError, ValueError, RuntimeError):
-            return None
-        by_set = {name: {score: found[name] for score, found in parts.items()} for name in self._sizes}
-        return Confidences(by_set.pop("test"), correct, by_set)
+            metadata = {
+                "format": _FORMAT,
+                "scores": json.dumps(list(scores.test)),
+                "sizes": json.dumps(self._sizes),
+            }
+            write_safetensors(self.file, {**tensors, _CORRECT: scores.correct}, metadata, overwrite=True)
+            return [self.file]
 
-    def write(self, found: Confidences) -> None:
-        """Keep them; what was there before is forgotten first."""
-        self._stamp.clear()
-        sets = [name for name in self._sizes if name != "test"]
-        tensors = {
-            _OF + score: torch.cat([values, *(found.outside[name][score] for name in sets)])
-            for score, values in found.inside.items()
-        }
-        metadata = {
-            "format": _FORMAT,
-            "scores": json.dumps(list(found.inside)),
-            "sizes": json.dumps(self._sizes),
-        }
-        write_safetensors(self.file, {**tensors, _CORRECT: found.correct}, metadata, overwrite=True)
-        self._stamp.write([self.file])
+        return Stage("confidences", self._folder, self.inputs, outputs=[self.file], run=save)
 
 
-def _content(store: OutputStore) -> str:
+def _digest(store: OutputStore) -> str:
     """A digest of a store's rows, from the checksums that its shards carry: quick, however many rows there are."""
     store.require_complete()
-    known = hashlib.sha256()
+    content = hashlib.sha256()
     for i in range(store.num_shards):
         with safe_open(store._file(i), framework="pt") as file:
-            known.update(str((file.metadata() or {}).get("sha256")).encode())
-    return known.hexdigest()[:32]
+            content.update(str((file.metadata() or {}).get("sha256")).encode())
+    return content.hexdigest()[:32]

@@ -1,9 +1,10 @@
-"""The stages of an experiment: train a network, extract its outputs, fit the scores; each picks up what is there."""
+"""The stages of a run: train a network, extract its outputs, fit the scores; each takes up what is there."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import torch
 from torch import nn
@@ -11,31 +12,142 @@ from torch import nn
 from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.choices import OnError
-from sirc._utils.files import atomic_write, read_metadata
-from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of, open_source, tested_with
+from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of
 from sirc.errors import ImageError, StoreError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.provenance import (
-    built,
-    check_outputs,
-    check_trained,
-    extract_stamp,
-    fit_inputs,
-    fit_note,
-    fit_stores,
-    fitted_from,
-    load_head,
-    network,
-    save_head,
-)
+from sirc.experiment.images import images_of
+from sirc.experiment.network import build, fingerprint_of, load_head, network, recipe_of, save_head
+from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import HeldSet, extract, known_weights, refuse_fatal
 from sirc.models import find_head
+from sirc.outputs import FILE as STORE_FILE
 from sirc.outputs import Head, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
 
-_HOLDOUT_SEED = 0  # one for all runs: which images validate is no matter of the network's seed
+_WEIGHTS = "weights"  # the input of extracted outputs that no setting is
+
+
+def train_stage(experiment: Experiment, run: Run) -> Stage:
+    """The training of a network; its stamp is the recipe that the weights carry."""
+    assert experiment.train is not None
+    settings = experiment.train.hyperparameters() | _prefixed("preprocess", asdict(experiment.preprocess))
+    recipe = recipe_of(run)
+    # Older recipes lack some keys, and no warm-up is not written down.
+    shared = settings.keys() & (recipe or {}).keys() | {"warmup"}
+    return Stage(
+        "train",
+        run.folder,
+        {key: json.dumps(value) for key, value in settings.items() if key in shared},
+        outputs=[run.weights],
+        recorded=lambda _: None if recipe is None else {key: recipe[key] for key in recipe if key in shared},
+    )
+
+
+def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> Stage:
+    """The outputs of a network, by the fingerprint of its weights, on one dataset."""
+    store = run.store(name)
+    model = asdict(experiment.model)
+    if model["stem"] == "own":  # outputs of versions without another stem do not mention it
+        del model["stem"]
+    source = {key: value for key, value in asdict(experiment.source(name)).items() if key != "group"}
+    extraction = {key: getattr(experiment.extract, key) for key in ("precision", "dtype", "shard_size")}
+    settings = _prefixed("model", model) | _prefixed("preprocess", asdict(experiment.preprocess))
+    settings |= _prefixed(f"data.{name}", source) | _prefixed("extract", extraction)
+    if name == "train":
+        settings |= {"fit.count": experiment.fit.count, "fit.seed": experiment.fit.seed}
+    if experiment.data.holdout and name in ("train", "validation"):
+        settings["data.holdout"] = experiment.data.holdout
+
+    def recorded(stamped: Inputs | None) -> Inputs | None:
+        try:
+            made_by = OutputStore(store).model
+        except StoreError:
+            made_by = weights
+        if stamped is not None:
+            return {**stamped, _WEIGHTS: made_by}
+        return None if made_by == weights else {_WEIGHTS: made_by}  # begun with other weights
+
+    return Stage(f"extract-{name}", run.folder, {**settings, _WEIGHTS: weights}, outputs=[store], recorded=recorded)
+
+
+def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
+    """The extraction of every dataset that a study needs."""
+    weights = fingerprint_of(experiment, run)
+    return {name: outputs_stage(experiment, run, name, weights) for name in experiment.stored}
+
+
+def fit_stage(experiment: Experiment, run: Run) -> Stage:
+    """The fit of an experiment's scores on stored outputs, which must be there."""
+    store = OutputStore(run.store("train"))
+    inputs: Inputs = {"specs": experiment.fit.specs, "crossfit": experiment.fit.crossfit}
+    inputs |= {"rows": len(store), "model": store.model, "data": store.data}
+    if experiment.tuned:
+        val = OutputStore(run.store("validation"))
+        source = json.dumps(asdict(experiment.source("validation")), sort_keys=True, default=str)
+        inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
+
+    def recorded(stamped: Inputs | None) -> Inputs | None:
+        if stamped is not None:
+            return stamped
+        try:
+            note: Inputs = json.loads(run.older_fit_note.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return note
+
+    return Stage("fit", run.folder, inputs, outputs=[run.scorer], recorded=recorded)
+
+
+def is_extracted(experiment: Experiment, run: Run) -> bool:
+    """Whether a run is trained and all its outputs are there: then its images are of no more use."""
+    if experiment.train is not None and not run.weights.exists():
+        return False
+    return all(stage.is_done() for stage in outputs_stages(experiment, run).values())
+
+
+def check_trained(experiment: Experiment, run: Run) -> None:
+    """Refuse weights that this experiment's recipe would not give."""
+    if experiment.train is None:
+        return
+    stage = train_stage(experiment, run)
+    if stage.inputs_before is not None and (changes := differences(stage.inputs_before, stage.inputs)):
+        raise StoreError(
+            f"'{run.weights}' was trained with other settings: {changes}. Use those, or train again: "
+            "`sirc train … --overwrite`."
+        )
+
+
+def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:
+    """Refuse stored outputs that this experiment's settings and this run's weights would not give."""
+    check_trained(experiment, run)
+    names = list(names)
+    for name in names:
+        if not (outputs_stage(experiment, run, name, "").is_stamped and (run.store(name) / STORE_FILE).is_file()):
+            raise FileNotFoundError(
+                f"there are no finished outputs at '{run.store(name)}'. Extract them first: "
+                f"`sirc extract … --only {name}`."
+            )
+    weights = fingerprint_of(experiment, run)
+    made_by: dict[object, object] = {}
+    for name in names:
+        store = run.store(name)
+        stage = outputs_stage(experiment, run, name, weights)
+        before = stage.inputs_before or {}
+        made_by[store] = before.get(_WEIGHTS)
+        if changes := differences(before, {**stage.inputs, _WEIGHTS: made_by[store]}):
+            raise StoreError(
+                f"'{store}' was extracted with other settings: {changes}. Use those, or extract again: "
+                f"`sirc extract … --only {name} --overwrite`."
+            )
+    made_by[run.head] = load_head(run.head)[1]
+    for path, model in made_by.items():
+        if model != weights:
+            raise StoreError(
+                f"'{path}' comes from other weights than '{run.weights}' has now. Extract again: "
+                "`sirc extract … --overwrite`."
+            )
 
 
 def train_run(
@@ -48,14 +160,16 @@ def train_run(
     holding: Holding | None = None,
 ) -> list[Epoch]:
     """Train the network of one seed; a finished run only returns its history. `holding` keeps images for other runs."""
+    from accelerate.utils import set_seed
+
     recipe = experiment.train
     if recipe is None:
         raise ValueError(
             f"an experiment must have a [train] table to be trained; `{experiment.name}` uses a pretrained model. "
             "Go on with `sirc extract`."
         )
-    _seed(run.seed)
-    model = built(experiment)
+    set_seed(run.seed)  # a model may draw its first weights from any generator
+    model = build(experiment)
     images = images_of(experiment, "train", augmented=True, holding=holding)
     tested = "validation" if experiment.data.validates else "test"
     validation = images_of(experiment, tested, augmented=True, holding=holding)
@@ -106,6 +220,10 @@ def extract_run(
             if head is None:
                 head = _head_of(model, images)
                 save_head(head, run.head, weights)
+            stage = outputs_stage(experiment, run, name, weights)
+            with distributed.failing_together():
+                if overwrite and distributed.is_main():
+                    stage.forget()
             stores[name] = extract(
                 model,
                 images if settings.cache == "none" else _on_device(experiment, name, images, device, progress, holding),
@@ -123,9 +241,8 @@ def extract_run(
                 name=f"{run.folder.name}, {name}",
             )
             with distributed.failing_together():
-                stamp = extract_stamp(experiment, run, name)
-                if distributed.is_main() and not stamp.valid():
-                    stamp.write([])
+                if distributed.is_main() and not stage.is_done():
+                    stage.record()
     return stores
 
 
@@ -142,92 +259,37 @@ def fit_run(
     Scores that can be tuned are, on the outputs of the validation images, where the experiment has some. A scorer that
     was fitted from the same outputs in the same way is only loaded.
     """
-    check_outputs(experiment, run, ["train", *(["validation"] if experiment.tuned else [])])
-    store, val = fit_stores(experiment, run)
-    head, _ = load_head(run.head)
-    asked = fit_inputs(experiment, store, val)
-    note = fit_note(run)
-    known = fitted_from(run)
-    if known is not None and not overwrite:
-        if words := differences(known, asked):
+    tuned = experiment.tuned
+    check_outputs(experiment, run, ["train", *(["validation"] if tuned else [])])
+    stage = fit_stage(experiment, run)
+    if stage.inputs_before is not None and run.scorer.exists() and not overwrite:
+        if changes := differences(stage.inputs_before, stage.inputs):
             raise FileExistsError(
-                f"'{run.scorer}' exists already and is another: {words}. Give the experiment another `name`, or pass "
+                f"'{run.scorer}' exists already and is another: {changes}. Give the experiment another `name`, or pass "
                 "`overwrite=True` (`--overwrite`) to fit again."
             )
         return Scorer.load(run.scorer)
     scorer = fit(
         experiment.fit.specs,
-        store,
-        head=head,
+        OutputStore(run.store("train")),
+        head=load_head(run.head)[0],
         crossfit=experiment.fit.crossfit,
-        val=val,
+        val=OutputStore(run.store("validation")) if tuned else None,
         device=device,
         distributed=True,
         progress=progress,
     )
     with distributed.failing_together():
         if distributed.is_main():
-            # The note goes first and comes last: killed in between, the scorer is seen to be unfinished.
-            note.unlink(missing_ok=True)
+            stage.forget()
+            run.older_fit_note.unlink(missing_ok=True)
             scorer.save(run.scorer, overwrite=True)
-            atomic_write(note, lambda file: file.write(json.dumps(asked, indent=1).encode()))
+            stage.record([run.scorer])
     return scorer
 
 
-def images_of(
-    experiment: Experiment, name: str, *, augmented: bool = False, holding: Holding | None = None
-) -> ImageSet:
-    """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
-
-    `data.holdout` images of each class are kept out of the training images, and are the validation images. The
-    training images that scores are fitted on may be a random subset, `fit.count` of them. Test and validation images
-    have the class numbers of the training images, also where they lack a class.
-    """
-    experiment.require([name])
-    source, count, holdout = experiment.source(name), experiment.fit.count, experiment.data.holdout
-    if holdout and name in ("train", "validation"):
-        rest, held_out = _open(experiment, "train", holding).held_out(holdout, seed=_HOLDOUT_SEED)
-        images = rest if name == "train" else held_out
-    else:
-        images = _open(experiment, name, holding)
-    images = images.named(name)
-    if not augmented:
-        images = images.with_transform(tested_with(source, experiment.preprocess))
-        if name == "train" and count is not None and count < len(images):
-            images = images.subset(count, seed=experiment.fit.seed)
-    if name in ("test", "validation") and source.benchmark is None and images.classes:
-        experiment.require(["train"])
-        images = images.numbered_by(_open(experiment, "train", holding).classes)
-    return images
-
-
-def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSet:
-    """A dataset without preprocessing, whole."""
-    source, root = experiment.source(name), experiment.root
-    ours = name in ("train", "test", "validation")
-    split = ("train" if name == "train" else "test") if ours else None
-
-    def opened() -> ImageSet:
-        images = open_source(source, root=root, split=split, preprocess=None, labelled=ours, name=name)
-        if not len(images):  # as a function may return
-            raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
-        return images
-
-    def one_by_one() -> ImageSet:
-        # One process goes first, as archives are unpacked when they are opened.
-        first: ImageSet | None = None
-        with distributed.failing_together():
-            if distributed.is_main():
-                first = opened()
-        with distributed.failing_together():
-            images = first or opened()
-            if holding is not None:
-                _ = images.whereabouts  # looks at every file; done now, the copies made of it need not
-        return images
-
-    if holding is None:
-        return one_by_one()
-    return holding.opened(repr((source, str(root), split, ours, name)), one_by_one)
+def _prefixed(table: str, settings: dict[str, object]) -> dict[str, object]:
+    return {f"{table}.{key}": value for key, value in settings.items()}
 
 
 def _on_device(
@@ -258,32 +320,25 @@ def _check_held_out(
     experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None, progress: Progress
 ) -> None:
     """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""
-    held = experiment.data.holdout
-    if not ({"train", "validation"} if held else {"train"}) & {*names}:
+    count = experiment.data.holdout
+    if not ({"train", "validation"} if count else {"train"}) & {*names}:
         return
     if experiment.train is None:
-        if held and "validation" in names and distributed.is_main():
+        if count and "validation" in names and distributed.is_main():
             progress.note(
-                f"note: the network was trained elsewhere, and must not have seen the {held} images "
+                f"note: the network was trained elsewhere, and must not have seen the {count} images "
                 "of each class that are held out: it is surer of images it has seen. If it has, give others in "
                 "`data.validation`, and drop `data.holdout`."
             )
         return
-    known = json.loads(read_metadata(run.weights).get("recipe", "{}")) if run.weights.exists() else {}
-    asked = images_of(experiment, "train", augmented=True, holding=holding).fingerprint
-    if known.get("training images") not in (None, json.dumps(asked)):
-        wanted = f"without the images that are held out, {held} of each class" if held else "on `data.train`"
+    trained_on = (recipe_of(run) or {}).get("training images")
+    images = images_of(experiment, "train", augmented=True, holding=holding)
+    if trained_on not in (None, json.dumps(images.fingerprint)):
+        wanted = f"without the images that are held out, {count} of each class" if count else "on `data.train`"
         raise StoreError(
             f"'{run.weights}' must be trained {wanted}; it was trained on other images. Use those, with the "
             "`data.holdout` of then, or train again: `sirc train … --overwrite`."
         )
-
-
-def _seed(seed: int) -> None:
-    """Seed all that a model may draw its first weights from."""
-    from accelerate.utils import set_seed
-
-    set_seed(seed)
 
 
 def _head_of(model: nn.Module, images: ImageSet) -> Head:

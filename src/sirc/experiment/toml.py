@@ -1,8 +1,9 @@
-"""TOML to frozen dataclasses and back: every mistake is told with its file, line, key, rule and way out."""
+"""TOML files: read into frozen dataclasses, extend one another, and are written back."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +12,22 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import tomli_w
+
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
 from sirc.errors import ConfigError
-from sirc.experiment.toml_text import NONE, dotted, dump, members, text_of
-
-__all__ = ["Document", "closest", "dotted", "dump", "read"]
 
 T = TypeVar("T")
 Keys = tuple[str | int, ...]  # an int is a place in a list
 
-_NAMES = {bool: ("true or false", "true or false"), int: ("a whole number", "whole numbers")}
-_NAMES |= {float: ("a number", "numbers"), str: ("a string", "strings"), object: ("any value", "values")}
+EXTENDS = "extends"
+NONE = "none"
+"""How None is written where leaving the key out would mean something else."""
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_KINDS = {bool: ("true or false", "true or false"), int: ("a whole number", "whole numbers")}
+_KINDS |= {float: ("a number", "numbers"), str: ("a string", "strings"), object: ("any value", "values")}
 
 
 def read(cls: type[T], path: PathLike, overrides: Iterable[str] = ()) -> T:
@@ -30,78 +35,144 @@ def read(cls: type[T], path: PathLike, overrides: Iterable[str] = ()) -> T:
     return Document.open(path, overrides).build(cls)
 
 
+def dump(instance: Any) -> str:
+    """Write a dataclass as TOML which `read` makes equal again."""
+    try:
+        text = tomli_w.dumps(_table(instance))
+        text.encode()
+    except TypeError as error:
+        raise ValueError(f"TOML cannot hold every value: {error}.") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"TOML text must be Unicode; got {error.object[error.start : error.end]!a}.") from error
+    return text
+
+
+def dotted(keys: Iterable[str | int]) -> str:
+    """Write a path as TOML does: `data.ood."my set".path`, `fit.specs[2]`."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{_quoted(key)}" for key in keys)
+    return text.removeprefix(".")
+
+
 class _Bad(Exception):  # noqa: N818 - never leaves this file
     """A value at `keys` breaks a rule."""
 
-    def __init__(self, keys: Keys, words: str) -> None:
-        super().__init__(words)
-        self.keys, self.words = keys, words
+    def __init__(self, keys: Keys, message: str) -> None:
+        super().__init__(message)
+        self.keys, self.message = keys, message
 
 
 @dataclass(frozen=True)
-class Document:
-    """A TOML file that was read, the overrides put over it, and where each key came from."""
+class _File:
+    """One TOML file: its text, which knows the lines, and the tree parsed from it."""
 
     path: Path
     text: str
     tree: dict[str, Any]
-    overrides: tuple[tuple[Keys, str], ...] = ()
 
     @classmethod
-    def open(cls, path: PathLike, overrides: Iterable[str] = ()) -> Document:
-        """Read the file; a `ConfigError` says why it cannot be read, or what is wrong with an override."""
-        path = Path(path)
+    def read(cls, path: Path) -> _File:
         text = _text(path)
         try:
-            tree = tomllib.loads(text)
+            return cls(path, text, tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            words, line = _syntax(str(error), text)
-            raise ConfigError(f"{path}:{line}: this is not TOML: {words}.") from error
+            message, line = _syntax(str(error), text)
+            raise ConfigError(f"{path}:{line}: this is not TOML: {message}.") from error
         except RecursionError:
             raise ConfigError(f"{path}: tables and lists must nest less deeply.") from None
-        if isinstance(overrides, str):
-            overrides = (overrides,)
-        return cls(path, text, tree, tuple(_override(tree, text) for text in overrides))
 
-    def build(self, cls: type[T]) -> T:
-        """Make the dataclass; a `ConfigError` names the place of what does not fit."""
-        try:
-            return cast(T, _dataclass(self.tree, cls, ()))
-        except _Bad as bad:
-            raise self.error(bad.keys, bad.words) from bad.__cause__
-
-    def error(self, keys: Keys, words: str) -> ConfigError:
-        """Say what is wrong with a key, and where it is."""
-        return ConfigError(f"{self.where(keys)}: {f'`{dotted(keys)}` ' if keys else ''}{words}")
-
-    def where(self, keys: Keys) -> str:
-        """Give the place of a key: `file:line`, the `--set` that set it, or the file where nothing did."""
-        names = tuple(key for key in keys if isinstance(key, str))
-        for given, text in reversed(self.overrides):
-            if given == names[: len(given)]:
-                return f"--set {text}"
-        while names:
-            if line := self._line(names):
-                return f"{self.path}:{line}"
-            for given, text in reversed(self.overrides):
-                if given[: len(names)] == names:
-                    return f"--set {text}"
-            names = names[:-1]
-        return str(self.path)
-
-    def _line(self, names: tuple[str, ...]) -> int | None:
+    def line(self, names: Sequence[str]) -> int | None:
         """Find the line where a key begins: tomllib keeps none, so ever longer beginnings of the file are parsed."""
         lines = self.text.split("\n")
-        whole = 0
+        parsed = 0
         for end in range(1, len(lines) + 1):
             try:
                 tree = tomllib.loads("\n".join(lines[:end]))
             except tomllib.TOMLDecodeError:
                 continue
             if _has(tree, names):
-                return whole + 1
-            whole = end
+                return parsed + 1
+            parsed = end
         return None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A TOML file, the files that it extends and the overrides put over them; it knows where each key came from."""
+
+    files: tuple[_File, ...]  # the file itself first, then what it extends
+    tree: dict[str, Any]
+    overrides: tuple[tuple[Keys, str], ...] = ()
+
+    @classmethod
+    def open(cls, path: PathLike, overrides: Iterable[str] = ()) -> Document:
+        """Read the file; a `ConfigError` says why it cannot be read, or what is wrong with an override."""
+        files = _with_bases(Path(path))
+        tree: dict[str, Any] = {}
+        for file in reversed(files):
+            tree = _merged(tree, file.tree)
+        tree.pop(EXTENDS, None)
+        if isinstance(overrides, str):
+            overrides = (overrides,)
+        return cls(files, tree, tuple(_override(tree, text) for text in overrides))
+
+    def build(self, cls: type[T]) -> T:
+        """Make the dataclass; a `ConfigError` names the place of what does not fit."""
+        try:
+            return cast(T, _dataclass(self.tree, cls, ()))
+        except _Bad as bad:
+            raise self.error(bad.keys, bad.message) from bad.__cause__
+
+    def error(self, keys: Keys, message: str) -> ConfigError:
+        """Say what is wrong with a key, and where it is."""
+        return ConfigError(f"{self.where(keys)}: {f'`{dotted(keys)}` ' if keys else ''}{message}")
+
+    def where(self, keys: Keys) -> str:
+        """Give the place of a key: `file:line`, the `--set` that set it, or the file where nothing did."""
+        names = tuple(key for key in keys if isinstance(key, str))
+        for path, text in reversed(self.overrides):
+            if path == names[: len(path)]:
+                return f"--set {text}"
+        while names:
+            for file in self.files:
+                if line := file.line(names):
+                    return f"{file.path}:{line}"
+            for path, text in reversed(self.overrides):
+                if path[: len(names)] == names:
+                    return f"--set {text}"
+            names = names[:-1]
+        return str(self.files[0].path)
+
+
+def _with_bases(path: Path) -> tuple[_File, ...]:
+    """Read a file, the one it extends, the one that this extends, and so on."""
+    files = [_File.read(path)]
+    while (base := files[-1].tree.get(EXTENDS)) is not None:
+        file = files[-1]
+        place = f"{file.path}:{file.line([EXTENDS])}: `{EXTENDS}`"
+        if not isinstance(base, str):
+            raise ConfigError(f"{place} must be the path of another TOML file, in quotes; got {_shown(base)}.")
+        other = file.path.parent / base
+        if other.resolve() in (known.path.resolve() for known in files):
+            chain = " → ".join(f"'{known.path}'" for known in files)
+            raise ConfigError(
+                f"{place} must not lead back to a file that is extended already; got {chain} → '{other}'."
+            )
+        try:
+            files.append(_File.read(other))
+        except ConfigError as error:
+            if other.is_file():
+                raise  # it is there, and the error names the place in it
+            raise ConfigError(f"{place} must name a TOML file, relative to this one; {error}") from error
+    return tuple(files)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Put one tree over another: tables merge key by key, anything else replaces."""
+    tree = {name: _merged(value, {}) if isinstance(value, dict) else value for name, value in base.items()}
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(tree.get(name), dict)
+        tree[name] = _merged(tree[name], value) if both else value
+    return tree
 
 
 def _text(path: Path) -> str:
@@ -119,12 +190,13 @@ def _text(path: Path) -> str:
         raise ConfigError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _syntax(message: str, text: str) -> tuple[str, int]:
-    words, _, place = message.rpartition(" (at ")
-    found = re.match(r"line (\d+), column (\d+)", place)
-    if found:
-        return f"{words[:1].lower()}{words[1:]}, at column {found[2]}", int(found[1])
-    return f"{words[:1].lower()}{words[1:]}, at the end of the file", max(text.rstrip("\n").count("\n") + 1, 1)
+def _syntax(error: str, text: str) -> tuple[str, int]:
+    """Split what tomllib says into the message and the line."""
+    message, _, place = error.rpartition(" (at ")
+    message = f"{message[:1].lower()}{message[1:]}"
+    if at := re.match(r"line (\d+), column (\d+)", place):
+        return f"{message}, at column {at[2]}", int(at[1])
+    return f"{message}, at the end of the file", max(text.rstrip("\n").count("\n") + 1, 1)
 
 
 def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
@@ -195,15 +267,15 @@ def _dataclass(value: Mapping[str, object], cls: type[Any], keys: Keys) -> objec
         return cls(**arguments)
     except ValueError as error:
         # A rule of the dataclass names its field first: "`lr` must be positive; got -1."
-        found = re.match(r"`([^`]+)`\s*", str(error))
-        names = _path(found[1]) if found else ()
-        if found and names and names[0] in fields:
-            raise _Bad((*keys, *names), str(error)[found.end() :]) from error
+        subject = re.match(r"`([^`]+)`\s*", str(error))
+        names = _path(subject[1]) if subject else ()
+        if subject and names and names[0] in fields:
+            raise _Bad((*keys, *names), str(error)[subject.end() :]) from error
         raise _Bad(keys, f"is refused: {error}" if keys else str(error)) from error
 
 
 def _convert(value: object, wanted: Any, keys: Keys) -> object:
-    kinds = members(wanted)
+    kinds = _members(wanted)
     if value == NONE and NoneType in kinds and str not in kinds:
         return None
     problem: _Bad | None = None
@@ -223,7 +295,7 @@ def _convert(value: object, wanted: Any, keys: Keys) -> object:
 
 
 def _fits(value: object, wanted: Any) -> bool:
-    """Whether a value is of the kind that a type holds, what is inside it apart."""
+    """Tell whether a value is of the kind that a type holds, whatever is inside it."""
     origin = get_origin(wanted)
     if origin is Literal:
         return any(value == choice and type(value) is type(choice) for choice in get_args(wanted))
@@ -253,11 +325,39 @@ def _convert_one(value: Any, wanted: Any, keys: Keys) -> object:
     return value
 
 
+def _members(wanted: Any) -> tuple[Any, ...]:
+    """Give the types of a union, or the one type."""
+    return get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+
+
+def _table(instance: Any) -> dict[str, object]:
+    """Give the fields of a dataclass as a table, without those that are None or empty by default."""
+    hints, table = get_type_hints(type(instance)), {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if value is None:
+            if default is None:
+                continue
+            if str in _members(hints[field.name]):
+                raise ValueError(f"`{field.name}` must not be None to be written; its default is {default!r}.")
+            value = NONE
+        if value == {} and default == {}:
+            continue
+        if isinstance(value, dict):
+            value = {name: _table(v) if dataclasses.is_dataclass(v) else v for name, v in value.items()}
+        table[field.name] = _table(value) if dataclasses.is_dataclass(value) else value
+    return table
+
+
+def _quoted(key: str) -> str:
+    return key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+
+
 def _shown(value: object) -> str:
-    """Write a value into a message; the command line can bring text that TOML cannot hold."""
-    try:
-        text = text_of(value)
-    except ValueError:
+    """Write a value into a message, shortened; JSON is close to TOML, and holds what the command line may bring."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
         text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
@@ -267,7 +367,7 @@ def _describe(wanted: Any, *, many: bool = False) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_describe(member) for member in arguments if member is not NoneType)
     if origin is Literal:
-        return " or ".join(text_of(choice) for choice in arguments)
+        return " or ".join(_shown(choice) for choice in arguments)
     if origin is tuple:
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}{_describe(arguments[0], many=True)}"
@@ -275,4 +375,4 @@ def _describe(wanted: Any, *, many: bool = False) -> str:
         return "a table"
     if dataclasses.is_dataclass(wanted):
         return f"a table with {', '.join(field.name for field in dataclasses.fields(wanted))}"
-    return _NAMES[wanted][many]
+    return _KINDS[wanted][many]

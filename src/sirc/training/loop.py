@@ -229,7 +229,7 @@ def learning_rate(recipe: Train, epoch: float) -> float:
 def _recipe(model: nn.Module, images: ImageSet, recipe: Train, preprocess: Preprocess, seed: int) -> dict[str, object]:
     """Everything that decides the weights."""
     return {
-        **recipe.decisive(),
+        **recipe.hyperparameters(),
         **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
         "seed": seed,
         "training images": images.with_transform(None).fingerprint,

@@ -85,7 +85,7 @@ class Train:
             raise ValueError(f"`warmup` must be between 0 and the {self.epochs} epochs; got {self.warmup}.")
         check_at_least("workers", self.workers, 0)
 
-    def decisive(self) -> dict[str, object]:
+    def hyperparameters(self) -> dict[str, object]:
         """Give the settings that decide the weights, flat and ready for JSON; a run is only resumed with the same.
 
         Not among them: what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`),

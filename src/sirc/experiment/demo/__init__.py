@@ -1,4 +1,4 @@
-"""The demo: two small networks on rendered letters, every score, six kinds of OOD input, and what they show."""
+"""The demo: two small networks on rendered letters, the paper's scores, six kinds of OOD input, and the findings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sirc._utils.files import PathLike, atomic_write
 from sirc.experiment.arrays import save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.experiment import Experiment
-from sirc.experiment.provenance import load_head
-from sirc.experiment.stamps import Stamp, digest
+from sirc.experiment.network import load_head
+from sirc.experiment.stage import Stage, digest
 from sirc.experiment.study import Study, run_study
-from sirc.outputs import Outputs, OutputStore
+from sirc.outputs import OutputStore
 from sirc.progress import SILENT, Progress
 
 __all__ = ["run_demo"]
@@ -27,9 +27,11 @@ _DRAWS = 300
 
 def demo_experiments(out: PathLike, overrides: Iterable[str] = ()) -> list[Experiment]:
     """Read the demo's experiments, their results to go to `out`."""
-    here = [file for file in files(__name__).iterdir() if file.name.endswith(".toml")]
     where = f"out={json.dumps(str(out))}"
-    return [Experiment.read(str(file), [where, *overrides]) for file in sorted(here, key=lambda file: file.name)]
+    return [
+        Experiment.read(str(files(__name__) / f"glyphs_{network}.toml"), [where, *overrides])
+        for network in ("densenet", "resnet")
+    ]
 
 
 def run_demo(
@@ -77,13 +79,14 @@ def _write_arrays(study: Study, experiment: Experiment) -> None:
     folder = study.folder / "arrays"
     stores = {name: OutputStore(run.store(name)) for name in ("train", "test", *experiment.data.ood)}
     inputs = {"stores": {name: [s.model, s.data, len(s)] for name, s in stores.items()}, "head": digest(run.head)}
-    stamp = Stamp(study.folder, "arrays", {**inputs, "sirc": sirc.__version__})
-    if not stamp.valid():
-        stamp.clear()
-        made = []
+
+    def write() -> Iterable[Path]:
         for name, store in stores.items():
-            outputs: Outputs = store.load()
-            made.append(folder / f"{name}.npz")
-            save_arrays(made[-1], outputs, head if name == "train" else None, overwrite=True)
-        stamp.write(made)
-    study.files += stamp.made
+            path = folder / f"{name}.npz"
+            save_arrays(path, store.load(), head if name == "train" else None, overwrite=True)
+            yield path
+
+    stage = Stage("arrays", study.folder, {**inputs, "sirc": sirc.__version__}, run=write)
+    if not stage.is_done():
+        stage.run()
+    study.files += stage.made

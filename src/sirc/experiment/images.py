@@ -1,0 +1,126 @@
+"""The images of an experiment: opening its datasets, and checking them before hours are spent on the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sirc._utils import distributed
+from sirc.data import Holding, ImageSet, open_source, tested_with
+from sirc.errors import ConfigError
+from sirc.experiment.experiment import Experiment
+from sirc.progress import Progress
+from sirc.training import refuse_labels
+
+_ID_SETS = ("train", "test", "validation")
+_HOLDOUT_SEED = 0  # one for all runs: the network's seed does not decide which images validate
+
+
+def images_of(
+    experiment: Experiment, name: str, *, augmented: bool = False, holding: Holding | None = None
+) -> ImageSet:
+    """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
+
+    `data.holdout` images of each class are kept out of the training images, and are the validation images. The
+    training images that scores are fitted on may be a random subset, `fit.count` of them. Test and validation images
+    have the class numbers of the training images, also where they lack a class.
+    """
+    experiment.require([name])
+    source, count, holdout = experiment.source(name), experiment.fit.count, experiment.data.holdout
+    if holdout and name in ("train", "validation"):
+        rest, held_out = _open(experiment, "train", holding).held_out(holdout, seed=_HOLDOUT_SEED)
+        images = rest if name == "train" else held_out
+    else:
+        images = _open(experiment, name, holding)
+    images = images.named(name)
+    if not augmented:
+        images = images.with_transform(tested_with(source, experiment.preprocess))
+        if name == "train" and count is not None and count < len(images):
+            images = images.subset(count, seed=experiment.fit.seed)
+    if name in ("test", "validation") and source.benchmark is None and images.classes:
+        experiment.require(["train"])
+        images = images.numbered_by(_open(experiment, "train", holding).classes)
+    return images
+
+
+def sample_images(experiment: Experiment) -> dict[str, ImageSet]:
+    """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing."""
+    return {name: _open_source(experiment, name) for name in ("test", *experiment.data.ood)}
+
+
+def needed_sets(experiment: Experiment) -> list[str]:
+    """The datasets that a study reads."""
+    validates = experiment.train is not None or experiment.tuned
+    return [name for name in experiment.names if name != "validation" or validates]
+
+
+def missing_sets(experiment: Experiment) -> str:
+    """Say which datasets have no files, the same in all processes; nothing where all have theirs."""
+    message = ""
+    try:
+        experiment.require(needed_sets(experiment))
+    except ConfigError as error:
+        message = str(error)
+    return next(filter(None, distributed.gather_texts(message)), "")
+
+
+def check_data(
+    experiment: Experiment, names: Iterable[str], *, trains: bool, holding: Holding, progress: Progress
+) -> None:
+    """Check datasets without decoding an image: each has some, and the network has an output for every label.
+
+    A network with outputs for more classes than it is trained on may be meant, so that is only noted.
+    """
+    outputs = experiment.model.num_classes
+    for name in names:
+        images = images_of(experiment, name, augmented=True, holding=holding)
+        if outputs is None or images.labels is None:
+            continue
+        why = f"`model.num_classes` of '{experiment.name}' is {outputs}"
+        refuse_labels(images, images.labels, outputs, why)
+        classes = len(images.classes) or len(np.unique(images.labels.numpy()))
+        if trains and name == "train" and classes < outputs and distributed.is_main():
+            progress.note(
+                f"note: '{experiment.name}' asks for {outputs} classes (`model.num_classes`), and its training images "
+                f"have {classes}: the other outputs learn to stay low. Unless that is meant, stop, and set "
+                f"`model.num_classes = {classes}`, or check that all class folders are in the training data."
+            )
+
+
+def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSet:
+    """Open a whole dataset without preprocessing, once for all runs that share `holding`."""
+
+    def opened() -> ImageSet:
+        images = _open_source(experiment, name)
+        if not len(images):  # as a function may return
+            raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
+        return images
+
+    def one_by_one() -> ImageSet:
+        # One process goes first, as archives are unpacked when they are opened.
+        first: ImageSet | None = None
+        with distributed.failing_together():
+            if distributed.is_main():
+                first = opened()
+        with distributed.failing_together():
+            images = first or opened()
+            if holding is not None:
+                _ = images.whereabouts  # looks at every file; done now, the copies made of it need not
+        return images
+
+    if holding is None:
+        return one_by_one()
+    return holding.opened(repr((experiment.source(name), str(experiment.root), name)), one_by_one)
+
+
+def _open_source(experiment: Experiment, name: str) -> ImageSet:
+    is_id = name in _ID_SETS
+    return open_source(
+        experiment.source(name),
+        root=experiment.root,
+        split=("train" if name == "train" else "test") if is_id else None,
+        preprocess=None,
+        labelled=is_id,
+        name=name,
+    )

@@ -1,0 +1,83 @@
+"""The network of a run: building it, its weights, their fingerprint, and its last layer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import nn
+
+from sirc import models
+from sirc._utils import distributed
+from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
+from sirc.errors import StoreError
+from sirc.experiment.experiment import Experiment, Run
+from sirc.outputs import Head
+
+_HEAD_FORMAT = "sirc.Head/1"
+_FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
+
+
+def build(experiment: Experiment) -> nn.Module:
+    """Build the network of an experiment with the weights that it starts from."""
+    config = experiment.model
+    return models.build(
+        config.name,
+        num_classes=config.num_classes,
+        pretrained=config.pretrained,
+        checkpoint=config.checkpoint,
+        stem=config.stem,
+        options=config.options,
+    )
+
+
+def network(experiment: Experiment, run: Run) -> nn.Module:
+    """Build the network of a run, with the weights that it was trained to or came with, in evaluation mode."""
+    model = build(experiment)
+    if experiment.train is not None:
+        if not run.weights.exists():
+            raise FileNotFoundError(
+                f"there are no trained weights at '{run.weights}'. Train them first: `sirc train … --seed {run.seed}`."
+            )
+        models.load_weights(model, run.weights)
+    return model.eval()
+
+
+def fingerprint_of(experiment: Experiment, run: Run) -> str:
+    """The fingerprint of a run's network; that of trained weights is computed once for each version of their file."""
+    if experiment.train is None or not run.weights.exists():
+        return models.fingerprint(network(experiment, run))
+    file = run.weights.stat()
+    settings = json.dumps(asdict(experiment.model), sort_keys=True, default=str)
+    key = (settings, str(run.weights.resolve()), file.st_ino, file.st_size, file.st_mtime_ns)
+    if key not in _FINGERPRINTS:
+        _FINGERPRINTS[key] = models.fingerprint(network(experiment, run))
+    return _FINGERPRINTS[key]
+
+
+def recipe_of(run: Run) -> dict[str, str] | None:
+    """The recipe that trained weights carry, each setting as JSON; None where there are no weights."""
+    if not run.weights.exists():
+        return None
+    recipe: dict[str, str] = json.loads(read_metadata(run.weights).get("recipe", "{}"))
+    return recipe
+
+
+def save_head(head: Head, path: Path, model: str) -> None:
+    """Write the last layer, with the fingerprint of the model it is from."""
+    with distributed.failing_together():
+        if distributed.is_main():
+            tensors = {"weight": head.weight} | ({} if head.bias is None else {"bias": head.bias})
+            metadata = {"format": _HEAD_FORMAT, "name": head.name, "model": model}
+            write_safetensors(path, tensors, metadata, overwrite=True)
+
+
+def load_head(path: Path) -> tuple[Head, str]:
+    """Read the last layer that `extract_run` left, and the fingerprint of its model."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no '{path}'. Extract the outputs first: `sirc extract …`.")
+    tensors, metadata = read_safetensors(path)
+    if metadata.get("format") != _HEAD_FORMAT:
+        raise StoreError(f"'{path}' does not hold a head. Extract the outputs again: `sirc extract …`.")
+    return Head(tensors["weight"], tensors.get("bias"), metadata["name"]), metadata["model"]

@@ -1,0 +1,92 @@
+"""A stage is done if its stamp has the inputs of now and its outputs are there; it is stale if it has others."""
+
+import json
+
+import pytest
+
+from sirc.experiment.stage import Stage
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A stage that writes its input into a file."""
+
+    def make(text="a", **options):
+        def write():
+            (tmp_path / "out.txt").write_text(text)
+            return [tmp_path / "out.txt"]
+
+        return Stage("copy", tmp_path, {"text": text, "pair": (1, 2)}, run=write, **options)
+
+    return make
+
+
+def test_a_stage_is_done_once(stage, tmp_path):
+    one = stage()
+    assert not one.is_done()
+    assert not one.is_stale()
+    assert (one.inputs_before, one.made) == (None, [])
+    one.run()
+    assert stage().is_done()
+    assert not stage().is_stale()
+    assert one.made == [tmp_path / "out.txt"]
+
+
+def test_other_inputs_make_it_stale(stage):
+    stage("a").run()
+    other = stage("b")
+    assert other.is_stale()
+    assert not other.is_done()
+    other.run()
+    assert stage("b").is_done()
+    assert stage("a").is_stale()
+
+
+def test_a_changed_or_lost_file_is_made_again(stage, tmp_path):
+    stage().run()
+    (tmp_path / "out.txt").write_text("changed")
+    assert not stage().is_done()
+    assert not stage().is_stale()
+    (tmp_path / "out.txt").unlink()
+    assert not stage().is_done()
+
+
+def test_a_stage_that_is_killed_halfway_is_not_done(stage, tmp_path):
+    stage().run()
+
+    def killed():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Stage("copy", tmp_path, stage().inputs, run=killed).run()
+    assert (tmp_path / "out.txt").exists()
+    assert not stage().is_done()
+
+
+def test_outputs_must_be_there_even_if_the_stamp_does_not_know_them(stage, tmp_path):
+    stage().run()
+    assert not stage(outputs=[tmp_path / "other"]).is_done()
+    (tmp_path / "other").touch()
+    assert stage(outputs=[tmp_path / "other"]).is_done()
+    (tmp_path / "store").mkdir()  # without anything in it
+    assert not stage(outputs=[tmp_path / "store"]).is_done()
+
+
+@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"inputs": 3, "made": {}}', '{"inputs": {}}'])
+def test_a_damaged_stamp_is_none(stage, tmp_path, stamp):
+    stage().run()
+    (tmp_path / ".made-from" / "copy.json").write_text(stamp)
+    assert not stage().is_stamped
+    assert not stage().is_done()
+    assert not stage().is_stale()
+
+
+def test_what_outputs_say_of_themselves_counts(stage, tmp_path):
+    def recorded(stamped):
+        return stamped or json.loads((tmp_path / "note.json").read_text())
+
+    (tmp_path / "note.json").write_text(json.dumps(stage().inputs))
+    assert stage(recorded=recorded).is_done()
+    assert stage("b", recorded=recorded).is_stale()
+    stage("b").run()
+    assert stage("b", recorded=recorded).is_done()
