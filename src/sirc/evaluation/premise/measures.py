@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sirc.evaluation.mixtures import MEAN, WRONG
 from sirc.metrics import Components, Estimate, FloatArray, Ranking, components, kendall, share, spearman
-from sirc.scores import combine
+from sirc.scores import functional
 
 STEPS = (2.0, 3.0, 4.0)  # k of a = μ − kσ
 SLOPES = (0.5, 1.0, 2.0)  # of b, in 1/σ
@@ -171,7 +171,7 @@ class Samples:
                 b = [slope * b for b in which.b]
 
                 def scored(values: Mapping[str, Tensor], a: list[float] = a, b: list[float] = b) -> Tensor:
-                    return combine.sirc(-values[which.s1], [values[name] for name in which.s2], a, b)
+                    return functional.sirc(-values[which.s1], [values[name] for name in which.s2], a, b)
 
                 inside, outside = scored(self.confidences), {key: scored(x) for key, x in self.ood.items()}
                 yield Variation(k, slope, *self._summary(inside, outside))

@@ -101,7 +101,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def _span(values: Sequence[float]) -> str:
-    return f"{100 * min(values):.1f} to {100 * max(values):.1f}%"
+    return f"{100 * min(values):.1f} to {100 * max(values):.1f}%" if values else "–"
 
 
 def _percent(value: float, digits: int = 1) -> str:
