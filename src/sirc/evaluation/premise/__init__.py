@@ -1,4 +1,4 @@
-"""check_assumptions: whether SIRC's premise holds for a model and an S2, and which spec to use."""
+"""Check of SIRC's premise for a model and its S2 scores, with a recommended spec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sirc.evaluation.premise.specs import (
     values,
     with_a_and_b,
 )
-from sirc.evaluation.premise.text import written
+from sirc.evaluation.premise.text import report_text
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
 
@@ -37,7 +37,7 @@ COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value
 @final
 @dataclass(frozen=True)
 class Assumptions:
-    """What a check found. `print` it: a report in words.
+    """The result of a check; `print` it for a report in words.
 
     The premise holds for an S2 if, with every S1 that it is combined with,
 
@@ -57,9 +57,9 @@ class Assumptions:
     """
 
     table: pd.DataFrame
-    """Tidy: score, s1, s2, of (which score the row is about), negative, metric, k, slope, value, low, high.
+    """Tidy: score, s1, s2, of (the score that the row is about), negative, metric, k, slope, value, low, high.
 
-    `metric` is `auroc`, `difference` (AUROC of SIRC less S1's), `spearman` (with S1), `kendall` (with S1), `below a`
+    `metric` is `auroc`, `difference` (SIRC's AUROC minus S1's), `spearman` (with S1), `kendall` (with S1), `below a`
     (share) or `aurr`; `negative` what it is about: `wrong`, an OOD set, `OOD mean`, all ID rows `id`, or `correct`.
     Rows of SIRC with a = μ − kσ and b = slope/σ have `k` and `slope`.
     """
@@ -68,7 +68,7 @@ class Assumptions:
     recommended: str
     """The spec to use."""
     reason: str
-    """Why this one."""
+    """Why it is recommended."""
     sizes: Mapping[str, int]
     """Samples: `correct`, `wrong`, and each OOD set."""
     level: float
@@ -76,7 +76,7 @@ class Assumptions:
     _pairs: tuple[Pair, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        return written(self._pairs, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
+        return report_text(self._pairs, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
 
     def to_dict(self) -> dict[str, object]:
         """Everything as JSON values; a number that does not exist is None."""

@@ -1,4 +1,4 @@
-"""The report of a check in words and aligned columns, for a terminal."""
+"""Text of a check for the terminal: sentences and aligned columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sirc.evaluation.premise.measures import HALF, Pair, Second
 from sirc.metrics import Estimate
 
 
-def written(
+def report_text(
     pairs: Sequence[Pair],
     verdicts: Mapping[str, str],
     recommended: tuple[str, str],
@@ -24,8 +24,8 @@ def written(
         f"OOD data: {ood or 'none'}. Intervals: {100 * level:g}%.",
     ]
     for s2, verdict in verdicts.items():
-        own = [pair for pair in pairs if pair.s2 == s2]
-        lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in _facts(own))]
+        facts = _facts([pair for pair in pairs if pair.s2 == s2])
+        lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in facts)]
     lines += ["", f"Recommended: {recommended[0]}", f"  {recommended[1]}"]
     return "\n".join(lines)
 
@@ -38,24 +38,24 @@ def _facts(pairs: Sequence[Pair]) -> Iterator[str]:
         yield "a and b are not known here: pass the scorer for the share of ID rows below a and the sensitivity to both"
     columns = [["with S1", *(pair.s1 for pair in pairs)]]
     if has_wrong:
-        columns.append(["ID✗|ID✓: S1", *(_percent(pair.auroc_s1[WRONG].value) for pair in pairs)])
+        columns.append(["ID✗|ID✓: S1", *(percent(pair.auroc_s1[WRONG].value) for pair in pairs)])
         columns.append(["SIRC − S1", *(_points(pair.difference[WRONG]) for pair in pairs)])
     columns.append(
         ["ρ(S1, S2)", *(", ".join(_number(second.correlation) for second in pair.seconds) for pair in pairs)]
     )
     # τ = 1 − 2·(share of pairs in the other order), where no two are equal.
-    columns.append(["ID pairs swapped", *(_percent((1 - pair.kendall) / 2) for pair in pairs)])
+    columns.append(["ID pairs swapped", *(percent((1 - pair.kendall) / 2) for pair in pairs)])
     if pairs[0].variations and has_wrong:
         columns.append(["a, b varied", *(_span([v.auroc[WRONG] for v in pair.variations]) for pair in pairs)])
     yield from _aligned(columns)
     if has_ood:
         columns = [["with S1", *(pair.s1 for pair in pairs)]]
-        columns.append(["OOD|ID✓: S1", *(_percent(pair.auroc_s1[MEAN].value) for pair in pairs)])
+        columns.append(["OOD|ID✓: S1", *(percent(pair.auroc_s1[MEAN].value) for pair in pairs)])
         columns.append(["SIRC − S1", *(_points(pair.difference[MEAN]) for pair in pairs)])
         if pairs[0].variations:
             columns.append(["a, b varied", *(_span([v.auroc[MEAN] for v in pair.variations]) for pair in pairs)])
-        columns.append(["AURR: S1", *(_percent(pair.aurr_s1) for pair in pairs)])
-        columns.append(["SIRC", *(_percent(pair.aurr) for pair in pairs)])
+        columns.append(["AURR: S1", *(percent(pair.aurr_s1) for pair in pairs)])
+        columns.append(["SIRC", *(percent(pair.aurr) for pair in pairs)])
         if pairs[0].variations:
             columns.append(["a, b varied", *(_span([v.aurr for v in pair.variations]) for pair in pairs)])
         yield f"{_added(pairs)}; mean over OOD sets, AURR at α = β = {HALF:g}:"
@@ -63,13 +63,13 @@ def _facts(pairs: Sequence[Pair]) -> Iterator[str]:
 
 
 def _added(pairs: Sequence[Pair]) -> str:
-    """What S2 does to the AUROC of OOD|ID✓ of each S1, where that is sure."""
+    """The sure effect of S2 on the AUROC of OOD|ID✓ of each S1."""
     kinds = {
         "adds to": [pair.s1 for pair in pairs if pair.difference[MEAN].low > 0],
         "takes from": [pair.s1 for pair in pairs if pair.difference[MEAN].high < 0],
     }
-    found = [f"surely {what} {', '.join(s1s)}" for what, s1s in kinds.items() if s1s]
-    return f"on this OOD data it {' and '.join(found) or 'surely adds to no S1, nor takes from any'}"
+    effects = [f"surely {effect} {', '.join(s1s)}" for effect, s1s in kinds.items() if s1s]
+    return f"on this OOD data it {' and '.join(effects) or 'surely adds to no S1, nor takes from any'}"
 
 
 def _of_second(second: Second) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _of_second(second: Second) -> Iterator[str]:
         yield f"AUROC of OOD|ID✓ of {second.name} alone, mean over sets, {_interval(second.auroc[MEAN])}"
     if "id" in second.below:
         text = f"ID rows below a: {_interval(second.below['id'], 2)}; expected: about 0.1 to 1%"
-        ood = [f"{name} {_percent(e.value)}" for name, e in second.below.items() if name != "id"]
+        ood = [f"{name} {percent(e.value)}" for name, e in second.below.items() if name != "id"]
         yield f"{text}. OOD rows: {', '.join(ood)}" if ood else text
 
 
@@ -91,7 +91,7 @@ def _aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _interval(estimate: Estimate, digits: int = 1) -> str:
     ends = f"{100 * estimate.low:.{digits}f} to {100 * estimate.high:.{digits}f}"
-    return _percent(estimate.value, digits) + ("" if math.isnan(estimate.low) else f" ({ends})")
+    return percent(estimate.value, digits) + ("" if math.isnan(estimate.low) else f" ({ends})")
 
 
 def _points(estimate: Estimate) -> str:
@@ -104,7 +104,8 @@ def _span(values: Sequence[float]) -> str:
     return f"{100 * min(values):.1f} to {100 * max(values):.1f}%" if values else "–"
 
 
-def _percent(value: float, digits: int = 1) -> str:
+def percent(value: float, digits: int = 1) -> str:
+    """A fraction in percent; a dash for NaN."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}%"
 
 
