@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -46,8 +45,7 @@ class Evaluator:
         self._features = features
         self._parameters = parameters
         self._compile = compile
-        if softmax is not None:
-            self.softmax = softmax
+        self._softmax = softmax
         columns = (logits, features, None if softmax is None else softmax.top)
         rows = next(column for column in columns if column is not None)
         self._num_rows, self._device = rows.shape[0], rows.device
@@ -55,11 +53,13 @@ class Evaluator:
         # Leaves that read the big arrays are computed now, together; the others when they are asked for.
         self._read_arrays([(leaf, quantity) for leaf, quantity in _leaf_quantities(specs) if _reads_arrays(leaf)])
 
-    @cached_property
+    @property
     def softmax(self) -> Softmax:
         """The summary of the one pass over the logits."""
-        assert self._logits is not None
-        return Softmax.of(self._logits, compile=self._compile)
+        if self._softmax is None:  # no `cached_property`: its lock, in Python 3.11, cannot be traced
+            assert self._logits is not None
+            self._softmax = Softmax.of(self._logits, compile=self._compile)
+        return self._softmax
 
     def value(self, spec: Spec) -> Tensor:
         """The plain value of a spec."""
