@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -364,6 +365,14 @@ def test_without_a_scorer_all_but_a_and_b_is_there(scorer, val, found):
     assert one(plain, score="sirc(msp, l1)", metric="difference").equals(
         one(found, score="sirc(msp, l1)", metric="difference")
     )
+
+
+def test_pairs_with_and_without_known_a_and_b_are_reported_together(val):
+    specs = ["msp", "margin", "l1", "sirc(msp, l1)", "sirc(margin, l1)"]
+    fitted = sirc.fit(specs, outputs(8000, seed=1), crossfit=0)
+    check = of_evaluation(sirc.evaluate(fitted, val), fitted)  # confidences of `margin` are not −log(S1max − S1)
+    assert {pair.s1: bool(pair.variations) for pair in check._pairs} == {"msp": True, "margin": False}
+    assert re.search(r"^ *margin .* –$", str(check), re.MULTILINE)
 
 
 def test_confidences_of_another_scorer_are_refused(scorer, val):

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import test_features
 import torch
 
 from sirc import functional
 from sirc.scores.formulas.softmax import Softmax
-from support import reference, reference_logits
+from support import reference, reference_features, reference_logits
 
 RNG = np.random.default_rng(0)
 V, Z = RNG.normal(size=(30, 6)) * 3, RNG.normal(size=(30, 9))
@@ -17,6 +16,9 @@ ROOT = RNG.normal(size=(9, 9))
 PRECISION = ROOT @ ROOT.T
 ORIGIN = RNG.normal(size=9)
 BASIS = np.linalg.qr(RNG.normal(size=(9, 4)))[0]
+WEIGHT, BIAS, MEAN = RNG.normal(size=(6, 9)), RNG.normal(size=6), RNG.normal(size=9) / 9
+ROOT = RNG.normal(size=(9, 9))
+TOTAL_PRECISION = ROOT @ ROOT.T
 
 CALLS = {
     "msp": lambda v, z: functional.msp(v),
@@ -42,6 +44,15 @@ CALLS = {
     "gen": lambda v, z: functional.gen(v, 0.2, 4),
     "additive": lambda v, z: functional.additive(functional.log_gap(v, "msp"), functional.l1(z), 4.0, 0.5, 0.3),
     "bayes": lambda v, z: functional.bayes(functional.log_gap(v, "msp"), -functional.l1(z), 0.7, 0.4),
+    "mahalanobis_pp": lambda v, z: functional.mahalanobis_pp(z, MEANS, PRECISION),
+    "relative_mahalanobis": lambda v, z: functional.relative_mahalanobis(z, MEANS, PRECISION, MEAN, TOTAL_PRECISION),
+    "react": lambda v, z: functional.react(z, WEIGHT, BIAS, 0.7),
+    "scale": lambda v, z: functional.scale(v, z, BIAS),
+    "ash": lambda v, z: functional.ash(z, WEIGHT, BIAS),
+    "nci": lambda v, z: functional.nci(v, z, WEIGHT, MEAN),
+    "fdbd": lambda v, z: functional.fdbd(v, z, WEIGHT, MEAN),
+    "cop": lambda v, z: functional.cop(z, MEAN, BASIS),
+    "nnguide": lambda v, z: functional.nnguide(v, z, BANK, WEIGHT, BIAS, k=3),
 }
 REFERENCES = {
     **{name: lambda v, z, name=name: getattr(reference, name)(v) for name in reference.LOGIT_SCORES},
@@ -65,11 +76,22 @@ REFERENCES = {
     "gen": lambda v, z: reference_logits.gen(v, 0.2, 4),
     "additive": lambda v, z: -np.log(1 - reference.msp(v) + 0.3 * np.exp(-0.5 * (reference.l1(z) - 4.0))),
     "bayes": lambda v, z: reference.bayes(1 - reference.msp(v), np.exp(-reference.l1(z)), 0.7, 0.4),
+    "mahalanobis_pp": lambda v, z: reference.mahalanobis(reference.unit(z), MEANS, PRECISION),
+    "relative_mahalanobis": lambda v, z: (
+        reference.mahalanobis(z, MEANS, PRECISION) - reference.mahalanobis(z, MEAN[None], TOTAL_PRECISION)
+    ),
+    "react": lambda v, z: reference_features.react(z, WEIGHT, BIAS, 0.7),
+    "scale": lambda v, z: reference_features.scale(v, z, BIAS),
+    "ash": lambda v, z: reference_features.ash(z, WEIGHT, BIAS),
+    "nci": lambda v, z: reference_features.nci(v, z, WEIGHT, MEAN),
+    "fdbd": lambda v, z: reference_features.fdbd(v, z, WEIGHT, MEAN),
+    "cop": lambda v, z: reference_features.cop(z, MEAN, BASIS @ BASIS.T),
+    "nnguide": lambda v, z: reference_features.nnguide(v, z, BANK, WEIGHT, BIAS, k=3),
 }
 
 
 def test_every_function_is_tried_here():
-    assert set(CALLS) | {"softmax"} | set(test_features.CALLS) == set(functional.__all__)
+    assert set(CALLS) | {"softmax"} == set(functional.__all__)
     assert set(CALLS) == set(REFERENCES)
 
 
@@ -137,6 +159,44 @@ def test_several_s2_take_a_number_each():
         (lambda: functional.sirc(np.zeros(3), np.zeros(4), 1.0, 1.0), "`log_gap` and each S2 must be 1-D"),
         (lambda: functional.sirc(np.zeros(3), [np.zeros(3)] * 2, [1.0], [1.0]), "one number for each S2"),
         (lambda: functional.sirc(np.zeros(3), np.zeros(3), 1.0, [1.0, 2.0]), "one number for each S2"),
+        (
+            lambda: functional.mahalanobis_pp(Z, MEANS[:, :4], PRECISION),
+            r"`means` must be \(K, L\) for features with L = 9",
+        ),
+        (
+            lambda: functional.relative_mahalanobis(Z, MEANS, PRECISION, MEAN[:4], TOTAL_PRECISION),
+            r"`mean` must be \(L,\) .* L = 9; got",
+        ),
+        (
+            lambda: functional.relative_mahalanobis(Z, MEANS, PRECISION, MEAN, TOTAL_PRECISION[:4]),
+            r"`total_precision` must be \(L, L\)",
+        ),
+        (
+            lambda: functional.relative_mahalanobis(Z, MEANS, PRECISION, MEAN, -TOTAL_PRECISION),
+            "`total_precision` must be positive semi",
+        ),
+        (lambda: functional.react(Z, WEIGHT[:, :4], BIAS, 1.0), r"`weight` must be \(K, L\) for features with L = 9"),
+        (lambda: functional.react(Z, WEIGHT, BIAS[:2], 1.0), "`bias` must have one value for each of the 6 rows"),
+        (lambda: functional.react(Z, WEIGHT, BIAS, [1.0, 2.0]), "`clip` must be one number"),
+        (lambda: functional.scale(V, Z[:4], BIAS), "`logits` and `features` must be of the same rows; got 30 and 4"),
+        (lambda: functional.scale(V, Z, BIAS[:2]), r"`bias` must be \(K,\) for logits with K = 6; got \(2,\)"),
+        (lambda: functional.scale(V, Z, BIAS, percentile=100), "`percentile` of `scale` must be a number from 0 to 99"),
+        (lambda: functional.ash(Z, WEIGHT, BIAS, percentile=-5), "`percentile` of `ash` must be a number from 0 to 99"),
+        (lambda: functional.nci(V, Z[:4], WEIGHT, MEAN), "`logits` and `features` must be of the same rows"),
+        (lambda: functional.nci(V, Z, WEIGHT[:1], MEAN), "`weight` must have a row for each logit, 6 of them; got 1"),
+        (lambda: functional.nci(V, Z, [*WEIGHT, WEIGHT[0]], MEAN), "a row for each logit, 6 .* got 7. Is it the head"),
+        (
+            lambda: functional.nci(functional.softmax(V), Z, WEIGHT[:1], MEAN),
+            r"each logit, more than \d of them; got 1",
+        ),
+        (lambda: functional.nnguide(V, Z, Z, WEIGHT[:5], k=1), "`weight` must have a row for each logit, 6 .* got 5"),
+        (lambda: functional.fdbd(V, Z, WEIGHT[:5], MEAN), "`weight` must have a row for each logit, 6 of them; got 5"),
+        (lambda: functional.fdbd(V, Z, WEIGHT, MEAN[:2]), r"`mean` must be \(L,\) for features with L = 9; got \(2,\)"),
+        (lambda: functional.cop(Z, MEAN, BASIS[:4]), r"`basis` must be \(L, L − D\) for features with L = 9"),
+        (lambda: functional.nnguide(V, Z, BANK[:2], WEIGHT, k=3), r"`bank` must hold at least k = 3 rows; got 2"),
+        (lambda: functional.nnguide(V, Z, BANK, WEIGHT, k=0), "`k` of `nnguide` must be a whole number of at least 1"),
+        (lambda: functional.nnguide(V[:3], Z, BANK, WEIGHT), "`logits` and `features` must be of the same rows"),
+        (lambda: functional.gen(functional.softmax(V)), "`gen` reads every logit, of which `softmax` keeps a summary"),
     ],
 )
 def test_bad_input_is_told_the_rule(call, words):

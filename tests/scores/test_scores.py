@@ -7,8 +7,8 @@ import torch
 import sirc
 from sirc import functional
 from sirc.scores import blocks, registry
-from sirc.scores import row_sums as _fused
-from sirc.scores import values as columns
+from sirc.scores import row_sums as row_sums_module
+from sirc.scores import values as values_module
 from sirc.scores.formulas import softmax as softmax_module
 from support import reference, reference_features, reference_logits
 
@@ -156,7 +156,7 @@ def test_half_precision_scores_as_the_same_values_in_float32(spec, dtype, fresh,
 def test_blocks_of_rows_do_not_show(spec, fresh, one, monkeypatch):
     outputs = sirc.Outputs(*fresh)
     whole = one(outputs)[spec]
-    monkeypatch.setitem(columns._BLOCK, "cpu", 8 * L * 7)
+    monkeypatch.setitem(values_module._BLOCK, "cpu", 8 * L * 7)
     monkeypatch.setattr(blocks, "_PRODUCT", 900)
     torch.testing.assert_close(one(outputs)[spec], whole, rtol=1e-12, atol=1e-12)
 
@@ -169,11 +169,11 @@ def test_scores_of_the_logits_leave_the_features_alone(fresh, monkeypatch):
     def asked(dtype):
         raise AssertionError(f"features of {dtype} were read")
 
-    monkeypatch.setattr(columns, "working_dtype", asked)
-    given = {name: {} for name in expected}
-    found = columns.Columns(outputs, [sirc.scores.parse(name) for name in expected], given)
-    for name, values in expected.items():
-        assert torch.equal(-found.log_gap(sirc.scores.parse(name)), values)
+    monkeypatch.setattr(values_module, "working_dtype", asked)
+    specs = [sirc.scores.parse(name) for name in expected]
+    evaluator = values_module.Evaluator(outputs.logits, outputs.features, specs, {})
+    for spec, values in zip(specs, expected.values(), strict=True):
+        assert torch.equal(-evaluator.log_gap(spec), values)
 
 
 @pytest.mark.parametrize("spec", EVERY)
@@ -247,7 +247,7 @@ def test_sixteen_specs_read_the_logits_once_and_project_once(data, monkeypatch):
 
         return wrapper
 
-    monkeypatch.setattr(softmax_module, "row_sums", counted("row_sums", _fused.row_sums))
+    monkeypatch.setattr(softmax_module, "row_sums", counted("row_sums", row_sums_module.row_sums))
     for name in LEAVES:
         score = registry.get(name)
         wrapped = registry.Score(**{**vars(score), "compute": counted(name, score.compute)})

@@ -16,7 +16,7 @@ from sirc._utils.checks import check_number
 from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
-from sirc.deploy.confidence_module import ConfidenceGraph, Kept, feature_terms
+from sirc.deploy.confidence_module import ConfidenceGraph, FixedDtypeModule
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.errors import NotFittedError
 from sirc.models import Tap, call_model, find_head, fingerprint, model_logits
@@ -257,7 +257,7 @@ class SelectiveClassifier(nn.Module):
         logits, features = self.outputs(images)
         with _precisely(logits.device):
             confidence, first, _ = self.graph.parts(logits, features)
-            terms = feature_terms(self.graph, logits, features)
+            terms = self.graph.ood_terms(logits, features)
         accepted = confidence >= self.limit.value
         if terms:
             names = list(terms)
@@ -306,7 +306,7 @@ class SelectiveClassifier(nn.Module):
         return f"{self.spec!r}, threshold={None if self.threshold is None else self.threshold.value}"
 
 
-class _Limit(Kept):
+class _Limit(FixedDtypeModule):
     """The threshold, in float64 wherever the model is."""
 
     value: Tensor

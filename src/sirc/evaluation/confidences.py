@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -71,8 +71,10 @@ def _scored(scorer: Scorer, test: Data, scores: Sequence[str] | None) -> tuple[d
     return score_labelled(scorer.only(wanted), "test", test)
 
 
-def score_labelled(scorer: Scorer, name: str, data: Data) -> tuple[dict[str, Tensor], Tensor]:
-    """Confidences on labelled ID data by each spec of a scorer, and which predictions are right."""
+def score_labelled(
+    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The columns that a scorer makes of labelled ID data, and which predictions are right."""
     parts, right = [], []
     for batch in [data] if isinstance(data, Outputs) else data:
         outputs = Outputs.of(batch)
@@ -82,7 +84,7 @@ def score_labelled(scorer: Scorer, name: str, data: Data) -> tuple[dict[str, Ten
         right.append(outputs.correct)
     if not parts:
         raise ValueError(f"`{name}` must hold at least one batch; got an empty iterable")
-    return {spec: torch.cat([part[spec] for part in parts]) for spec in scorer.specs}, torch.cat(right)
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, torch.cat(right)
 
 
 def _given(plain: Plain, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:

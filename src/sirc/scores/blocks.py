@@ -1,4 +1,4 @@
-"""For formulas that make a table of many columns for each row: rows in blocks, and constants that a graph keeps."""
+"""Helpers of formulas: blocks of rows, the type features are projected in, constants of a traced graph."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# Elements of one block: on a CPU what the cache holds with a few temporaries, elsewhere enough to fill the device.
+# Elements of one block: on a CPU the cache holds it with a few temporaries; elsewhere it fills the device.
 _BLOCK = {"cpu": 1 << 17}
 _BLOCK_ELSEWHERE = 1 << 24
-# Where the table is a product of matrices, which is faster the larger it is.
+# The same where the block is a product of matrices, which is faster the larger it is.
 _PRODUCT = 1 << 25
 
 
 def row_blocks(logits: Tensor) -> Iterator[slice]:
-    """The rows of (n, K) logits in turn; one empty block where there are none."""
+    """Slices over the rows of (n, K) logits; one empty slice if there are none."""
     return _slices(len(logits), _BLOCK.get(logits.device.type, _BLOCK_ELSEWHERE) // logits.shape[1])
 
 
 def by_rows(formula: Callable[..., Tensor], *columns: Tensor, product: int | None = None) -> Tensor:
-    """`formula(*columns)` of blocks of rows, put together along the last dimension, which is that of rows.
+    """`formula(*columns)` on blocks of rows, joined along the last dimension, which is that of rows.
 
-    What it makes is as wide as the first column, or is a product of matrices with `product` columns.
+    The formula's temporaries are as wide as the first column, or a product of matrices with `product` columns.
     """
-    if torch.compiler.is_compiling():  # batches of deployment, in a graph that is not for one batch size
+    if torch.compiler.is_compiling():  # the graph of a deployed score is for batches of any size
         return formula(*columns)
     first = columns[0]
     blocks = list(row_blocks(first) if product is None else _slices(len(first), _PRODUCT // product))
@@ -40,7 +40,12 @@ def _slices(n: int, rows: int) -> Iterator[slice]:
 
 
 def constant(value: float, like: Tensor) -> Tensor | float:
-    """A number for float64 formulas; a tensor while tracing, as the ONNX exporter rounds plain numbers to float32."""
+    """A number in a float64 formula: a tensor while tracing, as the ONNX exporter rounds plain numbers to float32."""
     if torch.compiler.is_compiling():
         return like.new_tensor(value, dtype=torch.float64)
     return value
+
+
+def working_dtype(features: torch.dtype) -> torch.dtype:
+    """The type features are projected in: float64 stays, all others become float32."""
+    return torch.float64 if features == torch.float64 else torch.float32

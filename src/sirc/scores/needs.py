@@ -1,4 +1,4 @@
-"""What specs ask of the data: features, training rows and their labels, the head, validation rows, a fit network."""
+"""Needs of specs: features, training rows and labels, the head, validation rows, a suitable network."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from sirc.scores.scorer import learns
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import needed_leaves
 
-_SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network is not one that ends in a ReLU, or nearly so
+_SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network does not end in a ReLU or the like
 
 
 @final
 @dataclass(frozen=True)
 class Needs:
-    """What must be there for some specs to be fitted and computed, and what they take where it is there."""
+    """The data that some specs need to be fitted and computed, and data that they use if there is any."""
 
     features: bool
     train: bool
     labels: bool
-    """Of the training rows."""
+    """Labels of the training rows."""
     head: bool
     val: bool
-    """Labelled ID validation rows, without which there is no fit."""
+    """Labelled ID validation rows, without which they cannot be fitted."""
     tuned: bool
-    """Whether they are tuned on such rows where there are any."""
+    """Whether they are tuned on such rows if there are any."""
 
     @classmethod
     def of(cls, specs: Iterable[str | Spec]) -> Needs:
-        """Of all these specs together."""
+        """The needs of all these specs together."""
         parsed = [parse(spec) if isinstance(spec, str) else spec for spec in specs]
         leaves = needed_leaves(parsed)
         scores = [registry.get(leaf.name) for leaf in leaves]
         parts = [part for spec in parsed for part in spec.walk()]
         required = any(part.tunes for part in parts)
-        # An option that is given, were it the default, is not tuned.
+        # An option given in the spec is not tuned, even if it is the default.
         chosen = any(registry.get(leaf.name).tune is not None and not leaf.options for leaf in leaves)
         return cls(
             features=any("features" in score.needs for score in scores),
@@ -54,11 +54,11 @@ class Needs:
         )
 
 
-def tell_unfit(specs: Iterable[str], outputs: Outputs, progress: Progress) -> None:
-    """Note which scores are not meant for networks with signed features, if these rows have signed features.
+def warn_unsuited(specs: Iterable[str], outputs: Outputs, progress: Progress) -> None:
+    """Note which scores do not suit this network: those `unsuited_for` signed features, if these rows have such.
 
-    Signed: more than a tenth of ‖z‖₁ is of negative features, which about half is after a LayerNorm, and none after a
-    ReLU. The scores are computed all the same.
+    Features are signed if more than a tenth of ‖z‖₁ is negative: about half is after a LayerNorm, none after a ReLU.
+    The scores are computed all the same.
     """
     leaves = [leaf for leaf in needed_leaves([parse(text) for text in specs]) if registry.get(leaf.name).unsuited_for]
     if not leaves or outputs.features is None:

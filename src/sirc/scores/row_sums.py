@@ -1,4 +1,4 @@
-"""The one pass over the logits: per-row sums, blocked to stay in a CPU's cache, or in one kernel of a GPU."""
+"""The one pass over the logits: per-row sums, in blocks that fit a CPU's cache or in one GPU kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("sirc")
 _BLOCK = {"cpu": 1 << 19}
 _BLOCK_ELSEWHERE = 1 << 25
 _LARGE = 1 << 24
-_WIDEST = 1 << 15  # the most classes whose row the kernel holds in registers
+_WIDEST = 1 << 15  # classes: a wider row does not fit the kernel's registers
 
 RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _compiled: Callable[[Tensor], RowSums] | None = None
@@ -23,14 +23,11 @@ _broken: set[str] = set()
 
 def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
     """Prediction, v₁, v₂, t, w, q and ‖π − 1/K‖₁ of each row (see `softmax.py`), float64 but the first."""
+    if torch.compiler.is_compiling():
+        return _sums(logits)
     kind = logits.device.type
-    if (
-        compile is None
-        and kind == "cuda"
-        and "kernel" not in _broken
-        and len(logits)
-        and 1 < logits.shape[1] <= _WIDEST
-    ):
+    fits = len(logits) and 1 < logits.shape[1] <= _WIDEST
+    if compile is None and kind == "cuda" and "kernel" not in _broken and fits:
         try:
             return _kernel_sums(logits)
         except torch.OutOfMemoryError:
@@ -45,7 +42,7 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
             return _compiled_sums(logits)
         except torch.OutOfMemoryError:
             _log.debug("out of memory in the compiled pass on %s, running eagerly in blocks", kind)
-        except Exception as error:  # whatever the toolchain lacks, the eager pass gives the same numbers
+        except Exception as error:  # the eager pass gives the same numbers, whatever the toolchain lacks
             _broken.add(kind)
             _log.debug("torch.compile is not usable on %s, running eagerly: %s", kind, error)
     return _blocked_sums(logits)
@@ -87,7 +84,7 @@ def _blocked_sums(logits: Tensor) -> RowSums:
 
 
 def _sums(logits: Tensor) -> RowSums:
-    """The same in one expression, for the compiler to fuse."""
+    """The same in one expression, for a compiler to fuse or a graph to hold."""
     x = logits.double()
     k = x.shape[-1]
     column = torch.arange(k, device=x.device)
@@ -105,13 +102,13 @@ def _sums(logits: Tensor) -> RowSums:
 
 
 def _share(top: Tensor, second: Tensor, t: Tensor) -> Tensor:
-    """What turns f_k into π_k."""
+    """The factor that turns f_k into π_k."""
     shrink = torch.exp(second - top)
     return shrink / (1 + t * shrink)
 
 
 def _deviation(others: Tensor, top: Tensor, second: Tensor, t: Tensor, k: int) -> Tensor:
-    """‖π − 1/K‖₁ from a sum in which the winner stood as 0 and so counted 1/K."""
+    """‖π − 1/K‖₁, from a sum in which the winner's f was 0 and so added 1/K."""
     winner = 1 / (1 + t * torch.exp(second - top))
     return others + (winner[:, 0] - 2 / k)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -16,9 +16,10 @@ from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
+from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting.row_marks import met, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
-from sirc.scores.values import Columns, needed_leaves, option_of, working_dtype
+from sirc.scores.values import Evaluator, needed_leaves, option_of, reads_features
 
 _FORMAT = "sirc-scorer"
 _VERSION = 1
@@ -28,15 +29,15 @@ class Confidences(dict[str, Tensor]):
     """Confidences by spec, under the text each was asked with; another spelling of the same spec finds it too."""
 
     def __missing__(self, text: str) -> Tensor:
-        wanted = str(parse(text))
-        for known, value in self.items():
-            if str(parse(known)) == wanted:
+        canonical = str(parse(text))
+        for scored, value in self.items():
+            if str(parse(scored)) == canonical:
                 return value
         raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
 
     def __contains__(self, text: object) -> bool:
         return super().__contains__(text) or (
-            isinstance(text, str) and any(str(parse(known)) == str(parse(text)) for known in self)
+            isinstance(text, str) and any(str(parse(scored)) == str(parse(text)) for scored in self)
         )
 
 
@@ -66,7 +67,7 @@ class Scorer:
         self.num_classes = num_classes
         self.num_features = num_features
         self.fitted_on = fitted_on
-        """Marks of a sample of the rows that it was fitted on, if it learnt from any."""
+        """Marks of a sample of the rows that it was fitted on; None if it learnt from none."""
         self.fitted_rows = fitted_rows
         self._parsed = {text: parse(text) for text in self.specs}
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
@@ -79,43 +80,58 @@ class Scorer:
 
         Takes `Outputs`, an `OutputStore`, or an iterable of batches. `compile` is passed to the pass over the logits.
         """
-        self._check_fitted()
+        return Confidences(
+            self.compute(
+                outputs,
+                lambda evaluator: {text: evaluator.confidence(spec) for text, spec in self._parsed.items()},
+                compile=compile,
+            )
+        )
+
+    def compute(
+        self,
+        outputs: Outputs | Iterable[object],
+        formula: Callable[[Evaluator], Mapping[str, Tensor]],
+        *,
+        compile: bool | None = None,
+    ) -> dict[str, Tensor]:
+        """The columns that `formula` makes with the evaluator of each batch, joined over all batches."""
+        self.check_fitted()
         if isinstance(outputs, Outputs):
-            return self._score(outputs, compile)
+            return self._compute(outputs, formula, compile)
         if not isinstance(outputs, Iterable):
             raise ValueError(
                 "`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
                 f"{type(outputs).__name__}"
             )
-        parts = [self._score(Outputs.of(batch), compile) for batch in outputs]
-        if not parts:
+        batches = [self._compute(Outputs.of(batch), formula, compile) for batch in outputs]
+        if not batches:
             raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
-        return Confidences({text: torch.cat([part[text] for part in parts]) for text in self.specs})
+        return {name: torch.cat([columns[name] for columns in batches]) for name in batches[0]}
 
     @exact
-    def _score(self, outputs: Outputs, compile: bool | None) -> Confidences:
-        columns = self._columns(outputs, compile)
-        return Confidences({text: columns.confidence(spec) for text, spec in self._parsed.items()})
+    def _compute(
+        self, outputs: Outputs, formula: Callable[[Evaluator], Mapping[str, Tensor]], compile: bool | None
+    ) -> dict[str, Tensor]:
+        return dict(formula(self.evaluator(outputs, compile)))
 
-    def _columns(self, outputs: Outputs, compile: bool | None = None) -> Columns:
-        """The values of all leaves on these rows."""
+    def evaluator(self, outputs: Outputs, compile: bool | None = None) -> Evaluator:
+        """The evaluator of this scorer's specs on one batch."""
         self._check_outputs(outputs)
         dtype = torch.float64 if outputs.features is None else working_dtype(outputs.features.dtype)
-        return Columns(outputs, self._parsed.values(), self._parameters_as(outputs.device, dtype), compile=compile)
+        if (outputs.device, dtype) not in self._cast:
+            self._cast[outputs.device, dtype] = cast_parameters(self.parameters, outputs.device, dtype)
+        parameters = self._cast[outputs.device, dtype]
+        return Evaluator(outputs.logits, outputs.features, self._parsed.values(), parameters, compile=compile)
 
     def _uniform_log_gap(self, leaf: Spec) -> float:
         """log(S1max − S1) of a leaf where all classes are equally likely."""
         assert self.num_classes is not None
         zeros = torch.zeros(1, self.num_classes, dtype=torch.float64, device="cpu")
-        return float(Columns(Outputs(zeros), [], self.parameters).log_gap(leaf))
+        return float(Evaluator(zeros, None, [], self.parameters).log_gap(leaf))
 
-    def _parameters_as(self, device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-        """The parameters of leaves where and as the features are; a, b and c stay as they are."""
-        if (device, dtype) not in self._cast:
-            self._cast[device, dtype] = cast_parameters(self.parameters, device, dtype)
-        return self._cast[device, dtype]
-
-    def _check_fitted(self) -> None:
+    def check_fitted(self) -> None:
+        """Raise unless all specs have the parameters that they learn from data."""
         for text, spec in self._parsed.items():
             for part in (*needed_leaves([spec]), *spec.walk()):
                 if needs_fit(part) and str(part) not in self.parameters:
@@ -125,32 +141,32 @@ class Scorer:
                     )
                 if not part.is_leaf:
                     continue
-                wanted = set(registry.get(part.name).parameters)
-                found = {name for name in self.parameters.get(str(part), {}) if not option_of(part, name)}
-                if found != wanted:
+                expected = set(registry.get(part.name).parameters)
+                fitted = {name for name in self.parameters.get(str(part), {}) if not option_of(part, name)}
+                if fitted != expected:
                     raise ValueError(
-                        f"the parameters of `{part}` must be {', '.join(sorted(wanted)) or 'none'}; got "
-                        f"{', '.join(sorted(found)) or 'none'}. Make the scorer with `sirc.fit`"
+                        f"the parameters of `{part}` must be {', '.join(sorted(expected)) or 'none'}; got "
+                        f"{', '.join(sorted(fitted)) or 'none'}. Make the scorer with `sirc.fit`"
                     )
 
     def _check_outputs(self, outputs: Outputs) -> None:
         if outputs.device.type == "mps":
-            raise ValueError('scores are computed in float64, which this device has not: pass `outputs.to("cpu")`')
+            raise ValueError('scores are computed in float64, which this device lacks: pass `outputs.to("cpu")`')
         check_features(self._parsed.values(), outputs)
-        for what, mine, theirs in (
+        for kind, fitted, got in (
             ("logits", self.num_classes, outputs.num_classes),
             ("features", self.num_features, outputs.num_features),
         ):
-            if mine is not None and theirs is not None and mine != theirs:
+            if fitted is not None and got is not None and fitted != got:
                 raise ValueError(
-                    f"this scorer was fitted on outputs with {mine} {what}; got {theirs}. Are they from the same model?"
+                    f"this scorer was fitted on outputs with {fitted} {kind}; got {got}. Are they from the same model?"
                 )
 
     def only(self, specs: str | Sequence[str]) -> Scorer:
         """The same fit, for some of the specs."""
         wanted = check_specs(specs)
-        known = {str(spec) for spec in self._parsed.values()}
-        if unknown := [text for text in wanted if str(parse(text)) not in known]:
+        canonical = {str(spec) for spec in self._parsed.values()}
+        if unknown := [text for text in wanted if str(parse(text)) not in canonical]:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
@@ -167,23 +183,23 @@ class Scorer:
         )
 
     def seen(self, outputs: Outputs | Iterable[object]) -> float:
-        """About which share of these rows were among those it was fitted on; 0 for a scorer that learnt from none.
+        """The estimated share of these rows that the scorer was fitted on; 0 for a scorer that learnt from none.
 
         It compares the logits, up to rounding, with a sample of up to 4096 fitting rows. Rows in half precision are
-        recognised if they were fitted on as they are.
+        recognised if the scorer was fitted on them in half precision.
         """
         if self.fitted_on is None or not len(self.fitted_on):
             return 0.0
         batches = [outputs] if isinstance(outputs, Outputs) else outputs
-        found = torch.cat([row_marks(Outputs.of(batch).logits).cpu() for batch in batches])
-        # Each row of the sample that is met stands for as many fitting rows as it was drawn from.
-        share = float(met(self.fitted_on.cpu(), found).double().mean())
-        return min(1.0, share * self.fitted_rows / max(1, len(found)))
+        marks = torch.cat([row_marks(Outputs.of(batch).logits).cpu() for batch in batches])
+        # The share of the sample that is among these rows estimates the share of all fitting rows.
+        share = float(met(self.fitted_on.cpu(), marks).double().mean())
+        return min(1.0, share * self.fitted_rows / max(1, len(marks)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
         tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
-        about = {
+        header = {
             "format": _FORMAT,
             "version": _VERSION,
             "specs": list(self.specs),
@@ -193,33 +209,33 @@ class Scorer:
         }
         if self.fitted_on is not None:
             tensors["fitted_on"] = self.fitted_on
-        # safetensors wants at least one tensor; an unfitted scorer has none of its own.
+        # safetensors wants at least one tensor, and an unfitted scorer has none.
         tensors["version"] = torch.tensor([_VERSION], device="cpu")
-        write_safetensors(Path(path), tensors, {"sirc": json.dumps(about)}, overwrite=overwrite)
+        write_safetensors(Path(path), tensors, {"sirc": json.dumps(header)}, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> Scorer:
         """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
         tensors, metadata = read_safetensors(Path(path))
         try:
-            about = json.loads(metadata.get("sirc", "{}"))
+            header = json.loads(metadata.get("sirc", "{}"))
         except json.JSONDecodeError:
-            about = {}
-        if not isinstance(about, dict) or about.get("format") != _FORMAT:
+            header = {}
+        if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise StoreError(f"{path} is not a saved scorer: write one with `scorer.save(path)`")
-        if about["version"] != _VERSION:
+        if header["version"] != _VERSION:
             raise StoreError(
-                f"{path} has scorer format {about['version']} and this version of sirc reads {_VERSION}: "
+                f"{path} has scorer format {header['version']} and this version of sirc reads {_VERSION}: "
                 "use the version that wrote it, or fit again"
             )
         try:
             return cls(
-                about["specs"],
+                header["specs"],
                 parameters_in(tensors),
-                num_classes=about["num_classes"],
-                num_features=about["num_features"],
+                num_classes=header["num_classes"],
+                num_features=header["num_features"],
                 fitted_on=tensors.get("fitted_on"),
-                fitted_rows=about.get("fitted_rows", 0),
+                fitted_rows=header.get("fitted_rows", 0),
             )
         except ValueError as error:
             raise StoreError(
@@ -251,14 +267,14 @@ def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def needs_fit(spec: Spec) -> bool:
-    """Whether a spec itself, apart from what is inside it, has parameters from training data."""
+    """Whether a spec itself, not only a spec inside it, has parameters from training data."""
     if spec.is_leaf:
         return registry.get(spec.name).solve is not None
     return is_vim(spec) or spec.finds_spread
 
 
 def learns(specs: Iterable[Spec]) -> bool:
-    """Whether any of these specs has something from training data in it."""
+    """Whether anything inside these specs is learnt from training data."""
     return any(needs_fit(part) for spec in specs for part in (*needed_leaves([spec]), *spec.walk()))
 
 
@@ -268,20 +284,18 @@ def needs_head(specs: Iterable[Spec]) -> bool:
 
 
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
-    """Features must be there for the scores that look at them."""
-    if outputs.features is None:
-        wanting = [str(leaf) for leaf in needed_leaves(specs) if "features" in registry.get(leaf.name).needs]
-        if wanting:
-            raise ValueError(
-                f"features are needed for {', '.join(f'`{name}`' for name in wanting)}; these outputs have none. "
-                "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
-            )
+    """Require features if some scores read them."""
+    if outputs.features is None and (reading := reads_features(specs)):
+        raise ValueError(
+            f"features are needed for {', '.join(f'`{leaf}`' for leaf in reading)}; these outputs have none. "
+            "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
+        )
 
 
 def cast_parameters(
     parameters: Mapping[str, Mapping[str, Tensor]], device: torch.device, dtype: torch.dtype
 ) -> dict[str, dict[str, Tensor]]:
-    """Parameters of leaves on the features' device and in their working type; numbers, such as a and b, as they are."""
+    """Move the parameters of leaves to the features' device and working type; numbers such as a and b stay."""
 
     def cast(spec: Spec, name: str, value: Tensor) -> Tensor:
         return value.to(device, dtype) if spec.is_leaf and not option_of(spec, name) else value

@@ -1,197 +1,230 @@
-"""Values of many scores on one dataset: the logits read once, the features cast and projected once."""
+"""The evaluator of specs: values, confidences and parts of any spec on one batch of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from sirc.outputs import Outputs
 from sirc.scores import combine, registry
-from sirc.scores.formulas.softmax import Softmax
-from sirc.scores.registry import Score
+from sirc.scores.blocks import working_dtype
+from sirc.scores.formulas.softmax import Softmax, softplus
 from sirc.scores.spec import Spec
 
-# Bytes of one block of features, so that what a score makes of it stays small whatever the number of rows.
+# Bytes of one block of features: what a score makes of a block stays small, however many rows there are.
 _BLOCK = {"cpu": 1 << 25}
 _BLOCK_ELSEWHERE = 1 << 29
-BOUNDED = "_bounded"
-"""Ends the name under which an option is kept that was tuned for a score as the S1 of a combination."""
+_BOUNDED = "_bounded"  # ends the name of an option that was tuned for a score as the S1 of a combination
+
+Quantity: TypeAlias = Literal["plain", "plain as S1", "log gap"]
+"""What a leaf is asked for: its plain value, that value with the options it has as an S1, or log(S1max − S1)."""
 
 
-class Columns:
-    """The leaves of some specs on one dataset, as 1-D float64 tensors.
+@final
+class Evaluator:
+    """Evaluates specs on rows of logits and features; every result is a 1-D float64 tensor.
 
-    `parameters` are looked up by leaf and must already have the features' device and working type (`working_dtype`).
+    The logits are read once for all scores of the softmax, and big arrays block by block, each block once for all
+    leaves of `specs`. `parameters` are looked up by spec; those of leaves must have the features' device and working
+    type (`working_dtype`). `logits` may be None where no spec reads them beyond the `softmax` summary.
     """
 
     def __init__(
         self,
-        outputs: Outputs,
+        logits: Tensor | None,
+        features: Tensor | None,
         specs: Iterable[Spec],
-        parameters: Mapping[str, Mapping[str, Tensor]],
+        parameters: combine.Parameters,
         *,
+        softmax: Softmax | None = None,
         compile: bool | None = None,
     ) -> None:
-        self._outputs = outputs
+        self._logits = logits
+        self._features = features
         self._parameters = parameters
         self._compile = compile
-        self._values: dict[str, Tensor] = {}
-        self._log_gaps: dict[str, Tensor] = {}
-        # What reads the big arrays is computed now, block by block; all else when it is asked for.
-        plain, gaps = asked_of(specs)
-        self._fill_by_rows([s for s in plain if _reads_arrays(s)], [s for s in gaps if _reads_arrays(s)])
+        self._softmax = softmax
+        columns = (logits, features, None if softmax is None else softmax.top)
+        rows = next(column for column in columns if column is not None)
+        self._num_rows, self._device = rows.shape[0], rows.device
+        self._known: dict[tuple[str, Quantity], Tensor] = {}
+        # Leaves that read the big arrays are computed now, together; the others when they are asked for.
+        self._read_arrays([(leaf, quantity) for leaf, quantity in _leaf_quantities(specs) if _reads_arrays(leaf)])
 
-    @cached_property
+    @property
     def softmax(self) -> Softmax:
         """The summary of the one pass over the logits."""
-        return Softmax.of(self._outputs.logits, compile=self._compile)
+        if self._softmax is None:  # no `cached_property`: its lock, in Python 3.11, cannot be traced
+            assert self._logits is not None
+            self._softmax = Softmax.of(self._logits, compile=self._compile)
+        return self._softmax
 
-    def plain(self, leaf: Spec) -> Tensor:
-        """The plain value of a leaf."""
-        key = str(leaf)
-        if key not in self._values and _reads_arrays(leaf):
-            self._fill_by_rows([leaf], [])
-        elif key not in self._values:
-            self._values[key] = self._compute(leaf, slice(None))
-        return self._values[key]
+    def value(self, spec: Spec) -> Tensor:
+        """The plain value of a spec."""
+        if spec.is_leaf:
+            return self._leaf(spec, "plain")
+        if spec.has_bounded_first:
+            return combine.with_bounded_first(spec, self.log_gap(spec.args[0]), self._others(spec), self._parameters)
+        values = [self.value(arg) for arg in spec.args]
+        if spec.name == "product":
+            return combine.product(*values)
+        return combine.linear(values[0], values[1], combine.parameter(spec, "c", self._parameters)[0])
 
     def log_gap(self, leaf: Spec) -> Tensor:
         """log(S1max − S1) of a bounded leaf."""
-        key = str(leaf)
-        if key not in self._log_gaps and _reads_arrays(leaf):
-            self._fill_by_rows([], [leaf])
-        elif key not in self._log_gaps:
-            self._log_gaps[key] = self._compute(leaf, slice(None), gap=True)
-        return self._log_gaps[key]
-
-    def value(self, spec: Spec) -> Tensor:
-        """The plain value of any spec."""
-        return combine.plain_value(spec, self.plain, self.log_gap, self._parameters)
+        return self._leaf(leaf, "log gap")
 
     def confidence(self, spec: Spec) -> Tensor:
-        """What a scorer returns: −log(S1max − S1) for a score that would tie near S1max, the plain value for others."""
+        """The value a scorer returns: −log(S1max − S1) for a score that would tie near S1max, else the plain value."""
         return -self.log_gap(spec) if ranks_by_gap(spec) else self.value(spec)
 
-    def _fill_by_rows(self, plain: list[Spec], gaps: list[Spec]) -> None:
-        """Compute what reads the big arrays, each block of rows once for all."""
-        if not plain and not gaps:
+    def parts(self, spec: Spec) -> tuple[Tensor, Tensor]:
+        """The softmax's part of a confidence, and what the features take from it: confidence = part − taken.
+
+        For `sirc`, `additive` and `bayes` the first part is the confidence of a row whose S2 scores show no sign of
+        OOD: −log(S1max − S1) for `sirc` and `additive`. Any other spec has only one part, the features' if it reads
+        them.
+        """
+        confidence = self.confidence(spec)
+        if spec.has_bounded_first:
+            infinite = torch.full_like(confidence, torch.inf)
+            others = [infinite] * (len(spec.args) - 1)
+            first = combine.with_bounded_first(spec, self.log_gap(spec.args[0]), others, self._parameters)
+            return first, first - confidence
+        nothing = torch.zeros_like(confidence)
+        return (nothing, -confidence) if reads_features([spec]) else (confidence, nothing)
+
+    def ood_terms(self, spec: Spec) -> dict[str, Tensor]:
+        """softplus(b(a − S2)) for each S2 of a `sirc`, `additive` or `bayes`: how much it looks like OOD."""
+        if not spec.has_bounded_first:
+            return {}
+        a, b = (combine.parameter(spec, key, self._parameters) for key in "ab")
+        lows = combine.lowness(self._others(spec), a, b)
+        return {str(other): softplus(low) for other, low in zip(spec.args[1:], lows, strict=True)}
+
+    def plane(self, spec: Spec) -> dict[str, Tensor]:
+        """The plain `s1` and `s2` of a `sirc(S1, S2)`, with S1's options as in SIRC, and `log_gap`, log(S1max − S1)."""
+        first, second = spec.args
+        return {"s1": self._leaf(first, "plain as S1"), "s2": self.value(second), "log_gap": self.log_gap(first)}
+
+    def _others(self, spec: Spec) -> list[Tensor]:
+        return [self.value(other) for other in spec.args[1:]]
+
+    def _leaf(self, leaf: Spec, quantity: Quantity) -> Tensor:
+        key = str(leaf), quantity
+        if key not in self._known and _reads_arrays(leaf):
+            self._read_arrays([(leaf, quantity)])
+        elif key not in self._known:
+            self._known[key] = self._compute(leaf, quantity, None, None)
+        return self._known[key]
+
+    def _read_arrays(self, wanted: Sequence[tuple[Spec, Quantity]]) -> None:
+        """Compute leaves that read the logits or the features: each block of rows once for all of them."""
+        if not wanted:
             return
-        outputs = self._outputs
-        n = len(outputs)
-        for leaves, columns in ((plain, self._values), (gaps, self._log_gaps)):
-            columns |= {str(leaf): torch.empty(n, dtype=torch.float64, device=outputs.device) for leaf in leaves}
-        read = {need for leaf in (*plain, *gaps) for need in registry.get(leaf.name).needs}
-        features = outputs.features if "features" in read else None
-        width = max(outputs.logits.shape[1], 0 if features is None else features.shape[1])
-        rows = max(1, _BLOCK.get(outputs.device.type, _BLOCK_ELSEWHERE) // (8 * width))
+        read = {need for leaf, _ in wanted for need in registry.get(leaf.name).needs}
+        features = self._features if "features" in read else None
+        if torch.compiler.is_compiling():  # the graph of a deployed score is for batches of any size: no blocks
+            block = None if features is None else features.to(working_dtype(features.dtype))
+            for leaf, quantity in wanted:
+                self._known[str(leaf), quantity] = self._compute(leaf, quantity, None, block)
+            return
+        n = self._num_rows
+        for leaf, quantity in wanted:
+            self._known[str(leaf), quantity] = torch.empty(n, dtype=torch.float64, device=self._device)
+        width = max(array.shape[1] for array in (self._logits, features) if array is not None)
+        rows = max(1, _BLOCK.get(self._device.type, _BLOCK_ELSEWHERE) // (8 * width))
         for start in range(0, n, rows):
             here = slice(start, min(n, start + rows))
             block = None if features is None else features[here].to(working_dtype(features.dtype))
-            for leaf in plain:
-                self._values[str(leaf)][here] = self._compute(leaf, here, block)
-            for leaf in gaps:
-                self._log_gaps[str(leaf)][here] = self._compute(leaf, here, block, gap=True)
+            for leaf, quantity in wanted:
+                self._known[str(leaf), quantity][here] = self._compute(leaf, quantity, here, block)
 
-    def _compute(self, leaf: Spec, rows: slice, features: Tensor | None = None, *, gap: bool = False) -> Tensor:
+    def _compute(self, leaf: Spec, quantity: Quantity, rows: slice | None, features: Tensor | None) -> Tensor:
+        """A leaf by its registered formula, on a slice of the rows or on all of them."""
         score = registry.get(leaf.name)
-        formula = score.log_gap if gap else score.compute
+        formula = score.log_gap if quantity == "log gap" else score.compute
         assert formula is not None
-        given = keywords(leaf, self._parameters.get(str(leaf), {}), first=gap)
-        values = formula(*self._inputs(score, rows, features), **given)
-        return _column(leaf, values, len(range(len(self._outputs))[rows]))
-
-    def _inputs(self, score: Score, rows: slice, features: Tensor | None) -> list[Tensor | Softmax]:
-        given: list[Tensor | Softmax] = []
+        inputs: list[Tensor | Softmax] = []
         for need in score.needs:
-            if need == "softmax":
-                given.append(self.softmax if rows == slice(None) else self.softmax[rows])
-            elif need == "logits":
-                given.append(self._outputs.logits[rows])
-            elif need == "features":
+            if need == "features":
                 assert features is not None
-                given.append(features)
+                inputs.append(features)
+            elif need == "logits":
+                assert self._logits is not None
+                inputs.append(self._logits if rows is None else self._logits[rows])
             else:
-                given.append(self.plain(Spec(need))[rows])
-        return given
+                column = self.softmax if need == "softmax" else self.value(Spec(need))
+                inputs.append(column if rows is None else column[rows])
+        values = formula(*inputs, **keywords(leaf, self._parameters.get(str(leaf), {}), as_s1=quantity != "plain"))
+        n = self._num_rows if rows is None else rows.stop - rows.start
+        if values.shape != (n,):
+            raise ValueError(
+                f"score `{leaf}` must return one value for each row, shape ({n},); it returned {tuple(values.shape)}"
+            )
+        return values.double()
 
 
-def _column(leaf: Spec, values: Tensor, rows: int) -> Tensor:
-    """Values as float64; a score must give one for each row."""
-    if values.shape != (rows,):
-        raise ValueError(
-            f"score `{leaf}` must return one value for each row, shape ({rows},); it returned {tuple(values.shape)}"
-        )
-    return values.double()
-
-
-def working_dtype(features: torch.dtype) -> torch.dtype:
-    """The type features are projected in: float64 stays, all others become float32."""
-    return torch.float64 if features == torch.float64 else torch.float32
+def is_bounded(spec: Spec) -> bool:
+    """Whether a spec is a leaf with a bound S1max, so that it may be the S1 of a combination."""
+    return spec.is_leaf and registry.get(spec.name).log_gap is not None
 
 
 def ranks_by_gap(spec: Spec) -> bool:
     """Whether a scorer returns −log(S1max − S1) for this spec: a score whose plain values tie near their bound."""
-    score = registry.get(spec.name) if spec.is_leaf else None
-    return score is not None and score.log_gap is not None and score.confidence_kind == "log_gap"
+    return is_bounded(spec) and registry.get(spec.name).confidence_kind == "log_gap"
 
 
-def keywords(
-    leaf: Spec, parameters: Mapping[str, Tensor] | Mapping[str, float], *, first: bool = False
-) -> dict[str, Any]:
-    """What a leaf's formula is called with: its options, as given, tuned or by default, and its fitted parameters.
+def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) -> dict[str, Any]:
+    """The keyword arguments of a leaf's formula: its options, given, tuned or by default, and its fitted parameters.
 
-    `first`: as the S1 of a combination, for which an option may have been tuned apart.
+    With `as_s1`, an option that was tuned separately for the S1 of a combination has that value.
     """
     defaults = registry.get(leaf.name).options
-    found: dict[str, Any] = {**defaults, **leaf.options}
+    arguments: dict[str, Any] = {**defaults, **leaf.options}
     tuned = {name: value for name, value in parameters.items() if option_of(leaf, name)}
-    found |= {name: value for name, value in parameters.items() if name not in tuned}
+    arguments |= {name: value for name, value in parameters.items() if name not in tuned}
     for name, default in defaults.items():
-        apart = f"{name}{BOUNDED}"
+        for_s1 = f"{name}{_BOUNDED}"
         if name in tuned:
-            found[name] = type(default)(tuned[apart if first and apart in tuned else name])
-    return found
+            arguments[name] = type(default)(tuned[for_s1 if as_s1 and for_s1 in tuned else name])
+    return arguments
 
 
 def option_of(leaf: Spec, parameter: str) -> str | None:
-    """The option that was tuned under this name, if it is not a parameter of the fit."""
-    option = parameter.removesuffix(BOUNDED)
+    """The option that was tuned under this name; None if it is a parameter of the fit."""
+    option = parameter.removesuffix(_BOUNDED)
     return option if option in registry.get(leaf.name).options else None
-
-
-def asked_of(specs: Iterable[Spec]) -> tuple[list[Spec], list[Spec]]:
-    """The leaves whose plain value some specs ask for, each after what it needs, and those whose log(S1max − S1)."""
-    plain: dict[str, Spec] = {}
-    gaps: dict[str, Spec] = {}
-
-    def visit(spec: Spec, first: bool) -> None:
-        if spec.is_leaf:
-            for needed in registry.closure([spec.name])[:-1]:
-                plain.setdefault(needed, Spec(needed))
-            (gaps if first else plain).setdefault(str(spec), spec)
-        for position, arg in enumerate(spec.args):
-            visit(arg, spec.has_bounded_first and position == 0)
-
-    for spec in specs:
-        visit(spec, ranks_by_gap(spec))
-    return list(plain.values()), list(gaps.values())
-
-
-def _reads_arrays(leaf: Spec) -> bool:
-    return not {"features", "logits"}.isdisjoint(registry.get(leaf.name).needs)
 
 
 def needed_leaves(specs: Iterable[Spec]) -> list[Spec]:
     """The leaves inside some specs and the scores these are made from, each once and after what it needs."""
-    order: dict[str, Spec] = {}
+    return list({str(leaf): leaf for leaf, _ in _leaf_quantities(specs)}.values())
+
+
+def reads_features(specs: Iterable[Spec]) -> list[Spec]:
+    """The leaves inside some specs that read the features."""
+    return [leaf for leaf in needed_leaves(specs) if "features" in registry.get(leaf.name).needs]
+
+
+def _leaf_quantities(specs: Iterable[Spec]) -> list[tuple[Spec, Quantity]]:
+    """The leaves inside some specs and what each is asked for, after the scores that it is made from."""
+    wanted: dict[tuple[str, Quantity], Spec] = {}
+
+    def visit(spec: Spec, quantity: Quantity) -> None:
+        if spec.is_leaf:
+            for needed in registry.closure([spec.name])[:-1]:
+                wanted.setdefault((needed, "plain"), Spec(needed))
+            wanted.setdefault((str(spec), quantity), spec)
+        for position, arg in enumerate(spec.args):
+            visit(arg, "log gap" if spec.has_bounded_first and position == 0 else "plain")
+
     for spec in specs:
-        for leaf in spec.walk():
-            if leaf.is_leaf:
-                for needed in registry.closure([leaf.name])[:-1]:
-                    order.setdefault(needed, Spec(needed))
-                order.setdefault(str(leaf), leaf)
-    return list(order.values())
+        visit(spec, "log gap" if ranks_by_gap(spec) else "plain")
+    return [(leaf, quantity) for (_, quantity), leaf in wanted.items()]
+
+
+def _reads_arrays(leaf: Spec) -> bool:
+    return not {"features", "logits"}.isdisjoint(registry.get(leaf.name).needs)

@@ -1,4 +1,4 @@
-"""check_assumptions: whether SIRC's premise holds for a model and an S2, and which spec to use."""
+"""Check of SIRC's premise for a model and its S2 scores, with a recommended spec."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from sirc.evaluation.mixtures import check_groups
 from sirc.evaluation.premise.measures import Combination, Pair, Samples, rows_of
 from sirc.evaluation.premise.rules import judge, recommend, together
 from sirc.evaluation.premise.specs import (
+    choose,
     combination,
-    first_formula,
-    formula,
-    parsed,
-    picked,
-    require,
+    parse_or_none,
+    require_some,
     sirc_specs,
-    with_settings,
+    values,
+    with_a_and_b,
 )
-from sirc.evaluation.premise.text import written
+from sirc.evaluation.premise.text import report_text
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
 
@@ -38,7 +37,7 @@ COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value
 @final
 @dataclass(frozen=True)
 class Assumptions:
-    """What a check found. `print` it: a report in words.
+    """The result of a check; `print` it for a report in words.
 
     The premise holds for an S2 if, with every S1 that it is combined with,
 
@@ -58,9 +57,9 @@ class Assumptions:
     """
 
     table: pd.DataFrame
-    """Tidy: score, s1, s2, of (which score the row is about), negative, metric, k, slope, value, low, high.
+    """Tidy: score, s1, s2, of (the score that the row is about), negative, metric, k, slope, value, low, high.
 
-    `metric` is `auroc`, `difference` (AUROC of SIRC less S1's), `spearman` (with S1), `kendall` (with S1), `below a`
+    `metric` is `auroc`, `difference` (SIRC's AUROC minus S1's), `spearman` (with S1), `kendall` (with S1), `below a`
     (share) or `aurr`; `negative` what it is about: `wrong`, an OOD set, `OOD mean`, all ID rows `id`, or `correct`.
     Rows of SIRC with a = μ − kσ and b = slope/σ have `k` and `slope`.
     """
@@ -69,7 +68,7 @@ class Assumptions:
     recommended: str
     """The spec to use."""
     reason: str
-    """Why this one."""
+    """Why it is recommended."""
     sizes: Mapping[str, int]
     """Samples: `correct`, `wrong`, and each OOD set."""
     level: float
@@ -77,7 +76,7 @@ class Assumptions:
     _pairs: tuple[Pair, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        return written(self._pairs, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
+        return report_text(self._pairs, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
 
     def to_dict(self) -> dict[str, object]:
         """Everything as JSON values; a number that does not exist is None."""
@@ -120,22 +119,20 @@ def check_assumptions(
             "fitted score looks better than it is: pass validation data"
         )
     specs = sirc_specs(scorer.specs)
-    require(specs, f"the scorer has {', '.join(scorer.specs)}")
-    chosen = [combination(text, spec, scorer) for text, spec in picked(specs, s1, s2).items()]
-    inner = {one.score: one.score for one in chosen} | {one.s1: first_formula(one.s1) for one in chosen}
-    inner |= {key: formula(key) for one in chosen for key in one.s2}
-    parts = Scorer(
-        list(inner.values()), scorer.parameters, num_classes=scorer.num_classes, num_features=scorer.num_features
-    )
+    require_some(specs, f"the scorer has {', '.join(scorer.specs)}")
+    specs = choose(specs, s1, s2)
+    combinations = [combination(name, spec, scorer) for name, spec in specs.items()]
     if not isinstance(val, Outputs | Iterable):
         raise ValueError(f"`val` must be labelled outputs, a store or batches of them; got {type(val).__name__}")
-    found, correct = score_labelled(parts, "val", val)
-    confidences = {key: found[text] for key, text in inner.items()}
-    sets = {}
-    for name, data in (ood or {}).items():
-        outside = parts(data)
-        sets[name] = {key: outside[text] for key, text in inner.items()}
-    return _check(chosen, confidences, correct, sets, level)
+    scorer = scorer.only(list(specs))
+
+    def columns(outputs: Data) -> dict[str, Tensor]:
+        return scorer.compute(outputs, lambda evaluator: values(specs, evaluator))
+
+    confidences, correct = score_labelled(columns, "val", val)
+    return _check(
+        combinations, confidences, correct, {name: columns(data) for name, data in (ood or {}).items()}, level
+    )
 
 
 def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
@@ -143,18 +140,19 @@ def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float 
 
     The share of ID rows below a and the sensitivity to a and b need the scorer that the confidences came from.
     """
-    texts = {str(spec): name for name in ev.scores if (spec := parsed(name)) is not None}
-    chosen = []
-    for text, spec in sirc_specs(ev.scores).items():
-        if all(str(part) in texts for part in spec.args):
-            found = Combination(text, texts[str(spec.args[0])], tuple(texts[str(part)] for part in spec.args[1:]))
-            chosen.append(found if scorer is None else with_settings(found, spec, scorer, ev.confidences))
-    require(chosen, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
-    return _check(chosen, ev.confidences, ev.correct, ev.ood, level)
+    names = {str(spec): name for name in ev.scores if (spec := parse_or_none(name)) is not None}
+    combinations = []
+    for name, spec in sirc_specs(ev.scores).items():
+        if all(str(part) in names for part in spec.args):
+            first, *others = (names[str(part)] for part in spec.args)
+            parts = Combination(name, first, tuple(others))
+            combinations.append(parts if scorer is None else with_a_and_b(parts, spec, scorer, ev.confidences))
+    require_some(combinations, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
+    return _check(combinations, ev.confidences, ev.correct, ev.ood, level)
 
 
 def _check(
-    chosen: Sequence[Combination],
+    combinations: Sequence[Combination],
     confidences: Mapping[str, Tensor],
     correct: Tensor,
     ood: Mapping[str, Mapping[str, Tensor]],
@@ -169,7 +167,7 @@ def _check(
     if taken := {"id", "correct"} & set(ood):
         raise ValueError(f"{taken.pop()!r} has a meaning of its own in the table; name the OOD set otherwise")
     samples = Samples(confidences, correct, ood, level)
-    pairs = [samples.measure(one) for one in chosen]
+    pairs = [samples.measure(parts) for parts in combinations]
     judged = {pair.score: judge(pair, samples) for pair in pairs}
     verdicts = {}
     for s2 in dict.fromkeys(pair.s2 for pair in pairs):

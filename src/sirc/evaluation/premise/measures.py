@@ -1,4 +1,4 @@
-"""What is measured of a `sirc(S1, S2)`: how S1, S2 and SIRC rank ID data and, where there is any, OOD data."""
+"""Measures of a `sirc(S1, S2)`: how S1, S2 and SIRC rank ID data and, if there is any, OOD data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sirc.evaluation.mixtures import MEAN, WRONG
 from sirc.metrics import Components, Estimate, FloatArray, Ranking, components, kendall, share, spearman
-from sirc.scores import combine
+from sirc.scores import functional
 
 STEPS = (2.0, 3.0, 4.0)  # k of a = μ − kσ
 SLOPES = (0.5, 1.0, 2.0)  # of b, in 1/σ
 HALF = 0.5  # α and β
-PLAIN = "plain "  # before the name of an S2 whose values are not those it has as S1
+PLAIN = "plain "  # starts the name of an S2's plain values, as the same score may be an S1 too
 
 Row: TypeAlias = dict[str, object]
 
@@ -28,7 +28,7 @@ class Second:
 
     name: str
     constant: bool
-    """Whether it says the same of every ID row."""
+    """Whether all ID rows have the same value."""
     auroc: Mapping[str, Estimate]
     """By negative: `wrong`, each OOD set, `OOD mean`."""
     correlation: Estimate
@@ -90,7 +90,7 @@ class Combination:
 
 
 class Samples:
-    """Confidences of one model's ID and OOD data by several scores, and what two pairs may both ask of them."""
+    """Confidences of one model's ID and OOD data by several scores, and measures that several pairs share."""
 
     def __init__(
         self,
@@ -114,8 +114,13 @@ class Samples:
     def components(self, name: str, negative: str) -> Components:
         """The AUROC of one score."""
         if (name, negative) not in self._components:
-            outside = {key: by_score[name] for key, by_score in self.ood.items()}
-            self._components[name, negative] = self._compare(self.confidences[name], outside, negative)
+            values = self.confidences[name]
+            groups = (
+                [values[~self.correct]]
+                if negative == WRONG
+                else [by_score[name] for key, by_score in self.ood.items() if negative in (MEAN, key)]
+            )
+            self._components[name, negative] = components(values[self.correct], groups)
         return self._components[name, negative]
 
     def aurr(self, name: str) -> float:
@@ -126,8 +131,8 @@ class Samples:
         return self._aurr[name]
 
     def measure(self, which: Combination) -> Pair:
-        """All that is asked of a combination."""
-        s1, own = self.numpy(which.s1), self.numpy(which.score)
+        """All measures of a combination."""
+        s1, sirc = self.numpy(which.s1), self.numpy(which.score)
         return Pair(
             which.score,
             which.s1,
@@ -135,8 +140,8 @@ class Samples:
             self._aurocs(which.s1),
             self._aurocs(which.score),
             {n: self.components(which.score, n).less(self.components(which.s1, n), self.level) for n in self.negatives},
-            spearman(s1, own, self.level).value,
-            kendall(s1, own),
+            spearman(s1, sirc, self.level).value,
+            kendall(s1, sirc),
             self.aurr(which.s1),
             self.aurr(which.score),
             tuple(self._variations(which)),
@@ -171,7 +176,7 @@ class Samples:
                 b = [slope * b for b in which.b]
 
                 def scored(values: Mapping[str, Tensor], a: list[float] = a, b: list[float] = b) -> Tensor:
-                    return combine.sirc(-values[which.s1], [values[name] for name in which.s2], a, b)
+                    return functional.sirc(-values[which.s1], [values[name] for name in which.s2], a, b)
 
                 inside, outside = scored(self.confidences), {key: scored(x) for key, x in self.ood.items()}
                 yield Variation(k, slope, *self._summary(inside, outside))
@@ -186,19 +191,14 @@ class Samples:
         aurocs[MEAN] = sum(r.auroc("ood") for r in rankings) / len(rankings)
         return aurocs, sum(float(r.aurr(HALF, HALF)) for r in rankings) / len(rankings)
 
-    def _compare(self, inside: Tensor, outside: Mapping[str, Tensor], negative: str) -> Components:
-        if negative == WRONG:
-            return components(inside[self.correct], [inside[~self.correct]])
-        return components(inside[self.correct], [*outside.values()] if negative == MEAN else [outside[negative]])
-
 
 def rows_of(pair: Pair) -> Iterator[Row]:
     """A pair as rows of the tidy table."""
 
     def row(of: str, negative: str, metric: str, value: Estimate | float, **more: object) -> Row:
-        given = value if isinstance(value, Estimate) else Estimate(value, math.nan, math.nan)
+        estimate = value if isinstance(value, Estimate) else Estimate(value, math.nan, math.nan)
         base: Row = {"score": pair.score, "s1": pair.s1, "s2": pair.s2, "of": of, "negative": negative}
-        return {**base, "metric": metric, "value": given.value, "low": given.low, "high": given.high, **more}
+        return {**base, "metric": metric, "value": estimate.value, "low": estimate.low, "high": estimate.high, **more}
 
     yield from (row(pair.s1, n, "auroc", e) for n, e in pair.auroc_s1.items())
     for second in pair.seconds:

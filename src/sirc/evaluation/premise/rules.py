@@ -1,4 +1,4 @@
-"""The rules by which a premise holds or not, and by which one spec is recommended."""
+"""Rules of the check: verdicts on SIRC's premise and the recommended spec."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ SAME = 0.002  # AUROC within which combinations count as equal
 
 
 def judge(pair: Pair, samples: Samples) -> Verdict:
-    """Whether the premise holds for a combination, and why not: one reason against it is enough, then one open one."""
+    """The verdict on a combination with its reasons: one against it is enough, then one that leaves it open."""
     return _worst(_findings(pair, samples))
 
 
 def together(judged: Sequence[Verdict]) -> Verdict:
-    """One verdict on an S2 from those with each S1: it holds if it holds with all of them."""
+    """The verdict on an S2 from those with each S1: its premise holds if it holds with all of them."""
     return _worst([(kind, reason) for kind, reasons in judged for reason in reasons])
 
 
-def _worst(found: Sequence[Finding]) -> Verdict:
+def _worst(findings: Sequence[Finding]) -> Verdict:
     kinds: tuple[Kind, ...] = ("does not hold", "open")
     for kind in kinds:
-        if reasons := [reason for verdict, reason in found if verdict == kind]:
+        if reasons := [reason for verdict, reason in findings if verdict == kind]:
             return kind, tuple(dict.fromkeys(reasons))
     return "holds", ()
 
 
 def _findings(pair: Pair, samples: Samples) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for second in pair.seconds:
         name = second.name
         if second.constant:
-            found.append(("does not hold", f"{name} says the same of every ID row"))
+            findings.append(("does not hold", f"{name} says the same of every ID row"))
             continue
         if below := second.below.get("id"):
             text = f"{percent(below.value)} of ID rows lie below a, where {name} should seldom speak"
             if below.low > MOST_BELOW:
-                way_out = "are its statistics in-sample, or is this not the data it was fitted to?"
-                found.append(("does not hold", f"{text} ({way_out})"))
+                hint = "are its statistics in-sample, or is this not the data it was fitted to?"
+                findings.append(("does not hold", f"{text} ({hint})"))
             elif below.high > MOST_BELOW:
-                found.append(("open", f"too few ID rows ({len(samples.correct)}): {text}"))
+                findings.append(("open", f"too few ID rows ({len(samples.correct)}): {text}"))
         if not _too_few(samples):
             auroc = second.auroc[WRONG]
             if auroc.high < NEAR:
                 text = f"{name} ranks right predictions below wrong ones, AUROC of ID✗|ID✓ {percent(auroc.value)}"
-                found.append(("does not hold", text))
+                findings.append(("does not hold", text))
             elif auroc.low < LEAST:
                 text = f"its AUROC of ID✗|ID✓ may be as low as {percent(auroc.low)}"
-                found.append(("open", f"too few wrong predictions ({samples.num_wrong}): {text}"))
+                findings.append(("open", f"too few wrong predictions ({samples.num_wrong}): {text}"))
     if few := _too_few(samples):
-        found.append(("open", few))
+        findings.append(("open", few))
     for negative, what in ((WRONG, "ID✗|ID✓"), (MEAN, "OOD|ID✓, mean over sets")):
         if negative not in pair.difference or (negative == WRONG and _too_few(samples)):
             continue
         change = pair.difference[negative]
         if change.high < -LOSS:
             text = f"with {pair.s1} it costs {_points(-change.value)} points of AUROC of {what}"
-            found.append(("does not hold", text))
+            findings.append(("does not hold", text))
         elif change.low < -LOSS and negative == WRONG:
             text = f"with {pair.s1} it may cost {_points(-change.low)} points of AUROC of {what}"
-            found.append(("open", f"too few wrong predictions ({samples.num_wrong}): {text}"))
-    return found
+            findings.append(("open", f"too few wrong predictions ({samples.num_wrong}): {text}"))
+    return findings
 
 
 def recommend(pairs: Sequence[Pair], verdicts: Mapping[str, Kind], samples: Samples) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def recommend(pairs: Sequence[Pair], verdicts: Mapping[str, Kind], samples: Samp
 def _with_ood(
     pairs: Sequence[Pair], verdicts: Mapping[str, Kind], s1s: Sequence[str], samples: Samples
 ) -> tuple[str, str]:
-    """Where it is measured what S2 finds and what it costs, that counts, and not the premise."""
+    """Recommend by what was measured on OOD data, not by the premise."""
     useful = {pair.score: pair for pair in pairs if pair.difference[MEAN].low > 0 and not _costs(pair, samples)}
     aurr = {s1: samples.aurr(s1) for s1 in s1s} | {score: pair.aurr for score, pair in useful.items()}
     best = min(aurr, key=lambda name: aurr[name])

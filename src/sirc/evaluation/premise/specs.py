@@ -1,4 +1,4 @@
-"""The `sirc` combinations that a check is about, their parts, and the confidences of these."""
+"""Combinations to check: the `sirc` specs of a scorer or an evaluation, with their a and b."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from torch import Tensor
 from sirc.errors import NotFittedError
 from sirc.evaluation.mixtures import as_names
 from sirc.evaluation.premise.measures import PLAIN, Combination
-from sirc.scores import Scorer, Spec, combine, parse, ranks_by_gap, registry
+from sirc.scores import Evaluator, Scorer, Spec, functional, is_bounded, parse, ranks_by_gap
 
 
-def sirc_specs(texts: Iterable[str]) -> dict[str, Spec]:
+def sirc_specs(names: Iterable[str]) -> dict[str, Spec]:
     """Give those of some names that are `sirc` combinations."""
-    return {text: spec for text in texts if (spec := parsed(text)) is not None and spec.name == "sirc"}
+    return {name: spec for name in names if (spec := parse_or_none(name)) is not None and spec.name == "sirc"}
 
 
-def parsed(text: str) -> Spec | None:
-    """Read a name as a spec; confidences from elsewhere may have names that are none."""
+def parse_or_none(name: str) -> Spec | None:
+    """Read a name as a spec; confidences from elsewhere may have names that are not specs."""
     try:
-        return parse(text)
+        return parse(name)
     except ValueError:
         return None
 
 
-def require(found: Sequence[object] | Mapping[str, object], got: str) -> None:
+def require_some(combinations: Sequence[object] | Mapping[str, object], got: str) -> None:
     """Refuse to check nothing."""
-    if not found:
+    if not combinations:
         raise ValueError(
             f"a check needs at least one `sirc(S1, S2)`; {got}. Fit some: "
             '`sirc.fit(["msp", "l1", "sirc(msp, l1)"], train, head=head)`'
         )
 
 
-def picked(
+def choose(
     specs: Mapping[str, Spec], s1: str | Sequence[str] | None, s2: str | Sequence[str] | None
 ) -> dict[str, Spec]:
-    """The combinations of certain S1 and S2; one with several S2 must have only those."""
-    first = None if s1 is None else {str(parse(name)) for name in as_names(s1)}
+    """The combinations of certain S1 and S2; all S2 of a combination must be among them."""
+    firsts = None if s1 is None else {str(parse(name)) for name in as_names(s1)}
     others = None if s2 is None else {str(parse(name)) for name in as_names(s2)}
     chosen = {
-        text: spec
-        for text, spec in specs.items()
-        if (first is None or str(spec.args[0]) in first)
+        name: spec
+        for name, spec in specs.items()
+        if (firsts is None or str(spec.args[0]) in firsts)
         and (others is None or {str(part) for part in spec.args[1:]} <= others)
     }
     if not chosen:
@@ -53,20 +53,31 @@ def picked(
     return chosen
 
 
-def combination(text: str, spec: Spec, scorer: Scorer) -> Combination:
+def combination(name: str, spec: Spec, scorer: Scorer) -> Combination:
     """The parts of a scorer's combination, with a and b.
 
-    With a `budget` a is where the budget is spent, not μ − 3σ: how many rows are below it tells nothing of S2.
+    A `budget` moves a to where the budget is spent, away from μ − 3σ: the share of rows below it tells nothing of S2.
     """
-    a, b = _settings(spec, scorer)
+    a, b = _fitted_a_and_b(spec, scorer)
     first, *others = spec.args
-    plain = Combination(text, str(first), tuple(_key(part) for part in others))
-    return plain if spec.tunes else replace(plain, a=a, b=b)
+    parts = Combination(name, str(first), tuple(f"{PLAIN}{part}" for part in others))
+    return parts if spec.tunes else replace(parts, a=a, b=b)
 
 
-def _settings(spec: Spec, scorer: Scorer) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The a and b of a combination, as it says or as they were fitted."""
-    values = []
+def values(specs: Mapping[str, Spec], evaluator: Evaluator) -> dict[str, Tensor]:
+    """The columns of some combinations: each confidence, −log(S1max − S1) of its S1, and its plain S2 scores."""
+    columns = {}
+    for name, spec in specs.items():
+        first, *others = spec.args
+        columns[name] = evaluator.confidence(spec)
+        columns[str(first)] = -evaluator.log_gap(first)
+        columns |= {f"{PLAIN}{part}": evaluator.value(part) for part in others}
+    return columns
+
+
+def _fitted_a_and_b(spec: Spec, scorer: Scorer) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The a and b of a combination, as given in its spec or as fitted."""
+    numbers = []
     for name in ("a", "b"):
         given = spec.numbers(name)
         if given is None:
@@ -75,40 +86,19 @@ def _settings(spec: Spec, scorer: Scorer) -> tuple[tuple[float, ...], tuple[floa
                     f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{str(spec)!r}], train, head=head)`"
                 )
             given = tuple(scorer.parameters[str(spec)][name].tolist())
-        values.append(given)
-    return values[0], values[1]
+        numbers.append(given)
+    return numbers[0], numbers[1]
 
 
-def with_settings(found: Combination, spec: Spec, scorer: Scorer, known: Mapping[str, Tensor]) -> Combination:
-    """The same with a and b, once it is sure that the confidences are those of this scorer."""
-    if any(_is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]) or spec.tunes:
-        return found  # a is for plain values and S1 counts with −log(S1max − S1); these are the other way round
-    a, b = _settings(spec, scorer)
-    values = {name: known[name].double() for name in (found.score, found.s1, *found.s2)}
-    again = combine.sirc(-values[found.s1], [values[name] for name in found.s2], a, b)
-    if not torch.allclose(again, values[found.score], rtol=1e-5, atol=1e-5):
+def with_a_and_b(parts: Combination, spec: Spec, scorer: Scorer, confidences: Mapping[str, Tensor]) -> Combination:
+    """The same combination with a and b, if its confidences are shown to be those of this scorer."""
+    if any(is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]) or spec.tunes:
+        return parts  # confidences of a bounded S2 are not its plain values, or those of S1 not −log(S1max − S1)
+    a, b = _fitted_a_and_b(spec, scorer)
+    recomputed = functional.sirc(-confidences[parts.s1], [confidences[name] for name in parts.s2], a, b)
+    if not torch.allclose(recomputed, confidences[parts.score].double(), rtol=1e-5, atol=1e-5):
         raise ValueError(
-            f"the confidences of `{found.score}` do not follow from the scorer's a and b: pass the scorer that the "
+            f"the confidences of `{parts.score}` do not follow from the scorer's a and b: pass the scorer that the "
             "evaluation was made with"
         )
-    return replace(found, a=a, b=b)
-
-
-def _is_bounded(spec: Spec) -> bool:
-    return spec.is_leaf and registry.get(spec.name).log_gap is not None
-
-
-def _key(second: Spec) -> str:
-    """What the values of an S2 are called: a bounded score counts with its plain ones, as S1 with −log(S1max − S1)."""
-    return f"{PLAIN}{second}" if _is_bounded(second) else str(second)
-
-
-def first_formula(name: str) -> str:
-    """The spec whose confidence is −log(S1max − S1) of this S1."""
-    return name if ranks_by_gap(parse(name)) else f"sirc({name}, max_logit, a=-1e300, b=1)"
-
-
-def formula(key: str) -> str:
-    """The spec whose confidence is that."""
-    name = key.removeprefix(PLAIN)
-    return f"linear({name}, {name}, c=0)" if key != name else name
+    return replace(parts, a=a, b=b)

@@ -1,4 +1,4 @@
-"""The report of a check in words and aligned columns, for a terminal."""
+"""Text of a check for the terminal: sentences and aligned columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sirc.evaluation.premise.measures import HALF, Pair, Second
 from sirc.metrics import Estimate
 
 
-def written(
+def report_text(
     pairs: Sequence[Pair],
     verdicts: Mapping[str, str],
     recommended: tuple[str, str],
@@ -25,8 +25,8 @@ def written(
         f"OOD data: {ood or 'none'}. Intervals: {100 * level:g}%.",
     ]
     for s2, verdict in verdicts.items():
-        own = [pair for pair in pairs if pair.s2 == s2]
-        lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in _facts(own))]
+        facts = _facts([pair for pair in pairs if pair.s2 == s2])
+        lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in facts)]
     lines += ["", f"Recommended: {recommended[0]}", f"  {recommended[1]}"]
     return "\n".join(lines)
 
@@ -64,13 +64,13 @@ def _facts(pairs: Sequence[Pair]) -> Iterator[str]:
 
 
 def _added(pairs: Sequence[Pair]) -> str:
-    """What S2 does to the AUROC of OOD|ID✓ of each S1, where that is sure."""
+    """The sure effect of S2 on the AUROC of OOD|ID✓ of each S1."""
     kinds = {
         "adds to": [pair.s1 for pair in pairs if pair.difference[MEAN].low > 0],
         "takes from": [pair.s1 for pair in pairs if pair.difference[MEAN].high < 0],
     }
-    found = [f"surely {what} {', '.join(s1s)}" for what, s1s in kinds.items() if s1s]
-    return f"on this OOD data it {' and '.join(found) or 'surely adds to no S1, nor takes from any'}"
+    effects = [f"surely {effect} {', '.join(s1s)}" for effect, s1s in kinds.items() if s1s]
+    return f"on this OOD data it {' and '.join(effects) or 'surely adds to no S1, nor takes from any'}"
 
 
 def _of_second(second: Second) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def _span(values: Sequence[float]) -> str:
-    return f"{100 * min(values):.1f} to {100 * max(values):.1f}%"
+    return f"{100 * min(values):.1f} to {100 * max(values):.1f}%" if values else "–"
 
 
 def _number(estimate: Estimate) -> str:

@@ -1,4 +1,4 @@
-"""The (S1, S2) plane: where the three groups lie, and how combinations of S1 and S2 cut it."""
+"""Figures of the (S1, S2) plane: densities of the three groups over the contours of combinations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEPS: Final = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # of the samples, below
 def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
     """Give the combinations as functions of S1 and S2: S1 + c·S2, S1·S2, SIRC, and SIRC with lower a and higher b.
 
-    c is by default the one that makes both spread alike over ID data. The other SIRC has a lower by 2/b, and twice b.
+    By default c gives both terms the same spread over ID data. The other SIRC has a lower by 2/b and b doubled.
     """
     slope = plane.balance if c is None else c
 

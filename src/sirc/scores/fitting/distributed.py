@@ -21,7 +21,7 @@ from sirc.scores.fitting.rows import numbered_share, share_length, shown
 from sirc.scores.fitting.second_pass import SecondPass
 from sirc.scores.fitting.statistics import Solved
 from sirc.scores.moments import Moments
-from sirc.scores.needs import tell_unfit
+from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
 
 
@@ -56,7 +56,7 @@ def fit_together(
         first = shown(numbered_share(train, rank, world), device, progress, "fit, first pass", share)
         for index, batch in first:
             if not fitter.count and rank == 0:
-                tell_unfit(fitter.specs, batch, progress)
+                warn_unsuited(fitter.specs, batch, progress)
             fitter.update(batch, index=index)
         fitter._gatherer.flush()
     where = torch.device(device or (train.device if isinstance(train, Outputs) else "cpu"))

@@ -25,7 +25,7 @@ from sirc.scores.fitting.statistics import Solved, Statistics, fitted_leaves, un
 from sirc.scores.fitting.tuning import Data, Tuning
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Reservoir, fold_of
-from sirc.scores.needs import tell_unfit
+from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer, check_features, check_specs, learns
 from sirc.scores.spec import parse
 from sirc.scores.values import needed_leaves
@@ -78,7 +78,7 @@ def fit(
     fitter = Fitter(specs, head=head, crossfit=crossfit, one_pass=one_shot, val=val, ood=ood, unlabelled=unlabelled)
     for index, batch in shown(numbered(train), device, progress, "fit, first pass", _length(train)):
         if not fitter.count:
-            tell_unfit(fitter.specs, batch, progress)
+            warn_unsuited(fitter.specs, batch, progress)
         fitter.update(batch, index=index)
     return fitter.finish(None if one_shot else train, device=device, progress=progress)
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from sirc.outputs import Outputs
 from sirc.scores import registry
+from sirc.scores.blocks import working_dtype
 from sirc.scores.moments import Evidence, Moments, Reservoir, fold_of
 from sirc.scores.scorer import cast_parameters
 from sirc.scores.spec import Spec, is_vim
-from sirc.scores.values import Columns, needed_leaves, working_dtype
+from sirc.scores.values import Evaluator, needed_leaves
 
 Solved = dict[str, dict[str, Tensor]]
 
@@ -123,8 +124,8 @@ class Statistics:
                 assert self._solve_fold is not None
                 solved = self._solve_fold(fold)
             self._cast[key] = cast_parameters(solved, batch.device, dtype)
-        columns = Columns(batch, self._terms.values(), self._cast[key])
-        return torch.stack([columns.value(term) for term in self._terms.values()], -1)
+        evaluator = Evaluator(batch.logits, batch.features, self._terms.values(), self._cast[key])
+        return torch.stack([evaluator.value(term) for term in self._terms.values()], -1)
 
     def settle(self) -> Solved:
         """The parameters: c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2."""

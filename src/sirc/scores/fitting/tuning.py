@@ -16,7 +16,7 @@ from sirc.scores.fitting.statistics import Solved
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_features
 from sirc.scores.spec import Spec
-from sirc.scores.values import Columns, needed_leaves
+from sirc.scores.values import Evaluator, needed_leaves
 
 Data = Outputs | Iterable[object]
 _ID_ALONE = 0.99  # an estimated ID share above it leaves no OOD rows to learn from
@@ -107,7 +107,7 @@ class Tuning:
         found: Solved = {}
         for name, rows in self._named():
             _check_model(name, rows, scorer)
-        columns = {name: scorer._columns(rows) for name, rows in self._named()} if wanted else {}
+        columns = {name: scorer.evaluator(rows) for name, rows in self._named()} if wanted else {}
         learnt: dict[tuple[Spec, ...], dict[str, Tensor | Sequence[float]]] = {}
         for name, part in wanted.items():
             known = scorer.parameters.get(name, {})
@@ -129,7 +129,7 @@ class Tuning:
             yield "unlabelled", self.unlabelled
 
     def _budgeted(
-        self, spec: Spec, columns: Mapping[str, Columns], known: Mapping[str, Tensor]
+        self, spec: Spec, columns: Mapping[str, Evaluator], known: Mapping[str, Tensor]
     ) -> dict[str, Tensor | Sequence[float]]:
         assert self.val is not None
         first, others = _values(spec, columns["val"])
@@ -137,7 +137,7 @@ class Tuning:
         return spend(first, others, known["a"].tolist(), known["b"].tolist(), self.val.correct, budget, str(spec))
 
     def _bayes(
-        self, spec: Spec, columns: Mapping[str, Columns], known: Mapping[str, Tensor], scorer: Scorer
+        self, spec: Spec, columns: Mapping[str, Evaluator], known: Mapping[str, Tensor], scorer: Scorer
     ) -> dict[str, Tensor | Sequence[float]]:
         """What is known of u and g. Without any rows, u is as the softmax claims and g a surrogate."""
         claimed = bayes.claim(scorer._uniform_log_gap(spec.args[0]), scorer.num_classes or 0)
@@ -194,7 +194,7 @@ def _check_model(name: str, rows: Outputs, scorer: Scorer) -> None:
             )
 
 
-def _values(spec: Spec, columns: Columns) -> tuple[Tensor, list[Tensor]]:
+def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:
     """log(S1max − S1), and the values of the S2 scores."""
     return columns.log_gap(spec.args[0]), [columns.value(other) for other in spec.args[1:]]
 

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc.scores.blocks import by_rows
+from sirc.scores.blocks import by_rows, working_dtype
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
-from sirc.scores.values import working_dtype
 
 _UNSUITED_FOR = (
     "transformers and other networks whose features are signed: it takes the sum of the activations for their size and "

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, constant, row_blocks
 from sirc.scores.formulas.softmax import Softmax, entropy, log_entropy, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
-from sirc.scores.row_sums import _sums, row_sums
 
 # Range of T: data without a mistake would give T → 0, data without a right answer T → ∞.
 _COLDEST, _HOTTEST = 0.05, 20.0
@@ -23,7 +21,7 @@ def divided(logits: Tensor, temperature: float) -> Softmax:
     v = logits.double()
     # Without the common offset each v/T is rounded relative to its distance from the winner.
     x = (v - v.amax(-1, keepdim=True)) / constant(temperature, v)
-    return Softmax(*(_sums(x) if torch.compiler.is_compiling() else row_sums(x, compile=False)))
+    return Softmax.of(x, compile=False)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> dict[str, Option]:
