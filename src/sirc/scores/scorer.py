@@ -16,7 +16,7 @@ from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
-from sirc.scores.fitting.row_marks import met, row_marks
+from sirc.scores.fitting.row_marks import matching_rows, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
 from sirc.scores.values import Columns, needed_leaves, option_of, working_dtype
 
@@ -177,7 +177,7 @@ class Scorer:
         batches = [outputs] if isinstance(outputs, Outputs) else outputs
         found = torch.cat([row_marks(Outputs.of(batch).logits).cpu() for batch in batches])
         # Each row of the sample that is met stands for as many fitting rows as it was drawn from.
-        share = float(met(self.fitted_on.cpu(), found).double().mean())
+        share = float(matching_rows(self.fitted_on.cpu(), found).double().mean())
         return min(1.0, share * self.fitted_rows / max(1, len(found)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
