@@ -16,8 +16,7 @@ from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.stamps import Stamp
-from sirc.outputs import FILE as STORE_FILE
-from sirc.outputs import Head, OutputStore
+from sirc.outputs import STORE_FILE, Head, OutputStore
 
 _HEAD_FORMAT = "sirc.Head/1"
 _PRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
