@@ -10,10 +10,9 @@ from torch import nn
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
-from sirc._utils.choices import OnError
 from sirc._utils.files import atomic_write, read_metadata
 from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of, open_source, tested_with
-from sirc.errors import ImageError, StoreError
+from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import (
     built,
@@ -28,7 +27,7 @@ from sirc.experiment.provenance import (
     network,
     save_head,
 )
-from sirc.extraction import HeldSet, extract, known_weights, refuse_fatal
+from sirc.extraction import CachedSet, extract, known_weights, refuse_fatal
 from sirc.models import find_head
 from sirc.outputs import Head, OutputStore
 from sirc.progress import SILENT, Progress
@@ -237,7 +236,7 @@ def _on_device(
     device: torch.device | str,
     progress: Progress,
     holding: Holding | None,
-) -> HeldSet:
+) -> CachedSet:
     """The images, to be read from the device; decoded when the first of their outputs is missing."""
     preprocess = geometry_of(experiment.source(name), experiment.preprocess)
 
@@ -251,7 +250,7 @@ def _on_device(
             progress=progress,
         )
 
-    return HeldSet(images, preprocess, load)
+    return CachedSet(images, preprocess, load)
 
 
 def _check_held_out(

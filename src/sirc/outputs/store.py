@@ -36,8 +36,12 @@ class OutputStore:
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        self._meta = StoreMeta.read(self.path)
-        self._shards = Shards(self.path, self._meta)
+        self._meta = meta = StoreMeta.read(self.path)
+        self._shards = Shards(self.path, meta)
+        self.model, self.data, self.how = meta.model, meta.data, meta.how
+        """Fingerprints of the model and of the dataset with its preprocessing, and what else decides the outputs."""
+        self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, meta.num_shards
+        """The number of dataset items (`len` leaves out skipped ones), of items in a shard, and of shards."""
 
     @classmethod
     def create(
@@ -128,36 +132,6 @@ class OutputStore:
         store = cls.create(path, size, shard_size=shard_size, model=model, data=data, how=how, overwrite=overwrite)
         store._shards.fill(batches, skipped, empty)
         return store
-
-    @property
-    def model(self) -> str | None:
-        """The fingerprint of the model, if one was given."""
-        return self._meta.model
-
-    @property
-    def data(self) -> str | None:
-        """The fingerprint of the dataset and its preprocessing, if one was given."""
-        return self._meta.data
-
-    @property
-    def how(self) -> str | None:
-        """A description of what else decides the outputs, if one was given."""
-        return self._meta.how
-
-    @property
-    def size(self) -> int:
-        """The number of dataset items; `len` leaves out those that were skipped."""
-        return self._meta.size
-
-    @property
-    def shard_size(self) -> int:
-        """S, the items of each shard but perhaps the last."""
-        return self._meta.shard_size
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards of a complete store."""
-        return self._meta.num_shards
 
     @property
     def missing(self) -> list[int]:
