@@ -240,7 +240,7 @@ def folder(tmp_path_factory):
         (folder / f"{world}").mkdir()
     workers = launch(folder)
     try:
-        ends = [(worker.communicate(timeout=120)[1], worker.returncode) for worker in workers]
+        ends = [(worker.communicate(timeout=600)[1], worker.returncode) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -10,7 +10,7 @@ import torch
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
-from sirc._utils.distributed import failing_together, gather_texts, gathered
+from sirc._utils.distributed import failing_together, gather_tensors, gather_texts
 from sirc._utils.precision import exact
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import SILENT, Progress
@@ -53,7 +53,7 @@ def fit_together(
         saved = fitter.state.save()
     place = torch.empty(0, device=device or (train.device if isinstance(train, Outputs) else "cpu")).device
     merged = fitter.state.empty()
-    for tensors in gathered(saved):
+    for tensors in gather_tensors(saved):
         merged.merge(merged.empty().load(tensors, place))
     fitter.state = merged
     if device is not None:
@@ -64,7 +64,7 @@ def fit_together(
             batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, second pass", share)
             second.read(batches, merged.check_batch)
     if second is not None:
-        second.load(gathered(second.save()), place)
+        second.load(gather_tensors(second.save()), place)
         with failing_together():
             parameters |= second.settle(merged.count, merged.checksum)
     parameters = _of_process_0(parameters)
