@@ -17,7 +17,7 @@ import sirc
 from sirc.data.base import ImageSet
 from sirc.data.device_cache import Held
 from sirc.data.preprocess import Preprocess
-from sirc.extraction.from_device import HeldSet
+from sirc.extraction.from_device import CachedSet
 from sirc.models.builders import build
 from sirc.training.batches import Batch
 from sirc.training.cuda_graph import CapturedStep
@@ -60,7 +60,7 @@ def extraction(count: int, device: torch.device, notes: list[str]) -> list[Row]:
     model = torchvision.models.resnet50().eval().to(device, memory_format=torch.channels_last)
     for side, some in ((224, count // 5), (64, count)):
         held = Held(torch.randint(256, (some, 3, side, side), dtype=torch.uint8, device=device), None, ())
-        images = HeldSet(Pictures(some, side), Preprocess(resize=side, crop=side), lambda held=held: held)
+        images = CachedSet(Pictures(some, side), Preprocess(resize=side, crop=side), lambda held=held: held)
         ready = torch.randn(min(_BATCH, some), 3, side, side, device=device)
         ready = ready.contiguous(memory_format=torch.channels_last)
 
@@ -72,7 +72,7 @@ def extraction(count: int, device: torch.device, notes: list[str]) -> list[Row]:
 
         with tempfile.TemporaryDirectory() as folder:
 
-            def ours(images: HeldSet = images, path: Path = Path(folder) / "store") -> None:
+            def ours(images: CachedSet = images, path: Path = Path(folder) / "store") -> None:
                 settings = {"precision": "bf16", "channels_last": True, "batch_size": _BATCH, "overwrite": True}
                 sirc.extract(model, images, path, **settings)
 

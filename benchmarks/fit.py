@@ -19,8 +19,7 @@ from _timing import Row, peak_memory, report, reset_peak, seconds, standard_opti
 from torch import Tensor
 
 import sirc
-from sirc.scores import Fitter
-from sirc.scores.fitting.fitter import Crossfit
+from sirc.scores import Crossfit, Fitter
 
 SPECS = [
     *("residual", "vim", "mahalanobis"),

@@ -290,12 +290,12 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
     with device_cache.Holding() as holding:
         held = load(holding, "cuda")
         assert load(holding, "cuda:0").pixels.data_ptr() == held.pixels.data_ptr()
-        reading = from_device.HeldPlan(from_device.HeldSet(images, preprocess, lambda: held), 16)
+        reading = from_device.CachedReader(from_device.CachedSet(images, preprocess, lambda: held), 16)
         seen = torch.cat([got.batch[0].cpu() for got in reading.read([range(20), range(20, 50)])])
         assert torch.equal(seen, torch.stack([images[i][0] for i in range(50)]))
         expected = sirc.extract(plain, images)
         got = sirc.extract(
-            plain.cuda(), from_device.HeldSet(images, preprocess, lambda: held), tmp_path / "store", head="3"
+            plain.cuda(), from_device.CachedSet(images, preprocess, lambda: held), tmp_path / "store", head="3"
         )
         torch.testing.assert_close(got.load().logits, expected.logits, rtol=1e-3, atol=1e-3)
         assert torch.equal(got.load().labels, images.labels)

@@ -1,4 +1,9 @@
-"""The errors that deserve a name of their own; all other bad input is a plain `ValueError`."""
+"""Errors with a name of their own; all other bad input is a plain `ValueError`."""
+
+from typing import Literal
+
+OnError = Literal["stop", "skip"]
+"""The two ways to go on at an image that cannot be read."""
 
 
 class NotFittedError(ValueError):

@@ -25,7 +25,7 @@ _WAYS = {
 _PROGRAM = """
 import sys, torch
 sys.path.insert(0, {source!r})
-from sirc._modes import full_products
+from sirc._utils.precision import full_products
 
 def now():
     found = []

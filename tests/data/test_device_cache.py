@@ -121,7 +121,7 @@ def test_a_benchmark_of_small_images_keeps_its_own_scaling(tmp_path):
     images = open_source(source, root=tmp_path, preprocess=preprocess, labelled=False)
     assert repr(images.transform) == repr(tested_with(source, preprocess))
     held = get(Holding(), images, geometry_of(source, preprocess))
-    normalise = from_device.as_in_a_test(preprocess, CPU)
+    normalise = from_device.normalisation(preprocess, CPU)
     assert torch.equal(normalise(held[slice(None)]), torch.stack([images[i] for i in range(3)]))
     assert held.pixels.shape == (3, 3, 12, 12)
 
@@ -131,7 +131,7 @@ def test_normalised_values_are_those_of_torchvision_to_the_last_bit(mean):
     every = torch.arange(256, dtype=torch.uint8).expand(3, 256, 256).contiguous()
     preprocess = Preprocess(resize=None, crop=None, mean=mean, std=(0.229, 0.224, 0.7))
     expected = preprocess.test()(Image.fromarray(every.permute(1, 2, 0).numpy()))
-    assert torch.equal(from_device.as_in_a_test(preprocess, CPU)(every[None])[0], expected)
+    assert torch.equal(from_device.normalisation(preprocess, CPU)(every[None])[0], expected)
 
 
 def test_only_missing_shards_are_computed_and_a_whole_store_decodes_nothing(tiny, decoded):

@@ -6,7 +6,7 @@ import torch
 
 import sirc
 from sirc.scores import parse
-from sirc.scores.fitting import budget as module
+from sirc.scores.fitting import tuning as module
 from support import reference, toys
 
 TOY = toys.WEAK

@@ -81,7 +81,7 @@ def test_scores_that_learn_nothing_have_nothing_to_crossfit():
 
 
 def test_in_sample_knn_counts_rows_outside_the_bank(monkeypatch):
-    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 60)
+    monkeypatch.setattr("sirc.scores.fitting.state.BANK_SIZE", 60)
     _, z, _, _, _, train, _ = small()
     fitted = sirc.fit(["sirc(msp, knn, l1)", "knn"], train, crossfit=0)
     kept, _ = Reservoir(60).update(torch.arange(200), {}).rows()
@@ -110,7 +110,7 @@ def test_in_sample_knn_inside_a_product_is_self_excluded_too():
 
 
 def test_crossfitted_knn_searches_the_bank_without_the_rows_fold(monkeypatch):
-    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 80)
+    monkeypatch.setattr("sirc.scores.fitting.state.BANK_SIZE", 80)
     _, z, _, _, _, train, _ = small()
     fitted = sirc.fit("sirc(msp, knn)", train, crossfit=5)
     kept = Reservoir(80).update(torch.arange(200), {}).rows()[0].numpy()
@@ -249,7 +249,7 @@ def test_shuffled_batches_are_refused_under_crossfitting(spec):
 
 
 def test_shuffled_batches_are_refused_where_the_bank_must_know_its_rows(monkeypatch):
-    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 60)
+    monkeypatch.setattr("sirc.scores.fitting.state.BANK_SIZE", 60)
     *_, train, _ = small()
     with pytest.raises(ValueError, match=SAME_ORDER):
         sirc.fit("sirc(msp, knn)", Shuffled(train), crossfit=0)

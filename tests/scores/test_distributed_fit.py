@@ -16,7 +16,7 @@ import torch
 
 import sirc
 from sirc import distributed
-from sirc.scores.fitting import fitter, rows
+from sirc.scores.fitting import rows, state
 from support import reference
 
 K, L, N = 5, 8, 300
@@ -78,7 +78,7 @@ def run(case, folder, *, shared):
     specs, _, settings = FITS[case]
     train, head = source(case, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitter, "BANK_SIZE", settings.get("bank", 12_500))
+        patch.setattr(state, "BANK_SIZE", settings.get("bank", 12_500))
         patch.setattr(rows, "BLOCK_ROWS", settings.get("block", 8192))
         tuning = {name: settings[name] for name in ("val", "ood") if name in settings}
         return sirc.fit(
@@ -206,7 +206,14 @@ def free_ports(count):
 def launch(folder):
     """Three processes, as torchrun starts them; the port is where two of them meet again."""
     first, second = free_ports(2)
-    common = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": first, "OMP_NUM_THREADS": 1}
+    path = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
+    common = {
+        "WORLD_SIZE": 3,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": first,
+        "OMP_NUM_THREADS": 1,
+        "PYTHONPATH": path,
+    }
     launched = []
     for rank in range(3):
         variables = common | {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 3}
@@ -233,7 +240,7 @@ def folder(tmp_path_factory):
         (folder / f"{world}").mkdir()
     workers = launch(folder)
     try:
-        ends = [(worker.communicate(timeout=120)[1], worker.returncode) for worker in workers]
+        ends = [(worker.communicate(timeout=600)[1], worker.returncode) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

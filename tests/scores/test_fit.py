@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
 from sirc import moments
-from sirc.scores.fitting import fitter as fitting
 from sirc.scores.fitting import rows as batches_module
+from sirc.scores.fitting import state
 from sirc.scores.moments import Moments, Reservoir, fold_of
 from support import reference
 
@@ -87,7 +87,7 @@ def test_data_are_read_twice_and_only_once_where_once_will_do():
 
 @pytest.mark.parametrize("crossfit", [0, 5])
 def test_a_one_shot_iterator_takes_its_statistics_from_the_reservoir(crossfit, monkeypatch):
-    monkeypatch.setattr(fitting, "BANK_SIZE", 90)
+    monkeypatch.setattr(state, "BANK_SIZE", 90)
     kept = np.sort(Reservoir(90).update(torch.arange(N), {}).rows()[0].numpy())
     spec = "sirc(msp, l1, residual, knn(k=3))"
     fitted = sirc.fit([spec, "residual"], (TRAIN[i:j] for i, j in PARTS), head=HEAD, crossfit=crossfit)
@@ -153,6 +153,18 @@ def test_any_number_of_workers_gives_the_same_fit(owner, shuffle, one_pass, cros
     fitter = merged(parts, one_pass=one_pass, crossfit=crossfit)
     whole = sirc.fit(SPECS, TRAIN, head=HEAD, crossfit=crossfit)
     assert_same_fit(fitter.finish(None if one_pass else TRAIN), whole)
+
+
+@pytest.mark.parametrize("crossfit", [0, 3])
+def test_saved_states_load_and_merge_to_the_same_fit(crossfit):
+    cpu = torch.device("cpu")
+    whole = state.FitState(SPECS, head=HEAD, crossfit=crossfit)
+    for rows in (range(150, N), [], range(150)):
+        saved = merged([rows], crossfit=crossfit).state.save()
+        whole.merge(whole.empty().load(saved, cpu))
+    fitter = sirc.Fitter(SPECS, head=HEAD, crossfit=crossfit)
+    fitter.state = whole.empty().load(whole.save(), cpu)
+    assert_same_fit(fitter.finish(TRAIN), sirc.fit(SPECS, TRAIN, head=HEAD, crossfit=crossfit))
 
 
 @pytest.mark.parametrize("parts", [[range(N), []], [[], range(N)], [[], range(100), [], range(100, N), []]])
@@ -450,7 +462,7 @@ def test_fitters_say_why_they_do_not_merge_or_finish():
     with pytest.raises(ValueError, match="fitters merge when specs, crossfit and one_pass are the same"):
         sirc.Fitter("msp").merge(sirc.Fitter("energy"))
     other = sirc.Fitter("msp").update(sirc.Outputs(LOGITS[:, :3]))
-    with pytest.raises(ValueError, match="fitters merge when they saw the same model; got num_classes 5 and 3"):
+    with pytest.raises(ValueError, match="fitters merge when their rows are of one model; got num_classes 5 and 3"):
         sirc.Fitter("msp").update(sirc.Outputs(LOGITS)).merge(other)
     with pytest.raises(ValueError, match=r"pass `finish\(train\)` for a second pass, or make the fitter with"):
         sirc.Fitter("sirc(msp, l1)").update(TRAIN).finish()

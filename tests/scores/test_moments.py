@@ -41,20 +41,20 @@ def test_moments_are_numpy_s():
 
 @pytest.mark.parametrize("classes", [None, 4])
 @pytest.mark.parametrize("second", [False, True])
-def test_moments_are_made_again_of_their_state(second, classes):
+def test_saved_moments_load_as_they_were(second, classes):
     z, y = (torch.as_tensor(x) for x in rows_of())
     m = Moments(second=second, classes=classes).update(z, y)
-    state = m.state()
-    assert set(state) == {"count", "mean"} | ({"scatter"} if second else set()) | (
+    saved = m.save()
+    assert set(saved) == {"count", "mean"} | ({"scatter"} if second else set()) | (
         {"class_count", "class_sum"} if classes else set()
     )
-    again = Moments.restored(state, second=second, classes=classes)
+    again = Moments.load(saved, second=second, classes=classes)
     for one in (again, Moments(second=second, classes=classes).merge(again)):
         assert one.count == 500
         assert torch.equal(one.mean, m.mean)
         assert not second or torch.equal(one.covariance, m.covariance)
         assert not classes or torch.equal(one.class_mean, m.class_mean)
-    nothing = Moments.restored(Moments().state())
+    nothing = Moments.load(Moments().save())
     assert nothing.count == 0
     assert nothing.merge(m if second and not classes else Moments().update(z)).count == 500
 
@@ -149,7 +149,7 @@ def test_moments_say_what_is_wrong():
         m.update(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="of each of the 3 rows; got 2"):
         m.update(torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="no rows were seen yet"):
+    with pytest.raises(ValueError, match="no rows were read yet"):
         _ = Moments().mean
     with pytest.raises(ValueError, match="second moments were not kept"):
         _ = Moments(second=False).update(torch.zeros(3, 2)).covariance

@@ -72,7 +72,7 @@ def test_labels_may_come_and_go_where_they_are_not_needed():
 
 
 def test_a_shuffling_loader_will_do_where_no_statistic_searches_the_bank(monkeypatch):
-    monkeypatch.setattr("sirc.scores.fitting.fitter.BANK_SIZE", 50)
+    monkeypatch.setattr("sirc.scores.fitting.state.BANK_SIZE", 50)
 
     class Shuffled:
         passes = 0

@@ -1,1 +1,1 @@
-"""Helpers without any knowledge of classifiers: arrays, checks, files, precision, hints, processes."""
+"""Helpers that know nothing of classifiers: arrays, checks, files, precision, hints, processes."""

@@ -1,4 +1,4 @@
-"""Turns arrays of any framework into torch tensors, without copying wherever the memory allows it."""
+"""Arrays of any framework as torch tensors, without a copy where the memory layout allows it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -20,7 +20,7 @@ ArrayLike: TypeAlias = Tensor | npt.ArrayLike | SupportsDLPack
 
 
 def as_tensor(name: str, value: object) -> Tensor:
-    """Give `value` as a detached tensor that shares memory with it; errors call it `name`.
+    """`value` as a detached tensor that shares its memory; errors call it `name`.
 
     Copies are made only where torch cannot express the layout: negative strides, foreign byte order, Python
     lists. Tensors made from read-only arrays share their memory too: callers must not write to the result.

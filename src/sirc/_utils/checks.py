@@ -1,7 +1,7 @@
-"""The checks every public entry shares, so that one mistake has one wording wherever it is made."""
+"""Checks that public functions share, so that one mistake has one wording."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
 import numpy.typing as npt
@@ -80,11 +80,11 @@ def check_labels(name: str, labels: Tensor, num_classes: int) -> None:
     row = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
     value = int(labels[row])
     if value < 0:
-        way_out = "Leave `labels` out for data that has none, such as OOD sets."
+        advice = "Leave `labels` out for data that has none, such as OOD sets."
     else:
-        way_out = "Did you pass labels of another class set, say ImageNet-1k? Use `Outputs(..., classes=…)`."
+        advice = "Did you pass labels of another class set, say ImageNet-1k? Use `Outputs(..., classes=…)`."
     raise ValueError(
-        f"`{name}` must be in 0…{num_classes - 1} for {num_classes} logits; got {value} at row {row}. {way_out}"
+        f"`{name}` must be in 0…{num_classes - 1} for {num_classes} logits; got {value} at row {row}. {advice}"
     )
 
 
@@ -108,11 +108,11 @@ def check_same_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
 
 def check_unit_interval(name: str, value: ArrayLike) -> None:
     """Require a share or a cost, such as α or β: a number, or an array of numbers, in [0, 1]."""
-    given = as_tensor(name, value)
-    if given.is_complex() or given.numel() == 0:
-        got = "complex numbers" if given.is_complex() else "an empty array"
+    numbers = as_tensor(name, value)
+    if numbers.is_complex() or numbers.numel() == 0:
+        got = "complex numbers" if numbers.is_complex() else "an empty array"
         raise ValueError(f"`{name}` must be numbers in [0, 1]; got {got}. Pass a fraction such as 0.5.")
-    values = given.to(torch.float64).reshape(-1)
+    values = numbers.to(torch.float64).reshape(-1)
     wrong = ((values >= 0) & (values <= 1)).logical_not_()  # true for NaN too
     if wrong.any():
         at = int(wrong.nonzero()[0])
@@ -131,9 +131,9 @@ def check_fraction(name: str, value: float) -> float:
 
 def check_number(name: str, value: float) -> float:
     """Require one real number and return it as a plain float."""
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise ValueError(f"`{name}` must be one number; got {type(value).__name__}. Loop over several.")
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # `float` would parse it
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"`{name}` must be one number; got {type(value).__name__}. Loop over several.") from error
@@ -141,27 +141,35 @@ def check_number(name: str, value: float) -> float:
 
 def check_positive(name: str, value: SupportsIndex) -> int:
     """Require a count of at least one and return it as a plain int."""
+    return check_at_least(name, value, 1)
+
+
+def check_at_least(name: str, value: SupportsIndex, least: int) -> int:
+    """Require a whole number that is not below `least` and return it as a plain int."""
     try:
-        count = operator.index(value)
+        number = operator.index(value)
     except TypeError:
-        count = 0
-    if count < 1 or isinstance(value, bool):
-        raise ValueError(f"`{name}` must be a whole number ≥ 1; got {value!r}. Pass an int such as 256.")
-    return count
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(
+            f"`{name}` must be a whole number ≥ {least}; got {value!r}. Pass an int such as {256 if least else 0}."
+        )
+    return number
 
 
-def differences(kept: Mapping[str, object], given: Mapping[str, object]) -> str:
-    """Say which settings differ: "size is 100, got 200"; nothing when none does."""
-    keys = [key for key in {**kept, **given} if kept.get(key) != given.get(key)]
-    return ", ".join(f"{key} is {kept.get(key, 'not known')}, got {given.get(key, 'nothing')}" for key in keys)
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Require one of a few words."""
+    if value not in choices:
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise ValueError(f"`{name}` must be {', '.join(others)} or {last}; got {value!r}.")
+
+
+def differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Say which settings differ: "size is 100, got 200"; empty where none does."""
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return ", ".join(f"{key} is {before.get(key, 'not known')}, got {now.get(key, 'nothing')}" for key in keys)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Say `float32` rather than `torch.float32`: the word NumPy uses too."""
     return str(dtype).removeprefix("torch.")
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Refuse a whole number below `least`."""
-    if value < least:
-        raise ValueError(f"`{name}` must be a whole number ≥ {least}; got {value}.")

@@ -1,4 +1,4 @@
-"""Several processes at one task: who this one is, what the others found, and failing together rather than waiting."""
+"""Processes that share a task: ranks, exchange of texts and tensors, failing together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sirc._utils.checks import dtype_name
 
-# What an error in one process is in the others; the last is for all else.
+# The types that an error of one process has in the others; the last stands for all other types.
 _KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -24,17 +24,17 @@ def _joined() -> bool:
 
 
 def rank() -> int:
-    """The number of this process, 0 where it is alone."""
+    """The number of this process; 0 where it is alone."""
     return dist.get_rank() if _joined() else 0
 
 
 def world() -> int:
-    """How many processes there are, 1 where this one is alone."""
+    """The number of processes; 1 where this one is alone."""
     return dist.get_world_size() if _joined() else 1
 
 
 def is_main() -> bool:
-    """Whether this is process 0, the one that writes what is written once."""
+    """Whether this is process 0, which does what must be done once."""
     return rank() == 0
 
 
@@ -55,7 +55,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
     if _joined() or not dist.is_available() or not all(os.environ.get(name) for name in _LAUNCHED):
         yield
         return
-    # Imported after the group is made, it would keep the group alive to the end, and its threads then abort the exit.
+    # Imported after the group is made, this module would keep the group alive to the end; its threads abort the exit.
     import torch.distributed.nn
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -75,7 +75,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
         dist.init_process_group("gloo", timeout=timeout)
     try:
         yield
-        barrier()  # who leaves early cuts off those still talking
+        barrier()  # a process that leaves early would cut off the others
     except BaseException:
         # NCCL may wait for the others on leaving, and they may never come; the launcher ends them.
         if device.type != "cuda":
@@ -86,7 +86,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """Run a part of the work, without exchanges; where it fails in one process, all raise and none waits for it.
+    """Run work without exchanges; where it fails in one process, all raise, so that none waits for it.
 
     Every process must enter it the same number of times.
     """
@@ -99,15 +99,15 @@ def failing_together() -> Iterator[None]:
             raise
     if world() == 1:
         return
-    words = "" if error is None else f"{type(error).__name__}: {error}"
+    message = "" if error is None else f"{type(error).__name__}: {error}"
     kind = next((number for number, known in enumerate(_KINDS) if isinstance(error, known)), len(_KINDS) - 1)
-    found = [json.loads(text) for text in gather_texts(json.dumps([words, kind]))]
+    everyone = [json.loads(text) for text in gather_texts(json.dumps([message, kind]))]
     if error is not None:
         error.add_note(f"This was process {rank()} of {world()}; the others stopped too.")
         raise error
-    for number, (other, kind) in enumerate(found):
-        if other:
-            raise _KINDS[kind](f"process {number} of {world()} failed: {other}")
+    for number, (message, kind) in enumerate(everyone):
+        if message:
+            raise _KINDS[kind](f"process {number} of {world()} failed: {message}")
 
 
 def gather_texts(text: str) -> list[str]:
@@ -126,11 +126,11 @@ def gather_texts(text: str) -> list[str]:
     return [bytes(text[: length - 1].cpu().numpy()).decode() for text, length in zip(texts, lengths, strict=True)]
 
 
-def gathered(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def gather_tensors(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The tensors of each process in turn, in the order of their numbers; names, shapes and types may differ.
 
-    Only those of one process are in memory at a time. Every process must use it up. They lie where the processes
-    talk: on the CPU, or with NCCL on the current GPU.
+    Only those of one process are in memory at a time, on the CPU or, with NCCL, on the current GPU. Every process must
+    use up the iterator.
     """
     if world() == 1:
         yield dict(tensors)
@@ -138,11 +138,6 @@ def gathered(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     headers = [json.loads(text) for text in gather_texts(_describe(tensors))]
     for source, header in enumerate(headers):
         yield _broadcast(tensors, header, source)
-
-
-def gather_tensors(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The tensors of all processes at once."""
-    return list(gathered(tensors))
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +169,7 @@ def _broadcast(
 
 
 def _device() -> torch.device:
-    """Where tensors must be for the backend to send them."""
+    """The device that the backend sends tensors from."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Writes files that are whole or absent, and reads back only files that are what was written."""
+"""Files: atomic writes, safetensors with checksums, .npz without pickle."""
 
 import hashlib
 import json
@@ -79,9 +79,7 @@ def write_safetensors(
     # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     buffers = {name: _bytes(tensors[name]) for name in names}
-    header: dict[str, object] = {
-        "__metadata__": {**metadata, _DIGEST: _digest(tensors, buffers, metadata)},
-    }
+    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: _digest(tensors, buffers, metadata)}}
     end = 0
     for name, buffer in buffers.items():
         start, end = end, end + buffer.nbytes
@@ -100,7 +98,7 @@ def write_safetensors(
 def read_safetensors(
     path: PathLike, *, verify: bool = True, foreign: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Give the tensors of a file, as memory-mapped views, and its metadata without the checksum.
+    """The tensors of a file, as memory-mapped views, and its metadata without the checksum.
 
     `verify` reads everything once to compare the checksum. `foreign` accepts a file that has none, as other
     programs write. The mapping is private: writing to a tensor never reaches the file.
@@ -119,7 +117,7 @@ def read_safetensors(
 
 
 def read_metadata(path: PathLike) -> dict[str, str]:
-    """Give the metadata of a file without its checksum, from the header alone: quick, and not verified."""
+    """The metadata of a file without its checksum, from the header alone: quick, and not verified."""
     _, metadata = _open_safetensors(path, data=False)
     metadata.pop(_DIGEST, None)
     return metadata
@@ -168,7 +166,7 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
 
 
 def array_names(path: PathLike) -> set[str]:
-    """Say which arrays a `.npz` file holds; none if it is not a whole one, which reading it will tell."""
+    """The names of the arrays in a `.npz` file; empty if it is damaged, which reading it reports."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist()}

@@ -1,4 +1,4 @@
-"""Modules of the user's own, found where the command is run."""
+"""Imports of the user's own modules from the current folder."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""Arithmetic that does not depend on the caller's modes: autocast, inference mode, gradients, TF32."""
+"""Precision of arithmetic: shields from the caller's autocast, inference mode, gradients and TF32."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
+
+Precision = Literal["fp32", "bf16"]
+"""The arithmetic that a network runs in; bf16 under autocast."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from sirc._utils.checks import check_at_least, check_positive
-from sirc._utils.choices import OnError, Precision
+from sirc._utils.precision import Precision
 from sirc.data import Source
+from sirc.errors import OnError
 from sirc.evaluation import MEAN, ORACLE, POOLED, WRONG
 from sirc.experiment.toml import dotted
 from sirc.models import Stem

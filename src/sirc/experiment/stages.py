@@ -11,17 +11,15 @@ from torch import nn
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
-from sirc._utils.choices import OnError
 from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of
-from sirc.errors import ImageError, StoreError
+from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
 from sirc.experiment.network import build, fingerprint_of, load_head, network, recipe_of, save_head
 from sirc.experiment.stage import Inputs, Stage
-from sirc.extraction import HeldSet, extract, known_weights, refuse_fatal
+from sirc.extraction import CachedSet, extract, known_weights, refuse_fatal
 from sirc.models import find_head
-from sirc.outputs import FILE as STORE_FILE
-from sirc.outputs import Head, OutputStore
+from sirc.outputs import STORE_FILE, Head, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
@@ -299,7 +297,7 @@ def _on_device(
     device: torch.device | str,
     progress: Progress,
     holding: Holding | None,
-) -> HeldSet:
+) -> CachedSet:
     """The images, to be read from the device; decoded when the first of their outputs is missing."""
     preprocess = geometry_of(experiment.source(name), experiment.preprocess)
 
@@ -313,7 +311,7 @@ def _on_device(
             progress=progress,
         )
 
-    return HeldSet(images, preprocess, load)
+    return CachedSet(images, preprocess, load)
 
 
 def _check_held_out(

@@ -1,4 +1,4 @@
-"""Extraction from images that are held on the device: the batches of files, without reading any."""
+"""Extraction from images cached on the device: the batches that files would give, without reading any."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @final
-class HeldSet(Dataset[object]):
-    """Images to extract from, read from where they are held; `load` brings them there if need be."""
+class CachedSet(Dataset[object]):
+    """Images to extract from, read from a cache on the device; `load` fills it if need be."""
 
     def __init__(self, images: ImageSet, preprocess: Preprocess, load: Callable[[], Held]) -> None:
         self.images = images
@@ -33,7 +33,7 @@ class HeldSet(Dataset[object]):
 
     @property
     def fingerprint(self) -> str:
-        """That of the images: where they are read from changes nothing."""
+        """The fingerprint of the images: reading them from a cache changes nothing."""
         return self.images.fingerprint
 
     def where(self, index: int) -> str:
@@ -42,57 +42,53 @@ class HeldSet(Dataset[object]):
 
 
 @final
-class HeldPlan(Reader):
-    """Reads a `HeldSet` in the batches of a `Plan`: same rows, same values, no worker."""
+class CachedReader(Reader):
+    """Reads a `CachedSet` in the batches of a `Plan`: same rows, same values, no worker."""
 
-    dataset: HeldSet
+    dataset: CachedSet
 
-    def __init__(self, dataset: HeldSet, batch_size: int) -> None:
+    def __init__(self, dataset: CachedSet, batch_size: int) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
-        """Read these rows in order; nothing is decoded where there are none."""
+        """Read these rows in order; without any, the cache is not filled."""
         if not spans:
             return
-        held, labels = self.dataset.load(), self.dataset.images.labels
-        normalise = as_in_a_test(self.dataset.preprocess, held.pixels.device)
-        lost_at = [item.index for item in held.lost]
-        for start, stop in _batches(spans, self.batch_size):
-            lost = list(held.lost[bisect_left(lost_at, start) : bisect_left(lost_at, stop)])
+        cache, labels = self.dataset.load(), self.dataset.images.labels
+        normalise = normalisation(self.dataset.preprocess, cache.pixels.device)
+        lost_at = [item.index for item in cache.lost]
+        starts = [(start, span.stop) for span in spans for start in range(span.start, span.stop, self.batch_size)]
+        for start, end in starts:
+            stop = min(start + self.batch_size, end)
+            lost = list(cache.lost[bisect_left(lost_at, start) : bisect_left(lost_at, stop)])
             index: Sequence[int] = range(start, stop)
-            part: slice | Tensor = slice(start, stop)
+            rows: slice | Tensor = slice(start, stop)
             if lost:
-                gone = {item.index for item in lost}
-                index = [i for i in index if i not in gone]
-                part = torch.tensor(index, dtype=torch.int64)
+                unreadable = {item.index for item in lost}
+                index = [i for i in index if i not in unreadable]
+                rows = torch.tensor(index, dtype=torch.int64)
             batch: object = None
             if index:
-                x = normalise(held[part if isinstance(part, slice) else part.to(held.pixels.device)])
-                batch = x if labels is None else (x, labels[part])
+                x = normalise(cache[rows if isinstance(rows, slice) else rows.to(cache.pixels.device)])
+                batch = x if labels is None else (x, labels[rows])
             yield Reading(index, batch, lost)
 
 
+def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None:
+    """Stop at images that could not be read because the machine failed, such as a disk; ignore bad images."""
+    for item in lost:
+        if item.fatal:
+            raise OSError(f"{where(item.index)} cannot be opened, which is no fault of the image: {item.why}")
+
+
 def refuse_fatal(images: ImageSet) -> Lose:
-    """Stop where the machine failed and not the image; what else is lost is counted when its row is read."""
-
-    def lose(lost: Sequence[Unreadable]) -> None:
-        for item in lost:
-            if item.fatal:
-                where = images.where(item.index)
-                raise OSError(f"{where} cannot be opened, which is no fault of the image: {item.why}")
-
-    return lose
+    """A callback that stops where the machine failed; bad images are counted when their rows are read."""
+    return lambda lost: raise_fatal(lost, images.where)
 
 
-def _batches(spans: Sequence[range], size: int) -> Iterator[tuple[int, int]]:
-    for span in spans:
-        for start in range(span.start, span.stop, size):
-            yield start, min(start + size, span.stop)
-
-
-def as_in_a_test(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The normalisation of `Preprocess.test`, step by step as torchvision does it, so that the values are the same."""
+def normalisation(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The normalisation of `Preprocess.test`, in torchvision's order of steps, so that the values are the same."""
     mean = torch.tensor(preprocess.mean, device=device)[:, None, None]
     std = torch.tensor(preprocess.std, device=device)[:, None, None]
     return lambda images: images.to(torch.float32).mul_(1.0 / 255).sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""From any model and any data to outputs: logits, the features caught at the head, labels; whole or in shards."""
+"""The `extract` function: any model over any data to outputs, in memory or in a store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sirc._utils import distributed
-from sirc._utils.checks import check_positive
-from sirc._utils.choices import OnError, Precision
+from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.files import PathLike
+from sirc._utils.precision import Precision
 from sirc.data import Reader, Unreadable, check_repeatable, plan
-from sirc.extraction.from_device import HeldPlan, HeldSet
+from sirc.errors import OnError
+from sirc.extraction.from_device import CachedReader, CachedSet
 from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
@@ -88,8 +89,8 @@ def extract(
     """Run `model` over `data` and keep its logits, the features that its head saw, and the labels.
 
     `data` is a `Dataset` (read `batch_size` at a time by `workers` processes), a `DataLoader` that does not shuffle,
-    or any iterable of batches, read as it comes. A batch is a tensor, (inputs, labels), or a dict. The model runs where
-    it is, in evaluation mode, and is left as it was.
+    or any iterable of batches, read in order. A batch is a tensor, (inputs, labels), or a dict. The model runs where
+    it is, in evaluation mode, and is then left as it was.
 
     Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
     written as they are ready, so memory does not grow with the data. An interrupted run is taken up where it stopped;
@@ -109,47 +110,45 @@ def extract(
         workers: the number of processes that read, for a `Dataset`.
         precision: "bf16" runs the model under autocast, and its last layer in float32 so that logits keep their order.
         channels_last: give images to the model in that memory format.
-        dtype: what logits and features are stored as; by default as the model gives them.
+        dtype: the type to store logits and features in; by default the model's.
         shard_size: the rows of one shard.
         size: the number of rows in all, for an iterable that has no length.
         on_error: "stop" at an image that cannot be read, or "skip" it, counted and named.
         overwrite: delete what a store at `path` holds.
-        progress: where to report.
-        name: what to call this work there.
+        progress: where to report progress.
+        name: the name of this task there.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Build it first.")
-    for option, value, known in (("on_error", on_error, ("stop", "skip")), ("precision", precision, ("fp32", "bf16"))):
-        if value not in known:
-            raise ValueError(f'`{option}` must be "{known[0]}" or "{known[1]}"; got {value!r}.')
+    check_choice("on_error", on_error, ("stop", "skip"))
+    check_choice("precision", precision, ("fp32", "bf16"))
     check_positive("shard_size", shard_size)
-    if not isinstance(workers, int) or workers < 0:
-        raise ValueError(f"`workers` must be a whole number ≥ 0; got {workers!r}.")
+    check_at_least("workers", workers, 0)
     _check_joined()
     runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
     check_positive("batch_size", batch_size)
-    held = isinstance(data, HeldSet)
-    reading: Reader | None = (
-        HeldPlan(data, batch_size) if isinstance(data, HeldSet) else plan(data, batch_size=batch_size, workers=workers)
-    )
-    lost: list[Unreadable] = []
-    if reading is None:
-        result = _as_it_comes(runner, data, path, shard_size, size, overwrite, progress, name)
+    reader: Reader | None
+    if isinstance(data, CachedSet):
+        reader = CachedReader(data, batch_size)
     else:
-        if size not in (None, len(reading)):
-            raise ValueError(f"`size` must be the length of the data, {len(reading)}; got {size}. Leave it out.")
-        if not held:  # what is held was read once, and is the same ever after
-            check_repeatable(reading.dataset)
-        work = Extraction(runner, reading, on_error, progress, name, lost)
-        result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
-        skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in lost]
-        if skipped and distributed.is_main():
-            progress.note(_skipped(reading, skipped, {item.index: item.why for item in lost}))
+        reader = plan(data, batch_size=batch_size, workers=workers)
+        if reader is None:
+            return _extract_in_order(runner, data, path, shard_size, size, overwrite, progress, name)
+    if size not in (None, len(reader)):
+        raise ValueError(f"`size` must be the length of the data, {len(reader)}; got {size}. Leave it out.")
+    if not isinstance(data, CachedSet):  # a cache gives the same images each time
+        check_repeatable(reader.dataset)
+    lost: list[Unreadable] = []
+    work = Extraction(runner, reader, on_error, progress, name, lost)
+    result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
+    skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in lost]
+    if skipped and distributed.is_main():
+        progress.note(_list_skipped(reader, skipped, {item.index: item.why for item in lost}))
     return result
 
 
 def _check_joined() -> None:
-    """Launched processes that do not know of each other would all do the whole work."""
+    """Require that launched processes have joined, else each would do all of the work."""
     count = int(os.environ.get("WORLD_SIZE") or 1)
     if count > 1 and distributed.world() == 1:
         raise ValueError(
@@ -158,14 +157,14 @@ def _check_joined() -> None:
         )
 
 
-def _skipped(reading: Reader, skipped: list[int], why: dict[int, str]) -> str:
-    """Count and name the images without a row; those that other processes or earlier runs met are without a reason."""
-    lines = [f"\n  {reading.where(index)}{': ' + why[index] if index in why else ''}" for index in skipped[:20]]
+def _list_skipped(reader: Reader, skipped: list[int], why: dict[int, str]) -> str:
+    """Count and name the images without a row, with the reason where this process met it."""
+    lines = [f"\n  {reader.where(index)}{': ' + why[index] if index in why else ''}" for index in skipped[:20]]
     more = f"\n  … and {len(skipped) - 20} more" if len(skipped) > 20 else ""
-    return f"{len(skipped)} of {len(reading)} images could not be read and were skipped:{''.join(lines)}{more}"
+    return f"{len(skipped)} of {len(reader)} images could not be read and were skipped:{''.join(lines)}{more}"
 
 
-def _as_it_comes(
+def _extract_in_order(
     runner: Runner,
     data: object,
     path: PathLike | None,
@@ -175,7 +174,7 @@ def _as_it_comes(
     progress: Progress,
     name: str,
 ) -> Outputs | OutputStore:
-    """The outputs of batches that can only be read in their order."""
+    """Extract from batches that can only be read in order, by one process."""
     if not isinstance(data, Iterable) or isinstance(data, Mapping | str | bytes | Tensor):
         raise ValueError(
             f"`data` must be a Dataset, a DataLoader or an iterable of batches; got {type(data).__name__}. "

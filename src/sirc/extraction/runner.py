@@ -1,4 +1,4 @@
-"""A model with its features caught: a batch in, logits, features and labels out, as they are to be stored."""
+"""Runner: a model and a hook for its features; turns a batch into logits, features and labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sirc._utils.checks import dtype_name
-from sirc._utils.choices import Precision
+from sirc._utils.precision import Precision
 from sirc.data import Reader
 from sirc.models import LABEL_KEYS, call_model, capture_features, evaluating, find_head, model_logits
 from sirc.outputs import Head
@@ -19,7 +19,7 @@ from sirc.outputs import Head
 
 @final
 class Runner:
-    """The model with its features caught: a batch in, (logits, features, labels) out, in the dtype to store."""
+    """Calls a model and catches its features: a batch in, (logits, features, labels) out, in the dtype to store."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Runner:
         self.dtype = dtype
         self._take: Callable[[], Tensor] | None = None
         self._stack = ExitStack()
-        # A layer that was found gives the logits and nothing else does; one that was named may be followed by more.
+        # A layer that `find_head` found gives the logits itself; one that the user named may be followed by others.
         self._is_last = not isinstance(head, str)
 
     @property
@@ -49,26 +49,26 @@ class Runner:
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
-    def find_layer(self, reading: Reader) -> None:
+    def find_layer(self, reader: Reader) -> None:
         """Find the head, if it is not known, with the first item that can be read."""
         if not self.features or self.layer is not None:
             return
         with self.running():
-            for start in range(0, len(reading), reading.batch_size):
-                for got in reading.read([range(start, min(start + 2, len(reading)))], workers=0):
+            for start in range(0, len(reader), reader.batch_size):
+                for got in reader.read([range(start, min(start + 2, len(reader)))], workers=0):
                     if got.batch is not None:
                         self.layer = find_head(self.model, _first_rows(self._formatted(got.batch))).name
                         return
 
     def how(self) -> str:
-        """What decides the outputs beside the model and the data, for the store to remember."""
+        """The settings that decide the outputs beside model and data, for the store to remember."""
         dtype = "as computed" if self.dtype is None else dtype_name(self.dtype)
         features = f"features of {self.layer!r}" if self.features else "no features"
         return f"{features}, {'labels' if self.labels else 'no labels'}, {self.precision}, stored {dtype}"
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluation mode, no gradients, the asked-for precision; everything as it was afterwards."""
+        """Evaluation mode, no gradients, the precision asked for; restored at the end."""
         with ExitStack() as self._stack:
             stack = self._stack
             stack.enter_context(evaluating(self.model))
@@ -109,15 +109,14 @@ class Runner:
 
 def _labels(batch: object, rows: int) -> Tensor | None:
     """The labels of (inputs, labels) or of a dict, if it has any."""
+    values: object = None
     if isinstance(batch, tuple | list):
-        found = batch[1] if len(batch) > 1 else None
+        values = batch[1] if len(batch) > 1 else None
     elif isinstance(batch, Mapping):
-        found = next((batch[key] for key in sorted(LABEL_KEYS) if key in batch), None)
-    else:
-        found = None
-    if found is None:
+        values = next((batch[key] for key in sorted(LABEL_KEYS) if key in batch), None)
+    if values is None:
         return None
-    labels = torch.as_tensor(found)
+    labels = torch.as_tensor(values)
     if labels.shape != (rows,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"`labels` must be one whole number for each of the {rows} inputs; got {labels.dtype} of shape "
@@ -127,7 +126,7 @@ def _labels(batch: object, rows: int) -> Tensor | None:
 
 
 def _first_rows(batch: object) -> object:
-    """The first two rows of a batch, to look at the model with."""
+    """The first two rows of a batch, to find the head with."""
     if isinstance(batch, tuple | list):
         return [_first_rows(batch[0])]
     if isinstance(batch, Mapping):

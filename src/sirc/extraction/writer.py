@@ -1,4 +1,4 @@
-"""The work of extraction: rows in shards, unreadable ones counted, shards written while the model goes on."""
+"""Extraction of a dataset shard by shard, written to disk while the model goes on."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from sirc._utils import distributed
-from sirc._utils.choices import OnError
 from sirc._utils.files import PathLike
 from sirc.data import Reader, Unreadable, data_fingerprint
-from sirc.errors import ImageError, StoreError
+from sirc.errors import ImageError, OnError, StoreError
+from sirc.extraction.from_device import raise_fatal
 from sirc.extraction.runner import Runner
 from sirc.models import fingerprint
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress, Task
 
 _STALE_SECONDS = 600  # a temporary file this old has no writer any more
-_KNOWN: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_FINGERPRINTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_Rows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @contextmanager
 def known_weights(model: nn.Module) -> Iterator[str]:
     """Take the model's fingerprint once for all datasets; inside, nothing may change its weights."""
-    _KNOWN[model] = fingerprint(model)
+    _FINGERPRINTS[model] = fingerprint(model)
     try:
-        yield _KNOWN[model]
+        yield _FINGERPRINTS[model]
     finally:
-        del _KNOWN[model]
+        del _FINGERPRINTS[model]
 
 
 @final
@@ -45,14 +46,14 @@ class Extraction:
     def __init__(
         self,
         runner: Runner,
-        reading: Reader,
+        reader: Reader,
         on_error: OnError,
         progress: Progress,
         name: str,
         lost: list[Unreadable],
     ) -> None:
         self.runner = runner
-        self.reading = reading
+        self.reader = reader
         self.on_error = on_error
         self.progress = progress
         self.name = name
@@ -60,7 +61,7 @@ class Extraction:
 
     def in_memory(self, block: int) -> Outputs:
         """All rows, on the CPU."""
-        size = len(self.reading)
+        size = len(self.reader)
         spans = [range(start, min(start + block, size)) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
             parts = [outputs for _, outputs, _ in self._outputs(spans, task) if len(outputs)]
@@ -69,12 +70,12 @@ class Extraction:
         return Outputs.cat(parts)
 
     def on_disk(self, path: PathLike, shard_size: int, overwrite: bool) -> OutputStore:
-        """The store, with every shard of this process that is missing written, and all others waited for."""
+        """The store, after this process wrote those of its shards that were missing and all others did too."""
         rank, world = distributed.rank(), distributed.world()
         with distributed.failing_together():
-            model = _KNOWN.get(self.runner.model) or fingerprint(self.runner.model)
-            data = data_fingerprint(self.reading.dataset)
-            self._settle_layer(path, overwrite)
+            model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
+            data = data_fingerprint(self.reader.dataset)
+            self._find_layer(path, overwrite)
             if overwrite and distributed.is_main():
                 self._create(path, shard_size, model, data, overwrite=True)
         with distributed.failing_together():
@@ -84,7 +85,7 @@ class Extraction:
             for i in mine:
                 _sweep(store.path, i)
                 if i not in missing:
-                    store.shard(i)  # compares its checksum: a damaged one is told now, not when all the rest is done
+                    store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
             self._refuse_skipped(store)
         with distributed.failing_together():
             spans = [store.items(i) for i in missing]
@@ -96,20 +97,20 @@ class Extraction:
                     writer.write(missing[number], outputs, skipped)
         return store
 
-    def _settle_layer(self, path: PathLike, overwrite: bool) -> None:
-        """Know the layer before the store does: that of a finished one, or the one that the model shows."""
+    def _find_layer(self, path: PathLike, overwrite: bool) -> None:
+        """Find the layer of the features: that of a finished store, else the model's head."""
         try:
             store = None if overwrite else OutputStore(path)
         except StoreError:
             store = None
         if self.runner.layer is None and store is not None and store.complete and store.how is not None:
             self.runner.layer = _layer_in(store.how)
-        self.runner.find_layer(self.reading)
+        self.runner.find_layer(self.reader)
 
     def _create(self, path: PathLike, shard_size: int, model: str, data: str, overwrite: bool = False) -> OutputStore:
         return OutputStore.create(
             path,
-            len(self.reading),
+            len(self.reader),
             shard_size=shard_size,
             model=model,
             data=data,
@@ -118,57 +119,52 @@ class Extraction:
         )
 
     def _refuse_skipped(self, store: OutputStore) -> None:
-        """What an earlier run skipped is no complete answer to one that must not skip."""
+        """Refuse a store in which an earlier run skipped images, unless this one may skip too."""
         if self.on_error == "stop" and (skipped := store.skipped):
             raise StoreError(
                 f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
-                f"{self.reading.where(skipped[0])}. Mend them and delete the shards that lack them, or do without: "
+                f"{self.reader.where(skipped[0])}. Mend them and delete the shards that lack them, or do without: "
                 '`--set extract.on_error=skip`, or `on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
             )
 
     def _outputs(self, spans: list[range], task: Task) -> Iterator[tuple[int, Outputs, list[int]]]:
         """The number, the outputs and the unreadable rows of each span in turn."""
         pin = self.runner.device.type == "cuda"
-        parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        number, seen, skipped = 0, 0, list[int]()
-        layout: Outputs | None = None
+        parts: list[_Rows] = []
+        number, rows_read, skipped = 0, 0, list[int]()
+        empty: Outputs | None = None
         with self.runner.running():
-            for got in self.reading.read(spans, pin=pin):
+            for got in self.reader.read(spans, pin=pin):
                 self._lose(got.lost)
                 skipped += [item.index for item in got.lost]
                 if got.batch is not None:
                     parts.append(self.runner(got.batch))
                 rows = len(got.index) + len(got.lost)
-                seen += rows
+                rows_read += rows
                 task.advance(rows)
-                if seen == len(spans[number]):
-                    outputs = self._join(parts, spans[number], layout)
-                    layout = layout or outputs[:0]
+                if rows_read == len(spans[number]):
+                    outputs = self._join(parts, spans[number], empty)
+                    empty = empty or outputs[:0]
                     yield number, outputs, skipped
-                    parts, number, seen, skipped = [], number + 1, 0, []
+                    parts, number, rows_read, skipped = [], number + 1, 0, []
 
     def _lose(self, lost: list[Unreadable]) -> None:
         self.lost += lost
-        for item in lost:
-            if item.fatal:
-                where = self.reading.where(item.index)
-                raise OSError(f"{where} cannot be opened, which is no fault of the image: {item.why}")
+        raise_fatal(lost, self.reader.where)
         if lost and self.on_error == "stop":
             raise ImageError(
-                f"every image must be readable; {self.reading.where(lost[0].index)} is not: {lost[0].why} Mend or "
+                f"every image must be readable; {self.reader.where(lost[0].index)} is not: {lost[0].why} Mend or "
                 "remove it, or skip, count and name such images: `--set extract.on_error=skip`, or "
                 '`on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
             )
 
-    def _join(
-        self, parts: list[tuple[Tensor, Tensor | None, Tensor | None]], rows: range, layout: Outputs | None
-    ) -> Outputs:
+    def _join(self, parts: list[_Rows], rows: range, empty: Outputs | None) -> Outputs:
         if not parts:
-            if layout is None:
+            if empty is None:
                 raise ImageError(
                     f"none of the first {len(rows)} images can be read; the first: {self.lost[0].why} Check the path."
                 )
-            return layout
+            return empty
         columns = [None if column[0] is None else torch.cat(column).cpu() for column in zip(*parts, strict=True)]
         try:
             return Outputs(*columns)  # type: ignore[arg-type]
@@ -179,7 +175,7 @@ class Extraction:
 
 @final
 class _Writer:
-    """Writes shards in a thread of its own, one ahead, so that the model need not wait for the disk."""
+    """Writes one shard at a time in a thread of its own, so that the model need not wait for the disk."""
 
     def __init__(self, store: OutputStore) -> None:
         self.store = store
@@ -187,7 +183,7 @@ class _Writer:
         self._last: Future[None] | None = None
 
     def write(self, i: int, outputs: Outputs, skipped: list[int]) -> None:
-        """Hand over a shard; what went wrong with the one before is raised here."""
+        """Hand over a shard; raises the error of the one before, if there was any."""
         self._wait()
         self._last = self._pool.submit(self.store.write, i, outputs, skipped)
 
@@ -208,7 +204,7 @@ class _Writer:
 
 
 def _sweep(folder: Path, i: int) -> None:
-    """Remove what killed writers of a shard left."""
+    """Remove temporary files that killed writers of a shard left."""
     for file in folder.glob(f".shard-{i:05}.*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - file.stat().st_mtime > _STALE_SECONDS:
@@ -216,5 +212,5 @@ def _sweep(folder: Path, i: int) -> None:
 
 
 def _layer_in(how: str) -> str | None:
-    found = re.match(r"features of '(.*)', (?:no )?labels, ", how)
-    return found[1] if found else None
+    match = re.match(r"features of '(.*)', (?:no )?labels, ", how)
+    return match[1] if match else None

@@ -1,8 +1,8 @@
-"""What a model said about a dataset: logits, features and labels in memory or in a store, and its final layer."""
+"""Outputs of a model on a dataset, in memory or in a store on disk, and the head that computed them."""
 
 from sirc.outputs.head import Head
-from sirc.outputs.meta import FILE
+from sirc.outputs.meta import STORE_FILE
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
 
-__all__ = ["FILE", "Head", "OutputStore", "Outputs"]
+__all__ = ["STORE_FILE", "Head", "OutputStore", "Outputs"]

@@ -1,4 +1,4 @@
-"""Head: the weights and the bias of a classifier's final linear layer, v = W z + b."""
+"""Head: weight and bias of a classifier's final linear layer, v = W z + b."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""Turns the labels of a dataset, whatever numbers or names it uses, into columns of the logits."""
+"""Labels: from the numbers or names that a dataset uses to columns of the logits."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _ONE_HOT = "For one-hot labels, pass `labels.argmax(1)`."
 
 
 def as_columns(labels: ArrayLike, logits: Tensor, classes: ArrayLike | None = None) -> Tensor:
-    """Give validated int64 columns on the device of the logits; `classes` has the label of each column."""
+    """Validated int64 columns on the device of the logits; `classes` has the label of each column."""
     if classes is None:
         if _strings(labels) is not None:
             raise ValueError(
@@ -62,7 +62,7 @@ def _class_names(classes: ArrayLike, num_classes: int) -> npt.NDArray[Any]:
 
 
 def _names(name: str, value: ArrayLike) -> npt.NDArray[Any]:
-    """Give integers or strings as a NumPy array."""
+    """Integers or strings as a NumPy array."""
     strings = _strings(value)
     if strings is not None:
         return strings
@@ -73,7 +73,7 @@ def _names(name: str, value: ArrayLike) -> npt.NDArray[Any]:
 
 
 def _strings(value: ArrayLike) -> npt.NDArray[np.str_] | None:
-    """Give the strings in `value` as a NumPy array, since torch has none, or None if it holds others."""
+    """The strings in `value` as a NumPy array, as torch has none; None if it holds anything else."""
     if isinstance(value, Tensor):
         return None
     in_list = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)

@@ -1,9 +1,9 @@
-"""What a model said about a dataset: logits, and with them features and labels where they are known."""
+"""Outputs: the logits of a model on a dataset, with features and labels where they are known."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeAlias, final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -23,14 +23,13 @@ from sirc._utils.files import PathLike, read_npz, read_safetensors, require_arra
 from sirc.errors import StoreError
 from sirc.outputs.labels import as_columns
 
-Batch: TypeAlias = "Outputs | Mapping[str, ArrayLike | None] | Sequence[ArrayLike | None]"
 _FIELDS = ("logits", "features", "labels")
 _FORMAT = "sirc.Outputs/1"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the parts of one dataset have in common."""
+    """Sizes and types that all parts of one dataset share."""
 
     num_classes: int
     num_features: int | None
@@ -39,7 +38,7 @@ class Layout:
     features_dtype: torch.dtype | None
 
     def differences(self, other: "Layout") -> str:
-        """Say what differs, or nothing."""
+        """Name the sizes and types that differ; empty where none does."""
         return differences(vars(self), vars(other))
 
 
@@ -71,9 +70,9 @@ class Outputs:
         classes: ArrayLike | None = None,
     ) -> None:
         v = as_tensor("logits", logits)
-        alone = "For a single sample, pass `logits[None]`."
+        single = "For a single sample, pass `logits[None]`."
         binary = "Give each class a column; a binary model's one logit v is the pair (0, v)."
-        check_shape("logits", v, n=1, K=2, hint=alone if v.ndim == 1 else binary)
+        check_shape("logits", v, n=1, K=2, hint=single if v.ndim == 1 else binary)
         check_floating("logits", v)
         check_finite("logits", v)
         z = None
@@ -96,11 +95,15 @@ class Outputs:
         self._predictions: Tensor | None = None
 
     @classmethod
-    def _trusted(cls, logits: Tensor, features: Tensor | None, labels: Tensor | None) -> Self:
-        """Parts of what was validated before: no check, no read of the data."""
+    def _trusted(cls, logits: Tensor, features: Tensor | None = None, labels: Tensor | None = None) -> Self:
+        """Make one of tensors that were validated before, without any check."""
         outputs = cls.__new__(cls)
         outputs._set(logits, features, labels)
         return outputs
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors that are there, by field."""
+        return {field: value for field in _FIELDS if (value := getattr(self, field)) is not None}
 
     @classmethod
     def of(cls, batch: object) -> "Outputs":
@@ -129,17 +132,15 @@ class Outputs:
             raise ValueError("`cat` must get at least one `Outputs`; got none. Check that the source has batches.")
         first, *others = parts
         for number, other in enumerate(others, start=1):
-            if words := first.layout.differences(other.layout):
+            if differing := first.layout.differences(other.layout):
                 raise ValueError(
-                    f"the parts of `cat` must be alike; part {number} is not like part 0: {words}. "
+                    f"the parts of `cat` must be alike; part {number} is not like part 0: {differing}. "
                     "Convert with `.to(dtype=…)`, or drop what only some have."
                 )
         if not others:
             return first
         return cls._trusted(
-            torch.cat([part.logits for part in parts]),
-            _cat_present([part.features for part in parts]),
-            _cat_present([part.labels for part in parts]),
+            **{field: torch.cat([getattr(part, field) for part in parts]) for field in first._tensors()}
         )
 
     @property
@@ -196,7 +197,7 @@ class Outputs:
 
     @property
     def layout(self) -> "Layout":
-        """What it must share with another `Outputs` to be part of the same dataset."""
+        """Sizes and types that another `Outputs` of the same dataset must share."""
         return Layout(
             num_classes=self.num_classes,
             num_features=self.num_features,
@@ -209,30 +210,21 @@ class Outputs:
         """Move to a device, or give logits and features another dtype; labels stay int64. May return self."""
         if dtype is not None:
             check_floating("dtype", dtype)
-
-        def move(name: str, x: Tensor) -> Tensor:
-            moved = x.to(device=device, dtype=dtype)
-            if torch.finfo(moved.dtype).max < torch.finfo(x.dtype).max:
-                check_finite(f"{name}.to({dtype_name(moved.dtype)})", moved)
-            return moved
-
-        logits = move("logits", self._logits)
-        features = None if self._features is None else move("features", self._features)
-        labels = None if self._labels is None else self._labels.to(device=device)
-        if logits is self._logits and features is self._features and labels is self._labels:
-            return self
-        return self._trusted(logits, features, labels)
+        moved = {}
+        for field, x in self._tensors().items():
+            moved[field] = x.to(device=device, dtype=None if field == "labels" else dtype)
+            to = moved[field].dtype
+            if to != x.dtype and torch.finfo(to).max < torch.finfo(x.dtype).max:
+                check_finite(f"{field}.to({dtype_name(to)})", moved[field])
+        unchanged = all(moved[field] is x for field, x in self._tensors().items())
+        return self if unchanged else self._trusted(**moved)
 
     def __len__(self) -> int:
         return len(self._logits)
 
     def __getitem__(self, key: int | slice | ArrayLike) -> "Outputs":
         index = row_index(key, len(self), self.device)
-        return self._trusted(
-            self._logits[index],
-            None if self._features is None else self._features[index],
-            None if self._labels is None else self._labels[index],
-        )
+        return self._trusted(**{field: x[index] for field, x in self._tensors().items()})
 
     def batches(self, batch_size: int) -> "Iterator[Outputs]":
         """Iterate over views of at most `batch_size` rows each, in order."""
@@ -244,12 +236,10 @@ class Outputs:
         as_npz = _is_npz(path)
         if len(self) == 0:
             raise ValueError("outputs must have at least one row to be saved; got an empty selection. Select some.")
-        values = {field: getattr(self, field) for field in _FIELDS}
-        tensors = {field: value for field, value in values.items() if value is not None}
         if as_npz:
-            write_npz(path, tensors, overwrite=overwrite)
+            write_npz(path, self._tensors(), overwrite=overwrite)
         else:
-            write_safetensors(path, tensors, {"format": _FORMAT}, overwrite=overwrite)
+            write_safetensors(path, self._tensors(), {"format": _FORMAT}, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: PathLike, *, device: torch.device | str = "cpu") -> "Outputs":
@@ -274,11 +264,6 @@ class Outputs:
         parts.append(f"{self.num_features} features" if self.num_features else "no features")
         parts.append("labels" if self._labels is not None else "no labels")
         return f"Outputs({', '.join(parts)}, {dtype_name(self.dtype)} on {self.device})"
-
-
-def _cat_present(tensors: list[Tensor | None]) -> Tensor | None:
-    present = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(present) if present else None
 
 
 def _is_npz(path: PathLike) -> bool:

@@ -1,28 +1,29 @@
-"""The shards of a store: files with the rows of some dataset items each, and the items of which they have no row."""
+"""Shards: cut, write, read and verify the files that hold the rows of a store."""
 
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import SupportsIndex, final
 
 from sirc._utils.checks import differences
 from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
-from sirc.outputs.meta import Settings
+from sirc.outputs.meta import StoreMeta
 from sirc.outputs.outputs import Layout, Outputs
 
-FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # and what killed writers left
-_SKIPPED = "skipped"
+SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # temporary files of killed writers too
 
 
 @final
 class Shards:
-    """Reads and writes the shards in a folder, and remembers which were found whole."""
+    """Reads and writes the shards in a folder, and remembers whose checksums were compared."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, meta: StoreMeta) -> None:
         self.folder = folder
-        self._settings = settings
+        self._meta = meta
         self._layout: Layout | None = None
         self._verified: set[int] = set()
         self._skipped: dict[int, list[int]] = {}
@@ -35,16 +36,16 @@ class Shards:
     def missing(self) -> list[int]:
         """The shards not yet written."""
         names = {entry.name for entry in self.folder.iterdir()}
-        return [i for i in range(self._settings.num_shards) if self.file(i).name not in names]
+        return [i for i in range(self._meta.num_shards) if self.file(i).name not in names]
 
     @property
     def present(self) -> list[int]:
         """The shards written so far."""
-        return sorted(set(range(self._settings.num_shards)).difference(self.missing))
+        return sorted(set(range(self._meta.num_shards)).difference(self.missing))
 
     @property
     def layout(self) -> Layout:
-        """What all shards share; read off the first one there is."""
+        """Sizes and types that all shards share, from the first shard that is there."""
         if self._layout is None:
             present = self.present
             if not present:
@@ -56,21 +57,21 @@ class Shards:
     @property
     def skipped(self) -> list[int]:
         """The items without a row, of the shards written so far; reads their headers, once."""
-        known = len(self._skipped) == self._settings.num_shards
-        return [item for i in (sorted(self._skipped) if known else self.present) for item in self.skipped_of(i)]
+        all_read = len(self._skipped) == self._meta.num_shards
+        return [item for i in (sorted(self._skipped) if all_read else self.present) for item in self.skipped_of(i)]
 
     def skipped_of(self, i: int) -> list[int]:
         """The items of shard `i` without a row."""
         if i not in self._skipped:
             self._require(i)
-            self._skipped[i] = self._read_label(i, read_metadata(self.file(i)))
+            self._skipped[i] = self._check_metadata(i, read_metadata(self.file(i)))
         return self._skipped[i]
 
     def read(self, i: int) -> Outputs:
         """Map shard `i`; its checksum is compared the first time only."""
         self._require(i)
         tensors, metadata = read_safetensors(self.file(i), verify=i not in self._verified)
-        skipped, items = self._read_label(i, metadata), len(self._settings.items(i))
+        skipped, items = self._check_metadata(i, metadata), len(self._meta.items(i))
         shard = Outputs._trusted(tensors["logits"], tensors.get("features"), tensors.get("labels"))
         if len(shard) + len(skipped) != items:
             raise self._wrong(i, f"it has {len(shard)} rows and skips {len(skipped)} of {items} items")
@@ -87,19 +88,44 @@ class Shards:
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex]) -> None:
         """Write shard `i`, whole or not at all; equal rows give equal bytes."""
         self._check_number(i)
-        lacking = _check_skipped(i, self._settings.items(i), skipped, len(outputs))
+        no_row = _check_skipped(i, self._meta.items(i), skipped, len(outputs))
         if self._layout is not None or self.present:
             self._check_layout(f"shard {i}", outputs.layout)
-        fields = {"logits": outputs.logits, "features": outputs.features, "labels": outputs.labels}
-        tensors = {field: value for field, value in fields.items() if value is not None}
-        metadata = {**self._settings.label(i), _SKIPPED: ",".join(map(str, lacking))}
-        write_safetensors(self.file(i), tensors, metadata, overwrite=True)
+        metadata = {**self._meta.of_shard(i), "skipped": ",".join(map(str, no_row))}
+        write_safetensors(self.file(i), outputs._tensors(), metadata, overwrite=True)
         self._layout = outputs.layout
         self._verified.discard(i)
-        self._skipped[i] = lacking
+        self._skipped[i] = no_row
+
+    def fill(self, batches: Iterable[object], skipped: list[int], empty: Outputs | None) -> None:
+        """Write all shards from batches with the rows of all items but those `skipped`, in order.
+
+        `empty` is a selection without rows, for shards of which every item was skipped.
+        """
+        shards = [self._meta.items(i) for i in range(self._meta.num_shards)]
+        starts = [bisect_left(skipped, items.start) for items in shards]
+        no_row = [skipped[start:stop] for start, stop in pairwise([*starts, len(skipped)])]
+        lengths = [len(items) - len(lacking) for items, lacking in zip(shards, no_row, strict=True)]
+        filled = [i for i, length in enumerate(lengths) if length]
+        for i, length in enumerate(lengths):
+            if not length and empty is not None:
+                self.write(i, empty, no_row[i])
+        # The last shard asks for one row more than it holds, to notice rows that are left over.
+        wanted = [lengths[i] + (i == filled[-1]) for i in filled]
+        rows = 0
+        for i, shard in zip(filled, _rechunk(map(Outputs.of, batches), wanted), strict=False):
+            rows += len(shard)
+            if len(shard) != lengths[i]:
+                break
+            self.write(i, shard, no_row[i])
+        if rows != sum(lengths):
+            raise ValueError(
+                f"`size` must be the number of rows in all; got {self._meta.size}, but the batches have "
+                f"{'at least ' if rows > sum(lengths) else ''}{rows}. Pass that, and `overwrite=True`."
+            )
 
     def _check_number(self, i: int) -> None:
-        last = self._settings.num_shards - 1
+        last = self._meta.num_shards - 1
         if not 0 <= i <= last:
             raise ValueError(f"`i` must be a shard in 0…{last}; got {i}. See `store.missing`.")
 
@@ -109,45 +135,62 @@ class Shards:
             raise StoreError(f"'{self.folder}' has no shard {i} yet. Write it with `store.write({i}, outputs)`.")
 
     def _check_layout(self, what: str, layout: Layout) -> None:
-        if words := self.layout.differences(layout):
+        if differing := self.layout.differences(layout):
             raise StoreError(
-                f"all shards of '{self.folder}' must be alike; {what} is not: {words}. "
+                f"all shards of '{self.folder}' must be alike; {what} is not: {differing}. "
                 "Write it as the others are, or start anew with `create(..., overwrite=True)`."
             )
 
-    def _read_label(self, i: int, metadata: Mapping[str, str]) -> list[int]:
-        """The items that a shard says it skips, after seeing that it is in its place."""
-        label = self._settings.label(i)
-        if words := differences(label, {key: metadata.get(key) for key in label}):
-            raise StoreError(f"'{self.file(i)}' was written for another place: {words}. Delete it and write it again.")
-        text, items = metadata.get(_SKIPPED), self._settings.items(i)
-        # A header is also read before its checksum was compared, so it is not believed unseen.
+    def _check_metadata(self, i: int, metadata: Mapping[str, str]) -> list[int]:
+        """Require that a shard was written for this place; return the items that it skips."""
+        expected = self._meta.of_shard(i)
+        if differing := differences(expected, {key: metadata.get(key) for key in expected}):
+            raise StoreError(
+                f"'{self.file(i)}' was written for another place: {differing}. Delete it and write it again."
+            )
+        text, items = metadata.get("skipped"), self._meta.items(i)
+        # This may run before the checksum was compared, so the header can hold anything.
         try:
-            lacking = [int(word) for word in text.split(",")] if text else []
+            no_row = [int(number) for number in text.split(",")] if text else []
         except ValueError:
-            lacking = [-1]
-        if text is None or any(item not in items for item in lacking) or lacking != sorted(set(lacking)):
+            no_row = [-1]
+        if text is None or any(item not in items for item in no_row) or no_row != sorted(set(no_row)):
             raise self._wrong(i, f"it gives the items it skips as {text!r}")
-        return lacking
+        return no_row
 
     def _wrong(self, i: int, why: str) -> StoreError:
         return StoreError(f"'{self.file(i)}' cannot be trusted: {why}. Delete it and write it again.")
 
 
-def _check_skipped(i: int, items: range, skipped: Iterable[SupportsIndex], found: int) -> list[int]:
-    """Require that the rows found and the items skipped make up a shard; return the latter, sorted."""
-    lacking = sorted(map(operator.index, skipped))
-    outside = [item for item in lacking if item not in items]
-    if outside or len(set(lacking)) != len(lacking):
+def _check_skipped(i: int, items: range, skipped: Iterable[SupportsIndex], rows: int) -> list[int]:
+    """Require that the rows and the skipped items make up shard `i`; return the items, sorted."""
+    no_row = sorted(map(operator.index, skipped))
+    outside = [item for item in no_row if item not in items]
+    if outside or len(set(no_row)) != len(no_row):
         raise ValueError(
             f"`skipped` must be different dataset items of shard {i}, {items.start}…{items.stop - 1}; got "
             f"{outside[0] if outside else 'one of them twice'}. Count from the start of the dataset."
         )
-    if found + len(lacking) != len(items):
-        less = f" less the {len(lacking)} skipped" if lacking else ""
+    if rows + len(no_row) != len(items):
+        less = f" less the {len(no_row)} skipped" if no_row else ""
         raise ValueError(
             f"shard {i} must have {len(items)} rows{less}, those of dataset rows {items.start}…{items.stop - 1}; got "
-            f"{found}. Name items without a row with `skipped=`; use `OutputStore.from_outputs` for batches of other "
+            f"{rows}. Name items without a row with `skipped=`; use `OutputStore.from_outputs` for batches of other "
             "lengths."
         )
-    return lacking
+    return no_row
+
+
+def _rechunk(batches: Iterable[Outputs], lengths: Iterable[int]) -> Iterator[Outputs]:
+    """Cut and join batches into ones of these lengths; the last is shorter where rows run out."""
+    source = iter(batches)
+    rest: Outputs | None = None
+    for length in lengths:
+        parts: list[Outputs] = []
+        room = length
+        while room and (rest := rest if rest is not None and len(rest) else next(source, None)) is not None:
+            part, rest = rest[:room], rest[room:]
+            parts.append(part)
+            room -= len(part)
+        if parts:
+            yield Outputs.cat(parts)

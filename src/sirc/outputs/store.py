@@ -1,4 +1,4 @@
-"""The outputs of a model on a dataset too large for memory: shards on disk that many processes may write."""
+"""OutputStore: outputs on disk, in shards that many processes may write and any number read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,11 +10,9 @@ from torch import Tensor
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
 from sirc.errors import StoreError
-from sirc.outputs import meta
-from sirc.outputs.meta import OTHER_DATA, OTHER_MODEL, Settings
+from sirc.outputs.meta import OTHER_DATA, OTHER_MODEL, STORE_FILE, StoreMeta
 from sirc.outputs.outputs import Layout, Outputs
-from sirc.outputs.reshard import fill
-from sirc.outputs.shards import FILES, Shards
+from sirc.outputs.shards import SHARD_FILES, Shards
 
 
 @final
@@ -38,8 +36,12 @@ class OutputStore:
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        self._settings = Settings.read(self.path)
-        self._shards = Shards(self.path, self._settings)
+        self._meta = meta = StoreMeta.read(self.path)
+        self._shards = Shards(self.path, meta)
+        self.model, self.data, self.how = meta.model, meta.data, meta.how
+        """Fingerprints of the model and of the dataset with its preprocessing, and what else decides the outputs."""
+        self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, meta.num_shards
+        """The number of dataset items (`len` leaves out skipped ones), of items in a shard, and of shards."""
 
     @classmethod
     def create(
@@ -61,24 +63,24 @@ class OutputStore:
         the others start.
         """
         path = Path(path)
-        settings = Settings(check_positive("size", size), check_positive("shard_size", shard_size), model, data, how)
+        meta = StoreMeta(check_positive("size", size), check_positive("shard_size", shard_size), model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
-        if (path / meta.FILE).exists():
+        if (path / STORE_FILE).exists():
             if not overwrite:
                 store = cls(path)
-                if words := store._settings.differences(settings):
+                if differing := store._meta.differences(meta):
                     raise StoreError(
-                        f"'{path}' is another store: {words}. Choose another folder, or pass `overwrite=True` to "
+                        f"'{path}' is another store: {differing}. Choose another folder, or pass `overwrite=True` to "
                         "delete its shards."
                     )
                 return store
             # Shards before meta.json: killed in between, this leaves an incomplete store and no orphans.
-            for name in filter(FILES.fullmatch, names):
+            for name in filter(SHARD_FILES.fullmatch, names):
                 (path / name).unlink(missing_ok=True)
         elif any(not name.startswith(".") for name in names) or path.is_file():
             raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
-        settings.write(path)
+        meta.write(path)
         return cls(path)
 
     @classmethod
@@ -101,7 +103,7 @@ class OutputStore:
         `model`, `data` and `how` unless others are given.
         """
         path = Path(path)
-        if (path / meta.FILE).exists() and not overwrite:
+        if (path / STORE_FILE).exists() and not overwrite:
             raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
         batches: Iterable[object] = [source] if isinstance(source, Outputs) else source
         skipped: list[int] = []
@@ -128,38 +130,8 @@ class OutputStore:
             )
         empty = source.shard(0)[:0] if isinstance(source, OutputStore) else None
         store = cls.create(path, size, shard_size=shard_size, model=model, data=data, how=how, overwrite=overwrite)
-        fill(store._shards, store._settings, batches, skipped, empty)
+        store._shards.fill(batches, skipped, empty)
         return store
-
-    @property
-    def model(self) -> str | None:
-        """The fingerprint of the model, if one was given."""
-        return self._settings.model
-
-    @property
-    def data(self) -> str | None:
-        """The fingerprint of the dataset and its preprocessing, if one was given."""
-        return self._settings.data
-
-    @property
-    def how(self) -> str | None:
-        """What else decides the outputs, if it was said."""
-        return self._settings.how
-
-    @property
-    def size(self) -> int:
-        """The number of dataset items; `len` leaves out those that were skipped."""
-        return self._settings.size
-
-    @property
-    def shard_size(self) -> int:
-        """S, the items of each shard but perhaps the last."""
-        return self._settings.shard_size
-
-    @property
-    def num_shards(self) -> int:
-        """How many shards a complete store has."""
-        return self._settings.num_shards
 
     @property
     def missing(self) -> list[int]:
@@ -178,7 +150,7 @@ class OutputStore:
 
     @property
     def layout(self) -> Layout:
-        """What all shards share; read off the first one there is."""
+        """Sizes and types that all shards share, from the first shard that is there."""
         return self._shards.layout
 
     @property
@@ -209,11 +181,12 @@ class OutputStore:
         """Refuse a store of other data or preprocessing; one that names none is taken as it is."""
         self._check_source(self.data, fingerprint, OTHER_DATA)
 
-    def _check_source(self, known: str | None, fingerprint: str, other: str) -> None:
-        if known not in (None, fingerprint):
-            words = f"it has {known!r}, this one is {fingerprint!r}"
-            way_out = "Extract again into another folder, or with `overwrite=True`"
-            raise StoreError(f"'{self.path}' is a store from {other}: {words}. {way_out}.")
+    def _check_source(self, written: str | None, fingerprint: str, other: str) -> None:
+        if written not in (None, fingerprint):
+            raise StoreError(
+                f"'{self.path}' is a store from {other}: it has {written!r}, this one is {fingerprint!r}. Extract "
+                "again into another folder, or with `overwrite=True`."
+            )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
         """Write shard `i`, whole or not at all; a shard already there is replaced.
@@ -229,14 +202,13 @@ class OutputStore:
 
     def items(self, i: int) -> range:
         """The dataset items of shard `i`, with those that have no row."""
-        return self._settings.items(i)
+        return self._meta.items(i)
 
     def index(self, i: int) -> Tensor:
         """The dataset items that the rows of shard `i` belong to, int64."""
-        items, lacking = self._settings.items(i), self._shards.skipped_of(i)
-        kept = torch.ones(len(items), dtype=torch.bool, device="cpu")
-        kept[torch.tensor(lacking, dtype=torch.int64, device="cpu") - items.start] = False
-        return kept.nonzero()[:, 0] + items.start
+        skipped = set(self._shards.skipped_of(i))
+        rows = [item for item in self._meta.items(i) if item not in skipped]
+        return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def __len__(self) -> int:
         # Of shards not written yet, every item counts.
@@ -261,25 +233,21 @@ class OutputStore:
         first = self._shards.read(0)
         if self.num_shards == 1:
             return first.to(device)
-
-        def room(like: Tensor) -> Tensor:
-            return torch.empty((len(self), *like.shape[1:]), dtype=like.dtype, device=device)
-
-        logits = room(first.logits)
-        features = None if first.features is None else room(first.features)
-        labels = None if first.labels is None else room(first.labels)
-        # Filled shard by shard, so that the whole is never there twice.
+        # Filled shard by shard, so that the rows are never in memory twice.
+        whole = {
+            field: torch.empty((len(self), *x.shape[1:]), dtype=x.dtype, device=device)
+            for field, x in first._tensors().items()
+        }
         start = 0
         for i in range(self.num_shards):
             shard = self._shards.read(i)
-            for whole, part in ((logits, shard.logits), (features, shard.features), (labels, shard.labels)):
-                if whole is not None and part is not None:
-                    whole[start : start + len(shard)] = part
+            for field, x in shard._tensors().items():
+                whole[field][start : start + len(shard)] = x
             start += len(shard)
-        return Outputs._trusted(logits, features, labels)
+        return Outputs._trusted(**whole)
 
     def verify(self) -> None:
-        """Compare the checksum of every shard again, and see that none is missing."""
+        """Compare the checksum of every shard again, and require that none is missing."""
         self._shards.forget()
         damaged = []
         for i in self._shards.present:

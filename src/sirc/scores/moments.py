@@ -1,4 +1,4 @@
-"""Mergeable streaming statistics of the training rows: counts, means, second moments, per class, a reservoir.
+"""Streaming statistics of training rows that merge: counts, means, second moments, class sums, a reservoir.
 
 All of it is float64 and merges: any order of the rows and any number of workers give the single-process result.
 Second moments are kept centred (Chan's update), so a large common offset of the features costs no digits.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -20,14 +20,17 @@ from sirc._utils.precision import exact
 if TYPE_CHECKING:
     from sirc.outputs import Head
 
-_ROWS, _ROWS_ELSEWHERE = 4096, 1 << 15
+_ROWS, _GPU_ROWS = 4096, 1 << 15
 _COLUMNS = 512
-_STATE = ("mean", "scatter", "class_count", "class_sum")
+_SAVED = ("mean", "scatter", "class_count", "class_sum")
+
+Parameters: TypeAlias = dict[str, dict[str, Tensor]]
+"""What was fitted or tuned, by canonical spec and name."""
 
 
 @final
 class Moments:
-    """Count, mean and scatter Σ(z − z̄)(z − z̄)ᵀ of rows seen in batches; with `classes`, also Σz of each class.
+    """Count, mean and scatter Σ(z − z̄)(z − z̄)ᵀ of rows read in batches; with `classes`, also Σz of each class.
 
     >>> m = Moments().update(torch.tensor([[0.0], [2.0]])).merge(Moments().update(torch.tensor([[4.0]])))
     >>> m.count, m.mean.item(), m.covariance.item()
@@ -57,13 +60,13 @@ class Moments:
         return self.add(z, y)
 
     def add(self, rows: Tensor, labels: Tensor | None = None) -> Moments:
-        """The same for tensors that are known to be finite, and labels to be classes."""
+        """`update` without its checks, for tensors that were validated before."""
         if self._mean is not None and rows.shape[1] != len(self._mean):
             raise ValueError(f"`rows` must have the {len(self._mean)} columns of earlier ones; got {rows.shape[1]}")
         if self.classes is not None and (labels is None or len(labels) != len(rows)):
             got = "none" if labels is None else str(len(labels))
             raise ValueError(f"`labels` must give the class of each of the {len(rows)} rows; got {got}")
-        size = _ROWS if rows.device.type == "cpu" else _ROWS_ELSEWHERE
+        size = _ROWS if rows.device.type == "cpu" else _GPU_ROWS
         for start in range(0, len(rows), size):
             block = rows[start : start + size].to(torch.float64, copy=True)
             if self.classes is not None and labels is not None:
@@ -76,7 +79,7 @@ class Moments:
 
     @exact
     def merge(self, other: Moments) -> Moments:
-        """Take in all that another instance has seen; returns itself."""
+        """Add all rows of another instance; returns itself."""
         if (self.second, self.classes) != (other.second, other.classes):
             raise ValueError(
                 "moments merge when they keep the same things; got "
@@ -93,23 +96,23 @@ class Moments:
                 setattr(self, name, theirs.clone() if mine is None else mine.add_(theirs.to(mine.device)))
         return self
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything seen, as named tensors: what `restored` makes the same moments of, elsewhere."""
-        kept = {name: getattr(self, f"_{name}") for name in _STATE}
+    def save(self) -> dict[str, Tensor]:
+        """The count and all sums as named tensors, which `load` takes."""
+        sums = {name: getattr(self, f"_{name}") for name in _SAVED}
         count = torch.tensor(self.count, device="cpu")
-        return {"count": count} | {name: value for name, value in kept.items() if value is not None}
+        return {"count": count} | {name: value for name, value in sums.items() if value is not None}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Tensor], *, second: bool = True, classes: int | None = None) -> Moments:
-        """Make the moments whose `state` this is; its tensors are shared, not copied."""
+    def load(cls, saved: Mapping[str, Tensor], *, second: bool = True, classes: int | None = None) -> Moments:
+        """Make the moments that were saved; the tensors are shared, not copied."""
         moments = cls(second=second, classes=classes)
-        moments.count = int(state["count"])
-        for name in _STATE:
-            setattr(moments, f"_{name}", state.get(name))
+        moments.count = int(saved["count"])
+        for name in _SAVED:
+            setattr(moments, f"_{name}", saved.get(name))
         return moments
 
     def _shift_mean(self, count: int, mean: Tensor) -> None:
-        """Move the mean to that of both groups, and the scatter of the group means into the scatter."""
+        """Move the mean to that of both groups; add the scatter between the two means."""
         if self._mean is None:
             self._mean = torch.zeros_like(mean)
             if self.second:
@@ -133,7 +136,7 @@ class Moments:
     def mean(self) -> Tensor:
         """The mean of all rows, (L,)."""
         if self._mean is None:
-            raise ValueError("no rows were seen yet: call `update` first")
+            raise ValueError("no rows were read yet: call `update` first")
         return self._mean
 
     @property
@@ -148,9 +151,7 @@ class Moments:
 
     def mean_square(self, origin: Tensor) -> float:
         """The mean of ‖z − u‖² about an origin u: the trace of the second moment, without making it."""
-        if self._scatter is None:
-            raise ValueError("second moments were not kept, or no rows were seen: use `Moments(second=True)`")
-        spread = self._scatter.diagonal().sum() / self.count
+        spread = self._kept_scatter().diagonal().sum() / self.count
         return float(spread + (self.mean - origin.to(self.mean)).square().sum())
 
     @property
@@ -177,14 +178,17 @@ class Moments:
         return self._class_count, self._class_sum
 
     def _full_scatter(self) -> Tensor:
-        if self._scatter is None:
-            raise ValueError("second moments were not kept, or no rows were seen: use `Moments(second=True)`")
-        upper = self._scatter.triu()
+        upper = self._kept_scatter().triu()
         return upper + upper.triu(1).T
+
+    def _kept_scatter(self) -> Tensor:
+        if self._scatter is None:
+            raise ValueError("second moments were not kept, or no rows were read: use `Moments(second=True)`")
+        return self._scatter
 
 
 def add_gram_(total: Tensor, x: Tensor) -> None:
-    """total += xᵀx in the upper triangle; what lies below it is not meaningful (symmetry halves the work)."""
+    """total += xᵀx in the upper triangle alone, as symmetry halves the work; ignore the values below it."""
     for start in range(0, x.shape[1], _COLUMNS):
         stop = start + _COLUMNS
         total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
@@ -230,22 +234,29 @@ class Reservoir:
         """Offer rows: their dataset indices and, by name, tensors with one row each; returns itself."""
         index = index.cpu()
         keys = row_hash(index, self.seed)
-        offered = (keys < self._keys.max()).nonzero()[:, 0]
+        offered = self._admits(keys).nonzero()[:, 0]
         both = torch.cat((self._keys, keys[offered]))
         stays = torch.zeros(len(both), dtype=torch.bool, device="cpu")
         stays[both.argsort()[: self.capacity]] = True
-        # Newcomers take the places of the evicted (an empty place goes first), so rows kept are never copied.
+        # New rows take the places of evicted ones (empty places first), so rows that stay are never copied.
         arrivals = offered[stays[self.capacity :]]
         places = (~stays[: self.capacity]).nonzero()[:, 0]
         self._keys[places], self._index[places] = keys[arrivals], index[arrivals]
         for name, value in columns.items():
             if name not in self._columns:
                 self._columns[name] = value.new_empty(self.capacity, *value.shape[1:])
-            kept = self._columns[name]
-            if value.dtype != kept.dtype:
-                raise ValueError(f"`{name}` must be {kept.dtype}, as in the rows before; got {value.dtype}")
-            kept[places.to(kept.device)] = value[arrivals.to(value.device)].to(kept)
+            column = self._columns[name]
+            if value.dtype != column.dtype:
+                raise ValueError(f"`{name}` must be {column.dtype}, as in the rows before; got {value.dtype}")
+            column[places.to(column.device)] = value[arrivals.to(value.device)].to(column)
         return self
+
+    def admits(self, index: Tensor) -> Tensor:
+        """Whether there is room for the rows with these dataset indices; no other row needs to be offered."""
+        return self._admits(row_hash(index.cpu(), self.seed))
+
+    def _admits(self, keys: Tensor) -> Tensor:
+        return keys < self._keys.max()
 
     def merge(self, other: Reservoir) -> Reservoir:
         """Take in another reservoir of the same capacity and seed; returns itself."""
@@ -266,9 +277,9 @@ class Reservoir:
         return self._index[order], {name: value[order.to(value.device)] for name, value in self._columns.items()}
 
     def holds(self, index: Tensor) -> Tensor:
-        """Which dataset indices are among the rows kept, of those that were offered."""
-        kept = self._keys[self._keys != self._EMPTY]
-        last = int(kept.max()) if len(kept) else -self._EMPTY
+        """Whether the rows with these dataset indices, all offered before, were kept."""
+        keys = self._keys[self._keys != self._EMPTY]
+        last = int(keys.max()) if len(keys) else -self._EMPTY
         return row_hash(index, self.seed) <= last
 
 
@@ -283,3 +294,13 @@ class Evidence:
     """Differences, relative to the size of the features, that are more than rounding."""
     unit: Moments | None = None
     """The moments of the same rows scaled to unit length."""
+
+
+def counts_classes(evidence: frozenset[str]) -> bool:
+    """Whether scores with this evidence need the class of each training row."""
+    return not evidence.isdisjoint({"by_class", "unit_by_class"})
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, under the rest of their names."""
+    return {name.removeprefix(prefix): x.to(device=device) for name, x in tensors.items() if name.startswith(prefix)}

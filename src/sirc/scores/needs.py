@@ -11,7 +11,7 @@ import torch
 from sirc.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores import registry
-from sirc.scores.fitting.kept import counts_classes
+from sirc.scores.moments import counts_classes
 from sirc.scores.scorer import learns
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import needed_leaves

@@ -17,7 +17,7 @@ from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
-from sirc.scores.fitting.row_marks import met, row_marks
+from sirc.scores.fitting.row_marks import matching_rows, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
 from sirc.scores.values import Evaluator, needed_leaves, option_of, reads_features
 
@@ -193,7 +193,7 @@ class Scorer:
         batches = [outputs] if isinstance(outputs, Outputs) else outputs
         marks = torch.cat([row_marks(Outputs.of(batch).logits).cpu() for batch in batches])
         # The share of the sample that is among these rows estimates the share of all fitting rows.
-        share = float(met(self.fitted_on.cpu(), marks).double().mean())
+        share = float(matching_rows(self.fitted_on.cpu(), marks).double().mean())
         return min(1.0, share * self.fitted_rows / max(1, len(marks)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, final
 
 from sirc._utils.checks import check_at_least, check_positive
-from sirc._utils.choices import OnError, Precision
+from sirc._utils.precision import Precision
+from sirc.errors import OnError
 
 
 @final

@@ -1,4 +1,4 @@
-"""Small fits on validation rows: the calibration of u, the density ratio g, and the share of ID rows in a mixture."""
+"""Fits for `bayes`: the calibration of u, the density ratio g, the ID share of a mixture."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
 
 
 def spread(x: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation; 1 for the latter where the values are all the same, as those of one row are."""
+    """Mean and standard deviation, with 1 in place of a deviation of 0."""
     mean, deviation = float(x.mean()), float(x.std(correction=0))
     return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Rows to tell from ID rows: all OOD, or a mixture in which a known share is ID."""
+    """Rows to distinguish from ID rows: all OOD, or a mixture with a known share of ID rows."""
 
     ramps: Tensor
     weight: Tensor
-    """Of each row; they sum to 1."""
+    """The weight of each row; they sum to 1."""
     share: float = 0.0
 
 
@@ -80,7 +80,7 @@ def density_ratio(id_ramps: Tensor, contrasts: Sequence[Contrast]) -> tuple[floa
             g = x @ theta
             odds = _mixed(g, share)
             chance = torch.sigmoid(sign * odds)
-            tilt = torch.exp(g + math.log1p(-share) - odds)  # how much of a change of log g the odds follow
+            tilt = torch.exp(g + math.log1p(-share) - odds)  # d odds / d log g
             slope = slope + x.T @ (weight * sign * chance * tilt)
             curvature = curvature + x.T @ (x * (weight * chance * (1 - chance) * tilt.square())[:, None])
         return slope, curvature
@@ -97,10 +97,10 @@ def _mixed(g: Tensor, share: float) -> Tensor:
 def _minimise_above_zero(
     loss: Callable[[Tensor], float], slopes: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor
 ) -> Tensor:
-    """Newton's steps among the numbers that are free to move; all but the first stay at or above 0.
+    """Projected Newton steps; all numbers but the first stay at or above 0.
 
-    They end at the minimum to the last digits, so that rows in another order give the same numbers. Cut off at 0,
-    a step of Newton's need not lead down; one along the slope does, each number on its own scale.
+    They end at the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
+    is cut off at 0 need not go downhill; one along the slope, scaled for each number, does.
     """
     value = loss(theta)
     for _ in range(_STEPS):
@@ -123,7 +123,7 @@ def _minimise_above_zero(
 
 
 def _downhill(loss: Callable[[Tensor], float], theta: Tensor, step: Tensor, value: float) -> tuple[Tensor, float]:
-    """The step, or the half, quarter, … of it that first leads below a value; none of it where none does."""
+    """The step, halved until the loss falls below `value`; no step where it never does."""
     size = 1.0
     while size > 1e-10:
         following = theta + size * step
@@ -137,49 +137,49 @@ def _downhill(loss: Callable[[Tensor], float], theta: Tensor, step: Tensor, valu
 def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
     """The share of ID rows in a mixture, from log odds of being a mixture's row (the higher, the less ID).
 
-    Where OOD rows are absent, the mixture has as many rows as its ID share says: the least ratio of accepted shares
-    over all thresholds, each with its sampling error added (Garg et al. 2021, best bin). The second number is the
-    standard error of the ratio there.
+    A threshold that accepts no OOD rows accepts the ID share times as much of the mixture as of the ID rows. So the
+    share is the least ratio of accepted fractions over all thresholds, each with its sampling error added (Garg et al.
+    2021, best bin). The second number is the standard error of that ratio.
     """
-    own, mixed = id_odds.double().sort().values, mixed_odds.double().sort().values
-    accepted = torch.searchsorted(mixed, own, right=True).double() / len(mixed)
-    kept = torch.arange(1, len(own) + 1, dtype=torch.float64, device=own.device) / len(own)
-    slack = sum(math.sqrt(math.log(4 / _SLACK) / (2 * n)) for n in (len(own), len(mixed)))
-    best = int(((accepted + slack) / kept).argmin())
-    of_mixed, of_own = float(accepted[best]), float(kept[best])
-    ratio = of_mixed / of_own
-    # Both counts are binomial; a share of 0 has the error of one row.
-    variance = max(of_mixed * (1 - of_mixed), 1 / len(mixed)) / len(mixed)
-    variance += ratio**2 * of_own * (1 - of_own) / len(own)
-    return min(1.0, ratio), math.sqrt(variance) / of_own
+    id_sorted, mixed = id_odds.double().sort().values, mixed_odds.double().sort().values
+    n_id, n_mixed = len(id_sorted), len(mixed)
+    of_mixed = torch.searchsorted(mixed, id_sorted, right=True).double() / n_mixed
+    of_id = torch.arange(1, n_id + 1, dtype=torch.float64, device=mixed.device) / n_id
+    slack = sum(math.sqrt(math.log(4 / _SLACK) / (2 * n)) for n in (n_id, n_mixed))
+    best = int(((of_mixed + slack) / of_id).argmin())
+    p, q = float(of_mixed[best]), float(of_id[best])
+    ratio = p / q
+    # Both counts are binomial; a fraction of 0 has the error of one row.
+    variance = max(p * (1 - p), 1 / n_mixed) / n_mixed + ratio**2 * q * (1 - q) / n_id
+    return min(1.0, ratio), math.sqrt(variance) / q
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Quasi-Newton steps (BFGS) to the minimum of a smooth function of a few numbers.
+    """The minimum of a smooth function of a few numbers, by BFGS.
 
-    torch.optim would do the same, but the first of its optimizers takes seconds to load what it does not need here.
+    torch.optim would do the same, but making its first optimizer imports modules for seconds.
     """
 
-    def sloped(theta: Tensor) -> tuple[float, Tensor]:
+    def value_and_slope(theta: Tensor) -> tuple[float, Tensor]:
         theta = theta.detach().requires_grad_(True)
         with torch.enable_grad():
             value = loss(theta)
         return float(value.detach()), torch.autograd.grad(value, theta)[0]
 
     theta, unit = start, torch.eye(len(start), dtype=start.dtype, device=start.device)
-    (value, slope), inverse = sloped(theta), unit
+    (value, slope), inverse = value_and_slope(theta), unit
     for number in range(_STEPS):
         step = -inverse @ slope
         if not float(slope @ step) < 0:
             inverse, step = unit, -slope
         size, promised = 1.0, float(slope @ step)
-        while not (found := sloped(theta + size * step))[0] <= value + 1e-4 * size * promised:
+        while not (trial := value_and_slope(theta + size * step))[0] <= value + 1e-4 * size * promised:
             size /= 2
             if size < 1e-10:
                 return theta
-        moved, turned = size * step, found[1] - slope
-        gained, theta = value - found[0], theta + moved
-        value, slope = found
+        moved, turned = size * step, trial[1] - slope
+        gained, theta = value - trial[0], theta + moved
+        value, slope = trial
         if gained <= 1e-12 * (1 + abs(value)) and float(slope.abs().max()) < 1e-6:
             break
         curvature = float(moved @ turned)

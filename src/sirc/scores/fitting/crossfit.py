@@ -1,4 +1,4 @@
-"""How many folds statistics are cross-fitted with."""
+"""Cross-fitting: the number of folds that statistics of fitted scores are computed with."""
 
 import operator
 from typing import Literal
@@ -25,8 +25,8 @@ def check_crossfit(crossfit: Crossfit) -> Crossfit:
     )
 
 
-def folds_of(crossfit: Crossfit, count: int, features: int | None) -> int:
-    """The number of folds for `count` rows; none where rows are many for their features."""
+def fold_count(crossfit: Crossfit, rows: int, features: int | None) -> int:
+    """The number of folds for so many rows; `"auto"` uses none where there are many rows for each feature."""
     if crossfit != "auto":
         return crossfit
-    return _FOLDS if features is not None and count < _ROWS_PER_FEATURE * features else 0
+    return _FOLDS if features is not None and rows < _ROWS_PER_FEATURE * features else 0

@@ -1,4 +1,4 @@
-"""A fit by many processes: each takes its share of the rows in both passes, and all end with the same scorer."""
+"""A fit shared by many processes: each reads its share of the rows, and all get the same scorer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import json
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
-from sirc._utils.distributed import failing_together, gather_texts, gathered
+from sirc._utils.distributed import failing_together, gather_tensors, gather_texts
 from sirc._utils.precision import exact
 from sirc.outputs import Outputs, OutputStore
-from sirc.progress import Progress
+from sirc.progress import SILENT, Progress
 from sirc.scores.fitting.fitter import Fitter
-from sirc.scores.fitting.kept import FeatureMoments
-from sirc.scores.fitting.rows import numbered_share, share_length, shown
-from sirc.scores.fitting.second_pass import SecondPass
-from sirc.scores.fitting.statistics import Solved
-from sirc.scores.moments import Moments
-from sirc.scores.needs import warn_unsuited
+from sirc.scores.fitting.rows import indexed_share, share_length, with_progress
+from sirc.scores.moments import Parameters
 from sirc.scores.scorer import Scorer
 
 
@@ -33,9 +28,9 @@ def fit_together(
     device: torch.device | str | None,
     progress: Progress,
 ) -> Scorer:
-    """What `fit` does with a fitter, by all processes of the default group of torch.distributed.
+    """Fit with all processes of the default torch.distributed group.
 
-    Whatever one process finds is merged in the order of their numbers, everywhere alike; work that can fail is done
+    Each process merges the states of all, in the order of their ranks, so all have the same. Work that can fail is done
     between exchanges, so that no process waits for one that has stopped.
     """
     rank, world = distributed.rank(), distributed.world()
@@ -49,139 +44,69 @@ def fit_together(
         if isinstance(train, OutputStore):
             train.require_complete()
         fitter = make()
-        asked = _describe(fitter, train)
-    _check_same(asked)
+        arguments = _arguments(fitter, train)
+    _check_same(arguments)
     with failing_together():
         share = share_length(train, rank, world)
-        first = shown(numbered_share(train, rank, world), device, progress, "fit, first pass", share)
-        for index, batch in first:
-            if not fitter.count and rank == 0:
-                warn_unsuited(fitter.specs, batch, progress)
-            fitter.update(batch, index=index)
-        fitter._gatherer.flush()
-    where = torch.device(device or (train.device if isinstance(train, Outputs) else "cpu"))
-    fitter = _merged(fitter, where)
+        batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, first pass", share)
+        fitter.read(batches, progress if rank == 0 else SILENT)
+        saved = fitter.state.save()
+    place = torch.empty(0, device=device or (train.device if isinstance(train, Outputs) else "cpu")).device
+    merged = fitter.state.empty()
+    for tensors in gather_tensors(saved):
+        merged.merge(merged.empty().load(tensors, place))
+    fitter.state = merged
     if device is not None:
-        fitter._tuning = fitter._tuning.to(device)
+        fitter.tuning = fitter.tuning.to(device)
     with failing_together():
-        parameters, second = fitter._solve(sampled=False)
+        parameters, second = fitter.solve(sampled=False)
         if second is not None:
-            rows = numbered_share(train, rank, world)
-            second.read(shown(rows, device, progress, "fit, second pass", share))
+            batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, second pass", share)
+            second.read(batches, merged.check_batch)
     if second is not None:
-        _merge_second(second, where)
+        second.load(gather_tensors(second.save()), place)
         with failing_together():
-            parameters |= second.settle(fitter.count, fitter._probe)
-    parameters = _of_the_first(parameters)
+            parameters |= second.settle(merged.count, merged.checksum)
+    parameters = _of_process_0(parameters)
     with failing_together():
-        scorer = fitter._scorer(parameters)
-    scorer.parameters = _of_the_first(scorer.parameters)
+        scorer = fitter.scorer(parameters)
+    scorer.parameters = _of_process_0(scorer.parameters)
     return scorer
 
 
-def _describe(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]:
-    """What every process must have been asked."""
-    weights = () if fitter.head is None else (fitter.head.weight, fitter.head.bias)
+def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]:
+    """A summary of the arguments, which must be the same in every process."""
+    head = fitter.head
     digest = hashlib.sha256()
-    for weight in weights:
+    for weight in () if head is None else (head.weight, head.bias):
         digest.update(b"none" if weight is None else weight.detach().cpu().double().numpy().tobytes())
-    layout = train.layout if len(train) else None
     return {
         "specs": ", ".join(fitter.specs),
         "crossfit": fitter.crossfit,
-        "head": digest.hexdigest()[:12] if weights else "none",
+        "head": "none" if head is None else digest.hexdigest()[:12],
         "train": type(train).__name__,
         "rows": len(train),
-        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter._tuning.rows()],
+        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter.tuning.rows()],
         "shard_size": train.shard_size if isinstance(train, OutputStore) else None,
-        "layout": str(layout),
+        "layout": str(train.layout if len(train) else None),
     }
 
 
-def _check_same(asked: dict[str, object]) -> None:
-    first, *others = (json.loads(text) for text in gather_texts(json.dumps(asked)))
+def _check_same(arguments: dict[str, object]) -> None:
+    first, *others = (json.loads(text) for text in gather_texts(json.dumps(arguments)))
     for number, other in enumerate(others, start=1):
-        if words := differences(first, other):
+        if differing := differences(first, other):
             raise ValueError(
-                f"every process must pass the same to `fit`; process {number} differs from process 0: {words}. Pass "
-                "the whole of `train` in each: its share is taken from it"
+                f"every process must pass the same to `fit`; process {number} differs from process 0: {differing}. "
+                "Pass the whole of `train` in each: it takes its own share"
             )
 
 
-def _merged(fitter: Fitter, device: torch.device) -> Fitter:
-    """One fitter with what those of all processes have seen."""
-    kind = {name: dtype for name, dtype in fitter._kind.items() if name != "device"}
-    facts = {
-        "count": fitter.count,
-        "num_classes": fitter.num_classes,
-        "num_features": fitter.num_features,
-        "probe": fitter._probe,
-        "kind": kind,
-        "folds": len(fitter._folds),
-    }
-    tensors = {f"{i} {name}": x for i, moments in enumerate(fitter._folds) for name, x in moments.state().items()}
-    if fitter._reservoir is not None:
-        index, columns = fitter._reservoir.rows()
-        tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
-    if fitter._seen is not None:
-        tensors["seen index"], tensors["seen mark"] = fitter._seen.rows()
-    everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
-
-    def empty() -> Fitter:
-        rows = fitter._tuning
-        return Fitter(
-            fitter.specs,
-            head=fitter.head,
-            crossfit=fitter.crossfit,
-            val=rows.val,
-            ood=rows.ood,
-            unlabelled=rows.unlabelled,
-        )
-
-    whole = empty()
-    classes = next((facts["num_classes"] for facts in everyone if facts["num_classes"]), None)
-    for facts, parts in zip(everyone, gathered(tensors), strict=True):
-        part = empty()
-        part.count, part.num_classes, part.num_features = (facts[k] for k in ("count", "num_classes", "num_features"))
-        part._own_index, part._probe = True, facts["probe"]
-        part._kind = {**facts["kind"], "device": str(device)} if facts["kind"] else {}
-        for i in range(facts["folds"]):
-            part._folds.append(FeatureMoments(fitter._evidence, classes))
-            part._folds[-1].restore(_under(f"{i} ", parts, device))
-        rows = _under("row ", parts, device)
-        if part._reservoir is not None and len(index := rows.pop("index")):
-            part._reservoir.update(index, rows)
-        if part._seen is not None:
-            part._seen.restore(parts["seen index"].cpu(), parts["seen mark"].cpu())
-        whole.merge(part)
-    return whole
-
-
-def _merge_second(second: SecondPass, device: torch.device) -> None:
-    """Have the statistics of all processes in each."""
-    moments = second.statistics.moments
-    tensors = {f"{i} {name}": x for i, one in enumerate(moments) for name, x in one.state().items()}
-    tensors["seen"] = torch.tensor(second.seen)
-    tensors["checksum"] = torch.tensor(second.checksum, dtype=torch.float64)
-    second.seen, second.checksum = 0, 0.0
-    totals = tuple(Moments() for _ in moments)
-    for parts in gathered(tensors):
-        second.seen += int(parts["seen"])
-        second.checksum += float(parts["checksum"])
-        for i, total in enumerate(totals):
-            total.merge(Moments.restored(_under(f"{i} ", parts, device)))
-    second.statistics.moments = totals
-
-
-def _of_the_first(parameters: Solved) -> Solved:
-    """The parameters of process 0: bit for bit the same in all, whatever machine each runs on."""
-    names = {json.dumps([spec, name]): (spec, name) for spec, values in parameters.items() for name in values}
-    mine = {key: parameters[spec][name] for key, (spec, name) in names.items()}
-    received = distributed.broadcast_tensors(mine)
-    for key, (spec, name) in names.items():
-        parameters[spec][name] = received[key].to(mine[key].device)
-    return parameters
-
-
-def _under(prefix: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}
+def _of_process_0(parameters: Parameters) -> Parameters:
+    """The parameters of process 0: the same in all, bit for bit, even where machines round differently."""
+    mine = {json.dumps([spec, name]): x for spec, values in parameters.items() for name, x in values.items()}
+    received: Parameters = {spec: {} for spec in parameters}
+    for key, tensor in distributed.broadcast_tensors(mine).items():
+        spec, name = json.loads(key)
+        received[spec][name] = tensor.to(mine[key].device)
+    return received

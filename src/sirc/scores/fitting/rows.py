@@ -1,29 +1,31 @@
-"""Training rows as they come: batches numbered, seen to be of one kind, and gathered into blocks worth working on."""
+"""Training rows: batches with their dataset indices, buffered into blocks worth working on."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import dtype_name
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress
 from sirc.scores.moments import fold_of
 
+OutputsLike: TypeAlias = Outputs | Iterable[object]
+"""An `Outputs`, an `OutputStore`, or any iterable of batches that `Outputs.of` takes."""
+IndexedBatches: TypeAlias = Iterable[tuple[Tensor, Outputs]]
+"""Batches with the dataset indices of their rows."""
 BLOCK_ROWS = 8192
-_ROWS_ELSEWHERE = 1 << 15  # of outputs that are on a GPU already, which waits for launches with fewer
+_GPU_BLOCK_ROWS = 1 << 15  # smaller blocks would leave a GPU waiting for kernel launches
 
 
-def numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Outputs]]:
-    """Batches with the dataset indices of their rows."""
+def indexed_batches(train: OutputsLike) -> Iterator[tuple[Tensor, Outputs]]:
+    """All batches of the training data; indices count the rows from 0."""
     batches: Iterable[object]
     if isinstance(train, Outputs):
-        size = BLOCK_ROWS if train.device.type == "cpu" else _ROWS_ELSEWHERE
-        batches = [train[start : start + size] for start in range(0, len(train), size)]
+        batches = train.batches(BLOCK_ROWS if train.device.type == "cpu" else _GPU_BLOCK_ROWS)
     elif isinstance(train, Iterable) and not isinstance(train, dict | str | bytes):
         batches = train
     else:
@@ -43,8 +45,8 @@ def numbered(train: Outputs | Iterable[object]) -> Iterator[tuple[Tensor, Output
         start += len(outputs)
 
 
-def numbered_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterator[tuple[Tensor, Outputs]]:
-    """Every `world`-th block or shard, from the `rank`-th on, under the indices that `numbered` gives its rows."""
+def indexed_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterator[tuple[Tensor, Outputs]]:
+    """Every `world`-th block or shard from number `rank` on, with the indices that `indexed_batches` gives its rows."""
     if isinstance(train, Outputs):
         for start in range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS):
             batch = train[start : start + BLOCK_ROWS]
@@ -60,21 +62,17 @@ def numbered_share(train: Outputs | OutputStore, rank: int, world: int) -> Itera
 
 
 def share_length(train: Outputs | OutputStore, rank: int, world: int) -> int:
-    """How many rows `numbered_share` gives, without reading any."""
+    """The number of rows that `indexed_share` gives, without reading any."""
     if isinstance(train, Outputs):
         starts = range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS)
         return sum(min(BLOCK_ROWS, len(train) - start) for start in starts)
     return sum(len(train.index(i)) for i in range(rank, train.num_shards, world))
 
 
-def shown(
-    batches: Iterable[tuple[Tensor, Outputs]],
-    device: torch.device | str | None,
-    progress: Progress,
-    name: str,
-    total: int | None,
+def with_progress(
+    batches: IndexedBatches, device: torch.device | str | None, progress: Progress, name: str, total: int | None
 ) -> Iterator[tuple[Tensor, Outputs]]:
-    """The same batches on `device`, with a report of how far they have come."""
+    """The same batches, moved to `device` and reported as they are used."""
     with progress.task(name, total, unit="rows") as task:
         for index, batch in batches:
             yield index, batch if device is None else batch.to(device)
@@ -82,20 +80,20 @@ def shown(
 
 
 @final
-class Gatherer:
-    """Hands rows on in blocks of at least `BLOCK_ROWS`, however small the batches are that they come in."""
+class RowBuffer:
+    """Collects small batches and passes them on in blocks of at least `BLOCK_ROWS` rows."""
 
-    def __init__(self, take: Callable[[Tensor, Outputs], None], copy: Callable[[Outputs], Outputs]) -> None:
-        self._take = take
+    def __init__(self, consume: Callable[[Tensor, Outputs], None], copy: Callable[[Outputs], Outputs]) -> None:
+        self._consume = consume
         self._copy = copy
         self._pending: list[tuple[Tensor, Outputs]] = []
         self._rows = 0
 
     def add(self, index: Tensor, outputs: Outputs) -> None:
-        """Take in a batch; a small one waits for others, in memory of its own, as its owner may fill it again."""
+        """Take in a batch. A small one is copied until there are enough, as its owner may reuse the memory."""
         if len(outputs) >= BLOCK_ROWS:
             self.flush()
-            self._take(index, outputs)
+            self._consume(index, outputs)
             return
         self._pending.append((index.clone(), self._copy(outputs)))
         self._rows += len(outputs)
@@ -103,32 +101,16 @@ class Gatherer:
             self.flush()
 
     def flush(self) -> None:
-        """Hand on what waits."""
+        """Pass on the rows that wait."""
         if self._pending:
             index = torch.cat([rows for rows, _ in self._pending])
             outputs = Outputs.cat([part for _, part in self._pending])
             self._pending, self._rows = [], 0
-            self._take(index, outputs)
+            self._consume(index, outputs)
 
 
-def kind(outputs: Outputs) -> dict[str, str]:
-    """What all batches of one training set share."""
-    features = outputs.features
-    return {
-        "logits": dtype_name(outputs.dtype),
-        "features": "none" if features is None else dtype_name(features.dtype),
-        "device": str(outputs.device),
-    }
-
-
-def copied(outputs: Outputs) -> Outputs:
-    """Logits and features in memory of their own."""
-    features = None if outputs.features is None else outputs.features.clone()
-    return Outputs._trusted(outputs.logits.clone(), features, None)
-
-
-def probe(index: Tensor, outputs: Outputs) -> float:
-    """A number that changes when rows change places: it weighs a few columns of each row by its index."""
+def order_checksum(index: Tensor, outputs: Outputs) -> float:
+    """A number that changes when rows change places: a few columns of each row, weighted by its index."""
     rows = outputs.logits if outputs.features is None else outputs.features
     some = rows[:, :: max(1, rows.shape[1] // 16)].double()
     # Columns weigh differently: features that sum to the same number in all rows are common (LayerNorm, softmax).
