@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sirc._utils import distributed
-from sirc.data import Holding
+from sirc.data import DeviceCache
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import extract_stamp, stale_outputs
@@ -25,7 +25,7 @@ def needed(experiment: Experiment) -> list[str]:
 
 
 def check_data(
-    experiment: Experiment, names: Iterable[str], *, trains: bool, holding: Holding, progress: Progress
+    experiment: Experiment, names: Iterable[str], *, trains: bool, holding: DeviceCache, progress: Progress
 ) -> None:
     """Open these datasets, which must have images, of classes that were trained, each with an output of the network.
 

@@ -13,6 +13,7 @@ from sirc import models
 from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
+from sirc._utils.imports import stored_name
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.stamps import Stamp
@@ -81,7 +82,7 @@ def extract_stamp(experiment: Experiment, run: Run, name: str) -> Stamp:
 
 
 def _model_settings(experiment: Experiment) -> dict[str, object]:
-    settings = asdict(experiment.model)
+    settings = asdict(experiment.model) | {"name": stored_name(experiment.model.name)}
     if settings["stem"] == "own":  # so that outputs from before there was another are still good
         del settings["stem"]
     return settings

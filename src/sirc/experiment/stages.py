@@ -12,7 +12,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.choices import OnError
 from sirc._utils.files import atomic_write, read_metadata
-from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of, open_source, tested_with
+from sirc.data import READ_ERRORS, CachedImages, DeviceCache, ImageSet, eval_geometry, eval_transform, open_source
 from sirc.errors import ImageError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import (
@@ -45,7 +45,7 @@ def train_run(
     cpu: bool = False,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    holding: Holding | None = None,
+    holding: DeviceCache | None = None,
 ) -> list[Epoch]:
     """Train the network of one seed; a finished run only returns its history. `holding` keeps images for other runs."""
     recipe = experiment.train
@@ -71,7 +71,7 @@ def train_run(
         overwrite=overwrite,
         progress=progress,
         name=f"seed {run.seed}",
-        holding=holding,
+        cache=holding,
     )
 
 
@@ -84,7 +84,7 @@ def extract_run(
     on_error: OnError | None = None,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    holding: Holding | None = None,
+    holding: DeviceCache | None = None,
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all that a study needs.
 
@@ -175,7 +175,7 @@ def fit_run(
 
 
 def images_of(
-    experiment: Experiment, name: str, *, augmented: bool = False, holding: Holding | None = None
+    experiment: Experiment, name: str, *, augmented: bool = False, holding: DeviceCache | None = None
 ) -> ImageSet:
     """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
 
@@ -192,7 +192,7 @@ def images_of(
         images = _open(experiment, name, holding)
     images = images.named(name)
     if not augmented:
-        images = images.with_transform(tested_with(source, experiment.preprocess))
+        images = images.with_transform(eval_transform(source, experiment.preprocess))
         if name == "train" and count is not None and count < len(images):
             images = images.subset(count, seed=experiment.fit.seed)
     if name in ("test", "validation") and source.benchmark is None and images.classes:
@@ -201,7 +201,7 @@ def images_of(
     return images
 
 
-def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSet:
+def _open(experiment: Experiment, name: str, holding: DeviceCache | None) -> ImageSet:
     """A dataset without preprocessing, whole."""
     source, root = experiment.source(name), experiment.root
     ours = name in ("train", "test", "validation")
@@ -222,7 +222,7 @@ def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSe
         with distributed.failing_together():
             images = first or opened()
             if holding is not None:
-                _ = images.whereabouts  # looks at every file; done now, the copies made of it need not
+                _ = images.cache_key  # looks at every file; done now, the copies made of it need not
         return images
 
     if holding is None:
@@ -236,18 +236,18 @@ def _on_device(
     images: ImageSet,
     device: torch.device | str,
     progress: Progress,
-    holding: Holding | None,
+    holding: DeviceCache | None,
 ) -> HeldSet:
     """The images, to be read from the device; decoded when the first of their outputs is missing."""
-    preprocess = geometry_of(experiment.source(name), experiment.preprocess)
+    preprocess = eval_geometry(experiment.source(name), experiment.preprocess)
 
-    def load() -> Held:
-        return (holding or Holding()).pixels(
+    def load() -> CachedImages:
+        return (holding or DeviceCache()).pixels(
             images,
             preprocess,
             device=torch.device(device),
             workers=experiment.extract.workers,
-            lose=refuse_fatal(images),
+            on_unreadable=refuse_fatal(images),
             progress=progress,
         )
 
@@ -255,7 +255,7 @@ def _on_device(
 
 
 def _check_held_out(
-    experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None, progress: Progress
+    experiment: Experiment, run: Run, names: Iterable[str], holding: DeviceCache | None, progress: Progress
 ) -> None:
     """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""
     held = experiment.data.holdout
@@ -291,7 +291,7 @@ def _head_of(model: nn.Module, images: ImageSet) -> Head:
     for index in range(len(images)):
         try:
             item = images[index]
-        except UNREADABLE:
+        except READ_ERRORS:
             continue
         x = item[0] if isinstance(item, tuple) else item
         return find_head(model, x[None])  # type: ignore[index]

@@ -18,7 +18,7 @@ import torch
 import sirc
 from sirc._utils import distributed
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.data import Holding, ImageSet, open_source
+from sirc.data import DeviceCache, ImageSet, open_source
 from sirc.experiment.data_check import check_data, is_complete, is_extracted, missing_files, needed
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.provenance import is_fitted, stale_outputs
@@ -138,7 +138,7 @@ class _Worker:
         self.device = device
         self.redo = redo
         self.progress = progress
-        self.holding = Holding()
+        self.holding = DeviceCache()
         self.imageless: set[Path] = set()  # the folders of experiments that are finished, and whose images are gone
 
     @contextmanager

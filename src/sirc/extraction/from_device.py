@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc.data import Held, Lose, Reader, Reading, Unreadable
+from sirc.data import CachedImages, IndexedBatch, OnUnreadable, Reader, Unreadable
 
 if TYPE_CHECKING:
     from sirc.data import ImageSet, Preprocess
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class HeldSet(Dataset[object]):
     """Images to extract from, read from where they are held; `load` brings them there if need be."""
 
-    def __init__(self, images: ImageSet, preprocess: Preprocess, load: Callable[[], Held]) -> None:
+    def __init__(self, images: ImageSet, preprocess: Preprocess, load: Callable[[], CachedImages]) -> None:
         self.images = images
         self.preprocess = preprocess
         self.load = load
@@ -43,7 +43,7 @@ class HeldSet(Dataset[object]):
 
 @final
 class HeldPlan(Reader):
-    """Reads a `HeldSet` in the batches of a `Plan`: same rows, same values, no worker."""
+    """Reads a `HeldSet` in the batches of a `DatasetReader`: same rows, same values, no worker."""
 
     dataset: HeldSet
 
@@ -51,7 +51,7 @@ class HeldPlan(Reader):
         self.dataset = dataset
         self.batch_size = batch_size
 
-    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
+    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order; nothing is decoded where there are none."""
         if not spans:
             return
@@ -70,10 +70,10 @@ class HeldPlan(Reader):
             if index:
                 x = normalise(held[part if isinstance(part, slice) else part.to(held.pixels.device)])
                 batch = x if labels is None else (x, labels[part])
-            yield Reading(index, batch, lost)
+            yield IndexedBatch(index, batch, lost)
 
 
-def refuse_fatal(images: ImageSet) -> Lose:
+def refuse_fatal(images: ImageSet) -> OnUnreadable:
     """Stop where the machine failed and not the image; what else is lost is counted when its row is read."""
 
     def lose(lost: Sequence[Unreadable]) -> None:

@@ -14,7 +14,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_positive
 from sirc._utils.choices import OnError, Precision
 from sirc._utils.files import PathLike
-from sirc.data import Reader, Unreadable, check_repeatable, plan
+from sirc.data import Reader, Unreadable, check_repeatable, reader_of
 from sirc.extraction.from_device import HeldPlan, HeldSet
 from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
@@ -130,7 +130,9 @@ def extract(
     check_positive("batch_size", batch_size)
     held = isinstance(data, HeldSet)
     reading: Reader | None = (
-        HeldPlan(data, batch_size) if isinstance(data, HeldSet) else plan(data, batch_size=batch_size, workers=workers)
+        HeldPlan(data, batch_size)
+        if isinstance(data, HeldSet)
+        else reader_of(data, batch_size=batch_size, workers=workers)
     )
     lost: list[Unreadable] = []
     if reading is None:
