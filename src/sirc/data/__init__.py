@@ -19,7 +19,6 @@ from sirc.data.reading import (
     Unreadable,
     check_repeatable,
     data_fingerprint,
-    is_system_error,
     reader_of,
     usable_workers,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "fetch_colonoscopy",
     "file_list",
     "image_folder",
-    "is_system_error",
     "ood_sets",
     "open_source",
     "printable",

@@ -112,28 +112,20 @@ class ImageSet(ABC, Dataset[object]):
                 f"the classes of '{self.name}' must be among those of the training images; {unknown[0]!r} is not "
                 f"({len(unknown)} are not). Remove them, or train on them."
             )
-        other = self._copy()
         renumbered = torch.tensor([number[name] for name in self.classes])
-        other.labels, other.classes = renumbered[self.labels], tuple(classes)
-        return other
+        return self._copy(labels=renumbered[self.labels], classes=tuple(classes))
 
     def with_transform(self, transform: Transform | None) -> Self:
         """Copy the set with another preprocessing."""
-        other = self._copy()
-        other.transform = transform
-        return other
+        return self._copy(transform=transform)
 
     def unlabelled(self) -> Self:
         """Copy the set without labels, as an OOD set."""
-        other = self._copy()
-        other.labels, other.classes = None, ()
-        return other
+        return self._copy(labels=None, classes=())
 
     def named(self, name: str) -> Self:
         """Copy the set under another name."""
-        other = self._copy()
-        other.name = name
-        return other
+        return self._copy(name=name)
 
     def subset(self, count: int, *, seed: int) -> ImageSet:
         """Choose `count` images at random by the seed, in their order."""
@@ -185,9 +177,10 @@ class ImageSet(ABC, Dataset[object]):
         classes = f", {len(self.classes)} classes" if self.classes else ""
         return f"{type(self).__name__}('{self.name}', {len(self)} images{classes})"
 
-    def _copy(self) -> Self:
+    def _copy(self, **changes: object) -> Self:
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
+        other.__dict__.update(changes)
         return other
 
     def _number(self, index: int) -> int:

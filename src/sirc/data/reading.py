@@ -45,6 +45,11 @@ class Unreadable:
     fatal: bool = False
     """True if the machine failed, not the image: no space, no file handle, no disk."""
 
+    @classmethod
+    def because(cls, index: int, error: Exception) -> Unreadable:
+        """Describe an item by the error that reading it raised."""
+        return cls(index, str(error) or type(error).__name__, is_system_error(error))
+
 
 @dataclass(frozen=True)
 class IndexedBatch:
@@ -168,7 +173,7 @@ class _IndexedItems(Dataset[object]):
         try:
             return index, self.dataset[index]
         except READ_ERRORS as error:
-            return index, Unreadable(index, str(error) or type(error).__name__, is_system_error(error))
+            return index, Unreadable.because(index, error)
 
 
 @final

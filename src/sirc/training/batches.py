@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from sirc.data import READ_ERRORS, ImageSet, Preprocess, Unreadable, is_system_error, usable_workers
+from sirc.data import READ_ERRORS, ImageSet, Preprocess, Unreadable, usable_workers
 from sirc.errors import ImageError
 from sirc.training.augment import Normalise, crop_size, random_key, training_transform
 
@@ -224,7 +224,7 @@ class _Labelled(Dataset[_Item]):
         try:
             image = self.images.image(index)
         except READ_ERRORS as error:
-            return Unreadable(index, str(error) or type(error).__name__, is_system_error(error)), label
+            return Unreadable.because(index, error), label
         return self.transform(image), label
 
 

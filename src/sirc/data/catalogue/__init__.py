@@ -55,10 +55,6 @@ class Benchmark:
         parts = " or ".join(f'"{part.name}"' for part in self.splits)
         raise ValueError(f"`split` must be {parts} for {self.title}; got {name!r}. Pass one of those.")
 
-    def size(self, split: str) -> int | None:
-        """The number of images in a part, if known."""
-        return self.split(split).size
-
     @property
     def layout(self) -> str:
         """The expected files, for people to read: one line for each part."""
