@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import sirc
 from sirc.data.base import ImageSet
-from sirc.data.device_cache import Held
+from sirc.data.device_cache import CachedImages
 from sirc.data.preprocess import Preprocess
 from sirc.extraction.from_device import CachedSet
 from sirc.models.builders import build
@@ -59,7 +59,7 @@ def extraction(count: int, device: torch.device, notes: list[str]) -> list[Row]:
     torch.manual_seed(0)
     model = torchvision.models.resnet50().eval().to(device, memory_format=torch.channels_last)
     for side, some in ((224, count // 5), (64, count)):
-        held = Held(torch.randint(256, (some, 3, side, side), dtype=torch.uint8, device=device), None, ())
+        held = CachedImages(torch.randint(256, (some, 3, side, side), dtype=torch.uint8, device=device), None, ())
         images = CachedSet(Pictures(some, side), Preprocess(resize=side, crop=side), lambda held=held: held)
         ready = torch.randn(min(_BATCH, some), 3, side, side, device=device)
         ready = ready.contiguous(memory_format=torch.channels_last)

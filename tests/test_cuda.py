@@ -58,7 +58,7 @@ def test_a_recorded_step_trains_to_the_same_weights(precision):
 
     from sirc.progress import SILENT
     from sirc.training.batches import Batch
-    from sirc.training.cuda_graph import captured
+    from sirc.training.cuda_graph import capture_step
 
     def trained(record):
         torch.manual_seed(0)
@@ -76,7 +76,7 @@ def test_a_recorded_step_trains_to_the_same_weights(precision):
             labels = torch.randint(0, 7, (16,), device="cuda", generator=generator)
             batch = Batch(images, labels, 16)
             if record and step is None:
-                step = captured(logits, model, batch, 1 / 16, channels_last=False, progress=SILENT)
+                step = capture_step(logits, model, batch, 1 / 16, channels_last=False, progress=SILENT)
                 assert step is not None
                 assert step.takes(batch)
                 assert not step.takes(Batch(images[:3], labels[:3], 3))
@@ -283,19 +283,19 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
     images = image_folder(write_images(tmp_path / "images", count=50), transform=preprocess.test())
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 
-    def load(holding, device):
-        options = {"workers": 2, "lose": lambda lost: None, "progress": SILENT}
-        return holding.pixels(images, preprocess, device=torch.device(device), **options)
+    def load(cache, device):
+        options = {"workers": 2, "on_unreadable": lambda lost: None, "progress": SILENT}
+        return cache.pixels(images, preprocess, device=torch.device(device), **options)
 
-    with device_cache.Holding() as holding:
-        held = load(holding, "cuda")
-        assert load(holding, "cuda:0").pixels.data_ptr() == held.pixels.data_ptr()
-        reading = from_device.CachedReader(from_device.CachedSet(images, preprocess, lambda: held), 16)
+    with device_cache.DeviceCache() as cache:
+        cached = load(cache, "cuda")
+        assert load(cache, "cuda:0").pixels.data_ptr() == cached.pixels.data_ptr()
+        reading = from_device.CachedReader(from_device.CachedSet(images, preprocess, lambda: cached), 16)
         seen = torch.cat([got.batch[0].cpu() for got in reading.read([range(20), range(20, 50)])])
         assert torch.equal(seen, torch.stack([images[i][0] for i in range(50)]))
         expected = sirc.extract(plain, images)
         got = sirc.extract(
-            plain.cuda(), from_device.CachedSet(images, preprocess, lambda: held), tmp_path / "store", head="3"
+            plain.cuda(), from_device.CachedSet(images, preprocess, lambda: cached), tmp_path / "store", head="3"
         )
         torch.testing.assert_close(got.load().logits, expected.logits, rtol=1e-3, atol=1e-3)
         assert torch.equal(got.load().labels, images.labels)
@@ -303,5 +303,7 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
         with pytest.raises(
             ValueError, match=r'`cache = "device"` needs 0.0 GiB for `images`; 0.0 GiB are free on cuda:0'
         ):
-            holding.pixels(images, Preprocess(8, 8), device=held.pixels.device, workers=0, lose=print, progress=SILENT)
-        assert not holding._decoded
+            cache.pixels(
+                images, Preprocess(8, 8), device=cached.pixels.device, workers=0, on_unreadable=print, progress=SILENT
+            )
+        assert not cache._entries

@@ -65,7 +65,7 @@ def test_every_benchmark_says_where_it_comes_from_and_how_it_lies(one):
 
 def test_an_unknown_name_lists_the_known_and_the_closest():
     with pytest.raises(
-        ValueError, match=r"`name` must be one of imagenet200, .* got 'texture'. Did you mean textures\?"
+        ValueError, match=r"`name` must be one of imagenet200, .* got 'texture'. Did you mean `textures`\?"
     ):
         benchmark("texture")
     with pytest.raises(ValueError, match=r"`id_name` must be an ID set, one of imagenet200, imagenet1k; got 'noise'"):

@@ -8,10 +8,10 @@ import av
 import numpy as np
 import pytest
 
-from sirc.data import fetch as module
+from sirc.data import download as module
 from sirc.data import fetch_colonoscopy, image_folder
 from sirc.data.catalogue.colonoscopy import write_frames
-from sirc.data.fetch import FetchError, fetch
+from sirc.data.download import DownloadError, download
 from sirc.errors import ImageError
 from sirc.progress import Progress
 
@@ -94,9 +94,9 @@ class Naps(list):
 
 
 def test_a_file_comes_whole_and_only_once(server, tmp_path):
-    path = fetch(server.base + "/a.bin", tmp_path / "deep" / "a.bin")
+    path = download(server.base + "/a.bin", tmp_path / "deep" / "a.bin")
     assert path.read_bytes() == CONTENT
-    fetch(server.base + "/a.bin", path)
+    download(server.base + "/a.bin", path)
     assert server.requests == [("/a.bin", None)]
     assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
 
@@ -104,7 +104,7 @@ def test_a_file_comes_whole_and_only_once(server, tmp_path):
 def test_a_cut_connection_goes_on_from_where_it_was(server, tmp_path):
     server.cuts = [300_000, 100_000]
     naps = Naps()
-    path = fetch(server.base + "/a.bin", tmp_path / "a.bin", sleep=naps)
+    path = download(server.base + "/a.bin", tmp_path / "a.bin", sleep=naps)
     assert path.read_bytes() == CONTENT
     assert [wanted for _, wanted in server.requests] == [None, "bytes=300000-", "bytes=400000-"]
     assert naps == [1, 1]  # bytes came in between
@@ -118,20 +118,20 @@ def test_a_killed_run_goes_on_too(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_BLOCK", 1000)
     server.cuts = [5000]
-    with pytest.raises(FetchError, match=r"with 5,000 bytes in .*a.bin.part.*goes on from there"):
-        fetch(server.base + "/a.bin", tmp_path / "a.bin", retries=0)
+    with pytest.raises(DownloadError, match=r"with 5,000 bytes in .*a.bin.part.*goes on from there"):
+        download(server.base + "/a.bin", tmp_path / "a.bin", retries=0)
     assert not (tmp_path / "a.bin").exists()
-    assert fetch(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
+    assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
     assert server.requests[-1] == ("/a.bin", "bytes=5000-")
     with pytest.raises(KeyboardInterrupt):
-        fetch(server.base + "/a.bin", tmp_path / "other" / "a.bin", progress=Killer())
+        download(server.base + "/a.bin", tmp_path / "other" / "a.bin", progress=Killer())
 
 
 def test_a_server_without_ranges_sends_all_again(tmp_path):
     with Server(ranges=False) as server:
         server.files["/a.bin"] = CONTENT
         server.cuts = [300_000]
-        path = fetch(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps())
+        path = download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps())
         assert path.read_bytes() == CONTENT
         assert [wanted for _, wanted in server.requests] == [None, "bytes=300000-"]
 
@@ -140,7 +140,7 @@ def test_without_a_version_nothing_is_joined(tmp_path):
     with Server(tag=None) as server:
         server.files["/a.bin"] = CONTENT
         server.cuts = [300_000]
-        assert fetch(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
+        assert download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
         assert [wanted for _, wanted in server.requests] == [None, None]
 
 
@@ -148,62 +148,62 @@ def test_a_weak_version_is_not_trusted(tmp_path):
     with Server(tag='W/"v1"') as server:
         server.files["/a.bin"] = CONTENT
         server.cuts = [300_000]
-        assert fetch(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
+        assert download(server.base + "/a.bin", tmp_path / "a.bin", sleep=Naps()).read_bytes() == CONTENT
         assert [wanted for _, wanted in server.requests] == [None, None]
 
 
 def test_a_file_that_changed_is_fetched_from_the_start(server, tmp_path):
     server.cuts = [300_000]
-    with pytest.raises(FetchError):
-        fetch(server.base + "/a.bin", tmp_path / "a.bin", retries=0)
+    with pytest.raises(DownloadError):
+        download(server.base + "/a.bin", tmp_path / "a.bin", retries=0)
     server.files["/a.bin"], server.tag = CONTENT[::-1], '"v2"'
-    assert fetch(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT[::-1]
+    assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT[::-1]
 
 
 def test_a_part_of_another_address_is_not_joined(server, tmp_path):
     server.files["/b.bin"] = CONTENT[::-1]
     server.cuts = [300_000]
-    with pytest.raises(FetchError):
-        fetch(server.base + "/a.bin", tmp_path / "x", retries=0)
-    assert fetch(server.base + "/b.bin", tmp_path / "x").read_bytes() == CONTENT[::-1]
+    with pytest.raises(DownloadError):
+        download(server.base + "/a.bin", tmp_path / "x", retries=0)
+    assert download(server.base + "/b.bin", tmp_path / "x").read_bytes() == CONTENT[::-1]
 
 
 def test_a_part_longer_than_the_file_is_thrown_away(server, tmp_path):
     server.cuts = [300_000]
-    with pytest.raises(FetchError):
-        fetch(server.base + "/a.bin", tmp_path / "x", retries=0)
+    with pytest.raises(DownloadError):
+        download(server.base + "/a.bin", tmp_path / "x", retries=0)
     (tmp_path / "x.part").write_bytes(CONTENT + b"more")
-    assert fetch(server.base + "/a.bin", tmp_path / "x", sleep=Naps()).read_bytes() == CONTENT
+    assert download(server.base + "/a.bin", tmp_path / "x", sleep=Naps()).read_bytes() == CONTENT
 
 
 def test_a_whole_part_needs_no_request(server, tmp_path):
     server.cuts = [300_000]
-    with pytest.raises(FetchError):
-        fetch(server.base + "/a.bin", tmp_path / "x", retries=0)
+    with pytest.raises(DownloadError):
+        download(server.base + "/a.bin", tmp_path / "x", retries=0)
     (tmp_path / "x.part").write_bytes(CONTENT)
-    fetch(server.base + "/a.bin", tmp_path / "x")
+    download(server.base + "/a.bin", tmp_path / "x")
     assert len(server.requests) == 1
 
 
 def test_a_server_that_resumes_at_the_wrong_place_is_not_believed(server, tmp_path):
     server.cuts, server.lies = [300_000], {"start": 5}
-    with pytest.raises(FetchError, match="the server sent 'bytes 300005-"):
-        fetch(server.base + "/a.bin", tmp_path / "x", retries=1, sleep=Naps())
+    with pytest.raises(DownloadError, match="the server sent 'bytes 300005-"):
+        download(server.base + "/a.bin", tmp_path / "x", retries=1, sleep=Naps())
 
 
 def test_a_file_of_unknown_length_comes_too(server, tmp_path):
     server.lies = {"length": True}
-    assert fetch(server.base + "/a.bin", tmp_path / "x").read_bytes() == CONTENT
+    assert download(server.base + "/a.bin", tmp_path / "x").read_bytes() == CONTENT
 
 
 def test_busy_servers_are_asked_again_after_longer_and_longer_waits(server, tmp_path):
     server.errors = [(503, {}), (500, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "9999"})]
     naps = Naps()
-    assert fetch(server.base + "/a.bin", tmp_path / "x", sleep=naps).read_bytes() == CONTENT
+    assert download(server.base + "/a.bin", tmp_path / "x", sleep=naps).read_bytes() == CONTENT
     assert naps == [1, 2, 7, 60]
     server.errors = [(503, {})] * 3
-    with pytest.raises(FetchError, match=r"HTTP 503 Service Unavailable, 3 times in a row"):
-        fetch(server.base + "/a.bin", tmp_path / "y", retries=2, sleep=Naps())
+    with pytest.raises(DownloadError, match=r"HTTP 503 Service Unavailable, 3 times in a row"):
+        download(server.base + "/a.bin", tmp_path / "y", retries=2, sleep=Naps())
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_busy_servers_are_asked_again_after_longer_and_longer_waits(server, tmp_
 )
 def test_a_refusal_is_final(server, tmp_path, code, words):
     server.errors = [(code, {})]
-    with pytest.raises(FetchError, match=rf"a.bin' cannot be fetched: the server answered HTTP {code} .*{words}"):
-        fetch(server.base + "/a.bin", tmp_path / "x", sleep=Naps())
+    with pytest.raises(DownloadError, match=rf"a.bin' cannot be fetched: the server answered HTTP {code} .*{words}"):
+        download(server.base + "/a.bin", tmp_path / "x", sleep=Naps())
     assert len(server.requests) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -220,10 +220,10 @@ def test_a_refusal_is_final(server, tmp_path, code, words):
 def test_nobody_there_is_said_so(tmp_path):
     with Server() as server:
         url = server.base + "/a.bin"
-    with pytest.raises(FetchError, match=r"refused.* 2 times in a row.*Check the network"):
-        fetch(url, tmp_path / "x", retries=1, sleep=Naps())
+    with pytest.raises(DownloadError, match=r"refused.* 2 times in a row.*Check the network"):
+        download(url, tmp_path / "x", retries=1, sleep=Naps())
     with pytest.raises(ValueError, match="`url` must start with http"):
-        fetch("file:///etc/passwd", tmp_path / "x")
+        download("file:///etc/passwd", tmp_path / "x")
 
 
 def film(path, frames, size=(64, 48), color=0):
@@ -325,5 +325,5 @@ def test_a_file_that_is_no_video_is_named(tmp_path, content):
 
 
 def test_a_video_that_is_not_there_stops_the_run_with_its_address(site, tmp_path):
-    with pytest.raises(FetchError, match=r"/set/Hyperplasic/hyperplasic_03/videos/NBI.mp4' .*HTTP 404"):
+    with pytest.raises(DownloadError, match=r"/set/Hyperplasic/hyperplasic_03/videos/NBI.mp4' .*HTTP 404"):
         fetch_colonoscopy(tmp_path / "c", base=site.base + "/set", videos=3)

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from sirc.data import Report, benchmarks, check, write_noise
+from sirc.data import DataReport, benchmarks, check, write_noise
 from sirc.data import benchmarks as registry_function
 from sirc.data.catalogue import Split
 from support.benchmark_folders import (
@@ -38,7 +38,7 @@ def small(monkeypatch):
 
 
 def problems(report):
-    assert isinstance(report, Report)
+    assert isinstance(report, DataReport)
     return [f"{finding.text} | {finding.advice}" for finding in report.problems]
 
 
@@ -297,7 +297,7 @@ def test_your_own_list_is_looked_at(tmp_path):
 
 def test_an_unknown_name_lists_what_can_be_looked_at(tmp_path):
     with pytest.raises(
-        ValueError, match=r"`name` must be one of imagenet200, .*, folder, list; got 'folders'. Did you mean folder\?"
+        ValueError, match=r"`name` must be one of imagenet200, .*, folder, list; got 'folders'. Did you mean `folder`\?"
     ):
         check("folders", tmp_path)
 

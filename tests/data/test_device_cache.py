@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sirc
-from sirc.data import decoding, device_cache, image_folder
+from sirc.data import device_cache, image_folder
 from sirc.data.base import Subset
-from sirc.data.device_cache import Holding
+from sirc.data.device_cache import DeviceCache
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.experiment.experiment import Experiment
@@ -24,8 +24,8 @@ from sirc.experiment.stages import extract_run, images_of, train_run
 from sirc.experiment.study import run_study
 from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
-from sirc.training.batches import IGNORED, Order, Share
-from sirc.training.device_batches import DeviceFeed
+from sirc.training.batches import IGNORED, Order, Process
+from sirc.training.device_batches import DeviceBatches
 from sirc.training.recipe import Augment
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
@@ -47,13 +47,13 @@ class Told(Progress):
 @pytest.fixture
 def decoded(monkeypatch):
     """The names of the sets that were decoded, in turn."""
-    names, original = [], device_cache.decode
+    names, original = [], device_cache._decode
 
     def counting(images, *args, **options):
         names.append(images.name)
         return original(images, *args, **options)
 
-    monkeypatch.setattr(device_cache, "decode", counting)
+    monkeypatch.setattr(device_cache, "_decode", counting)
     return names
 
 
@@ -73,8 +73,8 @@ def tiny(tmp_path, monkeypatch):
     return read
 
 
-def get(holding, images, geometry=SMALL, lose=lambda lost: None, workers=0):
-    return holding.pixels(images, geometry, device=CPU, workers=workers, lose=lose, progress=SILENT)
+def get(cache, images, geometry=SMALL, on_unreadable=lambda lost: None, workers=0):
+    return cache.pixels(images, geometry, device=CPU, workers=workers, on_unreadable=on_unreadable, progress=SILENT)
 
 
 def contents(folder):
@@ -103,14 +103,14 @@ def test_stores_are_the_same_bytes_as_those_of_files(tiny, changes):
         experiment = tiny(*asked, "model.name=other_model:small")
     (run,) = trained(experiment)
     extract_run(experiment, run)
-    held = contents(run.folder / "outputs")
+    cached = contents(run.folder / "outputs")
     files = dataclasses.replace(experiment, extract=dataclasses.replace(experiment.extract, cache="none"))
     extract_run(files, run, overwrite=True)
-    assert held == contents(run.folder / "outputs")
+    assert cached == contents(run.folder / "outputs")
 
 
 def test_a_benchmark_of_small_images_keeps_its_own_scaling(tmp_path):
-    from sirc.data.source import Source, geometry_of, open_source, tested_with
+    from sirc.data.source import Source, eval_geometry, eval_transform, open_source
 
     folder = tmp_path / "Kather_texture_2016_image_tiles_5000" / "01_TUMOR"
     folder.mkdir(parents=True)
@@ -119,11 +119,11 @@ def test_a_benchmark_of_small_images_keeps_its_own_scaling(tmp_path):
         Image.fromarray(torch.randint(0, 256, (30, 30, 3), dtype=torch.uint8).numpy()).save(folder / f"{seed}.tif")
     source, preprocess = Source("colorectal"), Preprocess(resize=16, crop=12)
     images = open_source(source, root=tmp_path, preprocess=preprocess, labelled=False)
-    assert repr(images.transform) == repr(tested_with(source, preprocess))
-    held = get(Holding(), images, geometry_of(source, preprocess))
+    assert repr(images.transform) == repr(eval_transform(source, preprocess))
+    cached = get(DeviceCache(), images, eval_geometry(source, preprocess))
     normalise = from_device.normalisation(preprocess, CPU)
-    assert torch.equal(normalise(held[slice(None)]), torch.stack([images[i] for i in range(3)]))
-    assert held.pixels.shape == (3, 3, 12, 12)
+    assert torch.equal(normalise(cached[slice(None)]), torch.stack([images[i] for i in range(3)]))
+    assert cached.pixels.shape == (3, 3, 12, 12)
 
 
 @pytest.mark.parametrize("mean", [(0.485, 0.456, 0.406), (0.1, 0.5, 0.9)])
@@ -161,22 +161,22 @@ def test_damaged_images_are_counted_and_named_or_stop(tiny):
     damage(files[9])
     with pytest.raises(ImageError, match=rf"every image must be readable; .*{files[3].name} is not: .*on_error"):
         extract_run(experiment, run, ["test"])
-    told, holding = Told(), Holding()
-    for _ in range(2):  # the second time they are held
-        store = extract_run(experiment, run, ["test"], on_error="skip", progress=told, holding=holding, overwrite=True)[
+    told, cache = Told(), DeviceCache()
+    for _ in range(2):  # the second time they are cached
+        store = extract_run(experiment, run, ["test"], on_error="skip", progress=told, holding=cache, overwrite=True)[
             "test"
         ]
         assert (len(store), store.skipped) == (10, [3, 9])
-    held = contents(store.path)
+    cached = contents(store.path)
     assert "2 of 12 images could not be read and were skipped" in told.notes[0]
     assert files[3].name in told.notes[0]
     plain = dataclasses.replace(experiment, extract=dataclasses.replace(experiment.extract, cache="none"))
     extract_run(plain, run, ["test"], on_error="skip", overwrite=True)
-    assert contents(store.path) == held
+    assert contents(store.path) == cached
     with pytest.raises(sirc.StoreError, match="lacks 2 images that could not be read"):
-        extract_run(experiment, run, ["test"], holding=holding)
+        extract_run(experiment, run, ["test"], holding=cache)
     with pytest.raises(ImageError, match=rf"every image must be readable; .*{files[3].name}"):
-        extract_run(experiment, run, ["test"], holding=holding, overwrite=True)
+        extract_run(experiment, run, ["test"], holding=cache, overwrite=True)
 
 
 def test_a_failing_disk_always_stops(tiny, monkeypatch):
@@ -215,14 +215,14 @@ def test_a_study_decodes_every_set_once(tiny, decoded):
 
 def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     kept = []
-    original = device_cache.decode
+    original = device_cache._decode
 
     def watching(*args, **options):
         pixels, lost = original(*args, **options)
         kept.append(weakref.ref(pixels))
         return pixels, lost
 
-    monkeypatch.setattr(device_cache, "decode", watching)
+    monkeypatch.setattr(device_cache, "_decode", watching)
     run_study([tiny("train.cache=device", "seeds=[1]")], figures=False)
     gc.collect()
     assert len(kept) == 5
@@ -231,26 +231,26 @@ def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
 
 def test_what_is_held_goes_at_the_end_of_its_context(tmp_path):
     images = image_folder(write_images(tmp_path / "images", count=10))
-    with Holding() as holding:
-        pixels = weakref.ref(get(holding, images).pixels)
+    with DeviceCache() as cache:
+        pixels = weakref.ref(get(cache, images).pixels)
         gc.collect()
         assert pixels() is not None
     gc.collect()
-    assert pixels() is None  # though `holding` is still there
+    assert pixels() is None  # though `cache` is still there
 
 
 def test_training_and_extraction_share_one_tensor(tiny, decoded):
     experiment = tiny("train.cache=device", "seeds=[1]")
-    holding = Holding()
-    images = images_of(experiment, "train", augmented=True, holding=holding)
-    order = Order(len(images), 8, 1, Share(0, 1, CPU))
-    feed = DeviceFeed(
-        images, None, order, Augment(), experiment.preprocess, workers=0, skip=False, progress=SILENT, holding=holding
+    cache = DeviceCache()
+    images = images_of(experiment, "train", augmented=True, holding=cache)
+    order = Order(len(images), 8, 1, Process(0, 1, CPU))
+    feed = DeviceBatches(
+        images, None, order, Augment(), experiment.preprocess, workers=0, skip=False, progress=SILENT, cache=cache
     )
-    held = get(holding, images_of(experiment, "train", holding=holding), experiment.preprocess)
-    assert held.pixels.data_ptr() == feed._augment.images.data_ptr()
+    cached = get(cache, images_of(experiment, "train", holding=cache), experiment.preprocess)
+    assert cached.pixels.data_ptr() == feed._augment.images.data_ptr()
     assert decoded == ["train"]
-    get(holding, images, dataclasses.replace(experiment.preprocess, crop=8))
+    get(cache, images, dataclasses.replace(experiment.preprocess, crop=8))
     assert decoded == ["train", "train"]
 
 
@@ -258,18 +258,18 @@ def test_parts_of_what_is_held_are_not_decoded_again(tmp_path, decoded):
     whole = image_folder(write_images(tmp_path / "images", count=50))
     damage(whole.path(7))
     damage(whole.path(30))
-    holding = Holding()
-    every = get(holding, whole)
+    cache = DeviceCache()
+    every = get(cache, whole)
     assert [item.index for item in every.lost] == [7, 30]
     rest, held_out = whole.held_out(4, seed=0)
     for part in (rest, held_out, rest.subset(11, seed=1), Subset(whole, [7]), Subset(whole, [])):
-        found = get(holding, part)
+        found = get(cache, part)
         assert torch.equal(found[slice(None)], every.pixels[part.origin()[1]])
         assert len(found) == len(part)
         lost = [part.where(item.index) for item in found.lost]
         assert lost == [whole.where(n) for n in (7, 30) if n in part.origin()[1]]
     assert len(decoded) == 1
-    apart = Holding()
+    apart = DeviceCache()
     for part in (held_out, rest):
         get(apart, part)
     assert len(decoded) == 3
@@ -279,12 +279,12 @@ def test_a_part_trains_as_if_it_had_been_decoded_alone(tmp_path):
     whole = image_folder(write_images(tmp_path / "images", count=50))
     damage(whole.path(7))
     part, val = whole.held_out(4, seed=0)
-    shared = Holding()
+    shared = DeviceCache()
     get(shared, whole)
-    order = Order(len(part), 8, 1, Share(0, 1, CPU))
+    order = Order(len(part), 8, 1, Process(0, 1, CPU))
     feeds = [
-        DeviceFeed(part, val, order, Augment(), SMALL, workers=0, skip=True, progress=SILENT, holding=holding)
-        for holding in (None, shared)
+        DeviceBatches(part, val, order, Augment(), SMALL, workers=0, skip=True, progress=SILENT, cache=cache)
+        for cache in (None, shared)
     ]
     assert feeds[1]._augment.rows is not None
     assert feeds[0].unreadable == feeds[1].unreadable
@@ -304,10 +304,10 @@ def test_folders_whose_files_have_the_same_names_and_sizes_are_two_sets(tmp_path
         Image.new("RGB", (12, 12), (shade, 0, 0)).save(tmp_path / name / "x" / "0.bmp")
     dark, light = (image_folder(tmp_path / name).named("same") for name in ("dark", "light"))
     assert dark.fingerprint == light.fingerprint
-    holding = Holding()
-    assert get(holding, dark).pixels[0, 0, 0, 0] == 10
-    assert get(holding, light).pixels[0, 0, 0, 0] == 200
-    assert get(holding, dark).pixels[0, 0, 0, 0] == 10
+    cache = DeviceCache()
+    assert get(cache, dark).pixels[0, 0, 0, 0] == 10
+    assert get(cache, light).pixels[0, 0, 0, 0] == 200
+    assert get(cache, dark).pixels[0, 0, 0, 0] == 10
 
 
 def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch):
@@ -315,41 +315,41 @@ def test_the_set_not_used_for_longest_makes_room(tmp_path, decoded, monkeypatch)
         image_folder(write_images(tmp_path / name, count=10)).named(name) for name in ("one", "two", "three")
     )
     size = 10 * 3 * 12 * 12
-    monkeypatch.setattr(device_cache, "memory", lambda device: (float("inf"), 4 * size + 4))
-    holding = Holding()
+    monkeypatch.setattr(device_cache, "device_memory", lambda device: (float("inf"), 4 * size + 4))
+    cache = DeviceCache()
     for images in (one, two, one, three, one):
-        get(holding, images)
+        get(cache, images)
     assert decoded == ["one", "two", "three"]  # room for two: `two` went
-    get(holding, two)
+    get(cache, two)
     assert decoded[3:] == ["two"]
-    get(holding, three)
+    get(cache, three)
     assert decoded[4:] == ["three"]  # it went when `two` came back, as `one` had been used since
-    monkeypatch.setattr(device_cache, "memory", lambda device: (float("inf"), 1))
-    get(holding, one)
-    assert len(holding._decoded) == 1
+    monkeypatch.setattr(device_cache, "device_memory", lambda device: (float("inf"), 1))
+    get(cache, one)
+    assert len(cache._entries) == 1
 
 
 @pytest.mark.parametrize(("device", "there"), [("cpu", "is all the memory for cpu"), ("cuda:0", "are free on cuda:0")])
 def test_a_set_larger_than_memory_is_refused(device, there, monkeypatch):
-    monkeypatch.setattr(decoding, "memory", lambda device: (10 * 2**30, 40 * 2**30))
-    decoding.check_room(8 * 2**30, torch.device(device), "huge")
+    monkeypatch.setattr(device_cache, "device_memory", lambda device: (10 * 2**30, 40 * 2**30))
+    DeviceCache()._make_room(8 * 2**30, torch.device(device), "huge")
     words = rf'`cache = "device"` needs 9.0 GiB for `huge`; 10.0 GiB {there}. Use `cache = "none"`'
     with pytest.raises(ValueError, match=words):
-        decoding.check_room(9 * 2**30, torch.device(device), "huge")
+        DeviceCache()._make_room(9 * 2**30, torch.device(device), "huge")
 
 
 def test_the_memory_of_the_machine_bounds_what_is_held(tmp_path, monkeypatch):
     fewer, more = (image_folder(write_images(tmp_path / str(count), count=count)) for count in (9, 10))
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 100, "SC_PHYS_PAGES": 50}.__getitem__)
-    assert len(get(Holding(), fewer)) == 9  # 3888 of 5000 bytes
+    assert len(get(DeviceCache(), fewer)) == 9  # 3888 of 5000 bytes
     with pytest.raises(ValueError, match=r"needs 0.0 GiB for `10`; 0.0 GiB is all the memory for cpu"):
-        get(Holding(), more)  # 4320
+        get(DeviceCache(), more)  # 4320
 
 
 def test_more_workers_give_the_same_pixels(tmp_path):
     images = image_folder(write_images(tmp_path / "images", count=30))
     damage(images.path(12))
-    one, two = get(Holding(), images), get(Holding(), images, workers=2)
+    one, two = get(DeviceCache(), images), get(DeviceCache(), images, workers=2)
     assert torch.equal(one.pixels, two.pixels)
     assert [item.index for item in two.lost] == [12]
     assert not one.pixels[12].any()
@@ -359,11 +359,11 @@ def test_sizes_that_differ_and_folders_without_images_are_told(tmp_path):
     images = image_folder(write_images(tmp_path / "images", count=6))
     Image.new("RGB", (30, 20)).save(tmp_path / "images" / "r" / "other.png")
     with pytest.raises(ValueError, match='`cache = "device"` needs images of one size; those of `images` differ'):
-        get(Holding(), image_folder(tmp_path / "images"), Preprocess(resize=None, crop=None))
+        get(DeviceCache(), image_folder(tmp_path / "images"), Preprocess(resize=None, crop=None))
     for index in range(len(images)):
         damage(images.path(index))
     with pytest.raises(ImageError, match="none of the 6 images of `images` can be read"):
-        get(Holding(), images)
+        get(DeviceCache(), images)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes")

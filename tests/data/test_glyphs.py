@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 import sirc
 from sirc import models
 from sirc.data import Noise, Source, glyphs, open_source
-from sirc.data.glyphs import draw as _glyph_draw
+from sirc.data.glyphs import draw
 from sirc.data.glyphs.draw import generator
 from sirc.data.glyphs.fonts import CANVAS, FONTS, SCRIPTS, bitmap, font_file
 from sirc.experiment.experiment import PAPER_SPECS, Experiment
@@ -95,9 +95,9 @@ def test_an_image_shows_its_character(name, monkeypatch):
     """Without what makes it hard, it is the font's own drawing: none of the others is as close."""
     limits = {"HEIGHT": (24, 24), "SHIFT": 0, "TURN": 0, "SHEAR": 0, "BLUR": (0.3, 0.3), "NOISE": (0, 0)}
     for limit, value in limits.items():
-        monkeypatch.setattr(_glyph_draw, limit, value)
+        monkeypatch.setattr(draw, limit, value)
     characters = glyphs._DRAWN[name][0]
-    drawn = [_glyph_draw.draw(c, ("DejaVuSans",), generator("test", i)) for i, c in enumerate(characters)]
+    drawn = [draw.draw_character(c, ("DejaVuSans",), generator("test", i)) for i, c in enumerate(characters)]
     box = (CANVAS // 2 - 32, CANVAS // 2 - 32, CANVAS // 2 + 32, CANVAS // 2 + 32)
     plain = [bitmap("DejaVuSans", c).crop(box).resize((32, 32)) for c in characters]
     ink = np.stack([255.0 - d.mean(-1).ravel() for d in drawn])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sirc.data import ImageSet, file_list, image_folder
 from sirc.data.decode import printable, read_image
-from sirc.data.file_names import Names
+from sirc.data.file_names import FileNames
 from sirc.errors import ImageError
 
 
@@ -200,11 +200,11 @@ def test_names_are_compact_and_survive_pickling():
         "é/ü 1.png",
         os.fsdecode(b"\xff.png"),
     ]
-    held = Names(names)
+    held = FileNames(names)
     assert list(pickle.loads(pickle.dumps(held))) == names
     assert held[0] == names[0]
-    assert held.digest() == Names(iter(names)).digest() != Names(reversed(names)).digest()
-    assert Names(["ab", "c"]).digest() != Names(["a", "bc"]).digest()
+    assert held.digest() == FileNames(iter(names)).digest() != FileNames(reversed(names)).digest()
+    assert FileNames(["ab", "c"]).digest() != FileNames(["a", "bc"]).digest()
     assert len(pickle.dumps(held)) < sum(map(len, names)) + 10 * len(names)
 
 

@@ -54,7 +54,7 @@ class Network:
         return sirc.Outputs(logits, features, logits.argmax(-1))
 
     def outputs(self, x):
-        with torch.no_grad(), sirc.models.head.capture_features(self.model, self.head.name) as take:
+        with torch.no_grad(), sirc.models.capture_features(self.model, self.head.name) as take:
             logits = self.model(x)
             features = take()
         labels = torch.where(torch.arange(len(x)) % 4 > 0, logits.argmax(-1), (logits.argmax(-1) + 1) % K)

@@ -100,7 +100,7 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (['data.ood."OOD mean".dataset=noise'], '`data.ood."OOD mean"` must have a name of its own'),
         (["data.ood.noise.dataset=noise"], "`data.ood.noise` must differ from 'Noise' in more than case"),
         (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must have a name that can be a folder\'s; got'),
-        (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean textures"),
+        (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean `textures`"),
         (["data.ood.x.group=Near", "data.ood.x.dataset=noise"], '`data.ood.x.group` must be "Close" or "Far"'),
         (
             ["data.train.dataset=imagenet1k", "model.num_classes=200"],

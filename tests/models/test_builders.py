@@ -1,5 +1,6 @@
 """Models are built by name with their weights, all of them or none, and are told apart to the last bit."""
 
+import os
 import pickle
 import sys
 import zipfile
@@ -14,11 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sirc import models
 from sirc._utils.files import read_safetensors
 from sirc.data.preprocess import Preprocess
 from sirc.errors import StoreError
-from sirc.models.builders import build, fingerprint, load_weights, preprocess_of, save_weights
+from sirc.models import build, fingerprint, load_weights, preprocess_of, save_weights
 
 SMALL_BIT = {"channels": [128, 128, 128, 128], "stem_chs": 32}
 
@@ -93,7 +93,7 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
         ("torchvision:densnet121", {}, r"torchvision has no model `densnet121`. Did you mean `densenet121`\?"),
         ("tim:resnet18", {}, "no module `tim` is installed or in .* Did you mean `timm`"),
         ("my_networks:plane", {}, r"`my_networks` has no `plane`. Did you mean `plain`\?"),
-        ("my_networks:number", {}, "must be a function that returns a model; got a int"),
+        ("my_networks:number", {}, "must be a function; got a int"),
         ("my_networks:wrong", {}, "`my_networks:wrong` must return a torch.nn.Module; got a str"),
         ("my_networks:plain", {}, "`options` must be what `my_networks:plain.*missing a required argument: 'num_cl"),
         (
@@ -185,7 +185,7 @@ def test_a_cached_download_that_would_run_code_is_not_read(tmp_path, monkeypatch
         ValueError, match="the pretrained weights of `torchvision:resnet18` could not be had: Weights only"
     ):
         build("torchvision:resnet18", pretrained=True)
-    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in models.os.environ
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 def test_without_a_network_the_error_says_what_to_fetch(tmp_path, monkeypatch, capsys):
@@ -287,7 +287,7 @@ def test_a_checkpoint_that_needs_code_is_refused_with_words(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     torch.save(Tied(), "model.pt")
     with pytest.raises(
-        StoreError, match=r"reading it would run the code of `test_models.Tied`, so it is not read. Where"
+        StoreError, match=r"reading it would run the code of `test_builders.Tied`, so it is not read. Where"
     ):
         load_weights(Tied(), "model.pt")
     torch.save({"state_dict": Tied().state_dict(), "args": Evil()}, "evil.pth")
@@ -474,7 +474,7 @@ def test_saved_weights_are_plain_safetensors_and_not_overwritten(tmp_path):
     model, path = Tied(), tmp_path / "x.safetensors"
     save_weights(model, path)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in load_file(path).items())
-    assert read_safetensors(path)[1] == {"format": "pt", "class": "test_models.Tied"}
+    assert read_safetensors(path)[1] == {"format": "pt", "class": "test_builders.Tied"}
     with pytest.raises(FileExistsError, match="overwrite=True"):
         save_weights(model, path)
     save_weights(model, path, overwrite=True)

@@ -11,8 +11,9 @@ import torchvision.models
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sirc import Head, find_head
+from sirc.models import capture_features
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
-from sirc.models.head import Head, capture_features, find_head
 
 ZOO = [
     ("timm", "resnet50", {}, "fc", 2048),
@@ -271,7 +272,7 @@ def test_a_named_layer_is_taken_whatever_the_model_does_with_it(images):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fcc", r"Net has no 'fcc'\. Did you mean 'fc'\?.*'project', 'fc'\."),
+        ("fcc", r"Net has no 'fcc'\. Did you mean `fc`\?.*'project', 'fc'\."),
         ("body.1", r"must be an nn\.Linear or a 1×1 nn\.Conv2d of the model; 'body\.1' is BatchNorm2d"),
         ("body.0", r"'body\.0' is Conv2d"),
         ("project", r"'project' must give the shape of the model's logits, \(2, 4\); it gave \(2, 5\)"),

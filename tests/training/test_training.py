@@ -20,15 +20,15 @@ from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
 from sirc.training import preflight
-from sirc.training.batches import IGNORED, LoaderFeed, Order, Share
-from sirc.training.device_batches import DeviceFeed
+from sirc.training.batches import IGNORED, LoaderBatches, Order, Process
+from sirc.training.device_batches import DeviceBatches
 from sirc.training.loop import learning_rate, train
 from sirc.training.recipe import Augment, Train
 from support.tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 QUICK = Train(epochs=3, batch_size=8, lr=0.05, milestones=(1, 2), workers=0, augment=Augment(scale=(0.5, 1.0)))
-CPU = Share(0, 1, torch.device("cpu"))
+CPU = Process(0, 1, torch.device("cpu"))
 
 
 def network(seed=1):
@@ -138,7 +138,7 @@ def test_batches_and_validation_are_the_test_time_preprocessing(images):
     """Workers hand over uint8; what the network sees is what `Preprocess.test` gives, but for rounding."""
     none, test = Augment(crop="none", flip=0.0), SMALL.test()
     expected = torch.stack([test(images.image(index)) for index in range(21)])
-    feed = LoaderFeed(images, images, Order(21, 8, 1, CPU), none, SMALL, workers=0, skip=False)
+    feed = LoaderBatches(images, images, Order(21, 8, 1, CPU), none, SMALL, workers=0, skip=False)
     tested, labels = (torch.cat(part) for part in zip(*feed.validation(), strict=True))
     torch.testing.assert_close(tested, expected, atol=2e-6, rtol=0)
     assert torch.equal(labels, images.labels)
@@ -248,7 +248,7 @@ def test_a_warm_up_rises_in_a_straight_line():
 
 def test_every_image_is_seen_once_in_an_epoch_by_one_process():
     for world in (1, 2, 3):
-        orders = [Order(21, 8, 7, Share(rank, world, torch.device("cpu"))) for rank in range(world)]
+        orders = [Order(21, 8, 7, Process(rank, world, torch.device("cpu"))) for rank in range(world)]
         for parts in zip(*(order.batches(4) for order in orders), strict=True):
             assert len({total for _, total, _ in parts}) == 1
             seen = [i for index, _, counts in parts if counts for i in index.tolist()]
@@ -261,15 +261,15 @@ def test_every_image_is_seen_once_in_an_epoch_by_one_process():
 
 
 def test_a_process_without_images_takes_one_that_does_not_count():
-    order = Order(9, 8, 0, Share(1, 2, torch.device("cpu")))
+    order = Order(9, 8, 0, Process(1, 2, torch.device("cpu")))
     assert [counts for _, _, counts in order.batches(0)] == [True, False]
 
 
 def test_images_on_the_device_are_those_of_the_files(images):
     none = Augment(crop="none", flip=0.0)
     order = Order(len(images), 8, 3, CPU)
-    files = LoaderFeed(images, images, order, none, SMALL, workers=0, skip=False)
-    held = DeviceFeed(images, images, order, none, SMALL, workers=0, skip=False, progress=SILENT)
+    files = LoaderBatches(images, images, order, none, SMALL, workers=0, skip=False)
+    held = DeviceBatches(images, images, order, none, SMALL, workers=0, skip=False, progress=SILENT)
     for a, b in zip(files.epoch(0), held.epoch(0), strict=True):
         torch.testing.assert_close(a.images, b.images, atol=1e-4, rtol=0)
         assert torch.equal(a.labels, b.labels)
@@ -284,7 +284,7 @@ def test_images_of_many_sizes_cannot_be_held_uncropped(images, tmp_path):
     raw = Preprocess(resize=None, crop=None)
     order = Order(22, 8, 3, CPU)
     with pytest.raises(ValueError, match='`cache = "device"` needs images of one size'):
-        DeviceFeed(
+        DeviceBatches(
             image_folder(tmp_path / "images"),
             None,
             order,
@@ -325,9 +325,9 @@ def test_the_label_of_an_unreadable_image_is_ignored_and_its_pixels_are_blank(im
     damage(images, 3, 20)
     given = images, None, Order(21, 21, 0, CPU), Augment(crop="none", flip=0.0), SMALL
     if cache == "device":
-        feed = DeviceFeed(*given, workers=0, skip=True, progress=SILENT)
+        feed = DeviceBatches(*given, workers=0, skip=True, progress=SILENT)
     else:
-        feed = LoaderFeed(*given, workers=0, skip=True)
+        feed = LoaderBatches(*given, workers=0, skip=True)
     (batch,) = feed.epoch(0)
     (order,) = (index for index, _, _ in given[2].batches(0))
     expected = images.labels[order]
@@ -361,13 +361,13 @@ def test_a_machine_that_fails_is_never_skipped(images, monkeypatch):
 
     monkeypatch.setattr(images, "image", full)
     given = images, images, Order(21, 8, 1, CPU), Augment(), SMALL
-    feed = LoaderFeed(*given, workers=0, skip=True)
+    feed = LoaderBatches(*given, workers=0, skip=True)
     with pytest.raises(ImageError, match=r"every training image must be readable; .*too many open files at \d+$"):
         next(feed.epoch(0))
     with pytest.raises(ImageError, match=r"every validation image must be readable; .*too many open files"):
         next(feed.validation())
     with pytest.raises(ImageError, match=r"every training image must be readable; .*too many open files"):
-        DeviceFeed(*given, workers=0, skip=True, progress=SILENT)
+        DeviceBatches(*given, workers=0, skip=True, progress=SILENT)
 
 
 def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, tmp_path, monkeypatch):
@@ -424,7 +424,7 @@ def test_looking_at_the_outputs_leaves_no_trace_in_the_model(images):
     model = Hidden(3)
     model[3].eval()
     before, flags, state = weights(model), [m.training for m in model.modules()], torch.get_rng_state()
-    preflight.check_labels(model, (3, 12, 12), images)
+    preflight.check_outputs(model, (3, 12, 12), images)
     assert same(before, weights(model))
     assert flags == [m.training for m in model.modules()]
     assert torch.equal(state, torch.get_rng_state())

@@ -4,8 +4,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """Say ` Did you mean …?`, or nothing where nothing is near."""
+def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Say ` Did you mean …?`, or nothing where no name is close."""
+    match = closest_match(word, known, cutoff=cutoff)
+    return f" Did you mean `{match}`?" if match else ""
+
+
+def closest_match(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Find the known name that is most similar to `word`, whatever its case; None where no name is close."""
     folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), folded, n=1)
-    return f" Did you mean `{folded[near[0]]}`?" if near else ""
+    matches = difflib.get_close_matches(word.strip().lower(), folded, n=1, cutoff=cutoff)
+    return folded[matches[0]] if matches else None

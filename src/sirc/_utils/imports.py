@@ -1,10 +1,48 @@
-"""Imports of the user's own modules from the current folder."""
+"""Functions by name: import `package.module:function`, and say what is missing where that fails."""
 
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sirc._utils.hints import closest
+
+_MOVED = {"sirc.small": "sirc.models.small"}  # modules that earlier experiments name by their old path
+
+
+def import_function(name: str, forms: str) -> Callable[..., Any]:
+    """Import `package.module:function`, from the current folder too; `forms` says in the error what `name` may be."""
+    module_name, _, path = name.partition(":")
+    module_name = _MOVED.get(module_name, module_name)
+    with current_folder():
+        try:
+            value: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and lacks one of its own imports
+            raise ValueError(
+                f"`{name}` must be {forms}; no module `{error.name}` is installed or in '{Path.cwd()}'."
+                f"{closest(module_name, ('timm', 'torchvision'))}"
+            ) from error
+    for part in path.split("."):
+        if not hasattr(value, part):
+            public = [other for other in vars(value) if not other.startswith("_")]
+            raise ValueError(f"`{module_name}` has no `{path}`.{closest(part, public)}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise ValueError(f"`{name}` must be a function; got a {type(value).__name__}.")
+    function: Callable[..., Any] = value
+    return function
+
+
+def stored_name(name: str) -> str:
+    """Spell `module:function` as earlier runs stored it, so that a moved module does not make them stale."""
+    module, colon, function = name.partition(":")
+    old = {new: old for old, new in _MOVED.items()}
+    return f"{old.get(module, module)}{colon}{function}"
 
 
 @contextlib.contextmanager
@@ -18,3 +56,8 @@ def current_folder() -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(here)
+
+
+def missing_package(what: str, package: str, extra: str = "vision") -> ImportError:
+    """Make the error for a package that is not installed; it names the extra that brings it."""
+    return ImportError(f"{what} needs {package}: pip install 'sirc[{extra}]'")

@@ -69,9 +69,9 @@ def train(
     study, runs = _read(experiment, set_, seed)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
-    from sirc.data import Holding
+    from sirc.data import DeviceCache
 
-    with started(device, quiet) as (where, progress), Holding() as holding:
+    with started(device, quiet) as (where, progress), DeviceCache() as holding:
         from sirc.experiment import check_data, train_run
 
         if overwrite or not all(run.weights.exists() for run in runs):
@@ -117,9 +117,9 @@ def extract(
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
-    from sirc.data import Holding
+    from sirc.data import DeviceCache
 
-    with started(device, quiet) as (where, progress), Holding() as holding:
+    with started(device, quiet) as (where, progress), DeviceCache() as holding:
         from sirc.experiment import extract_run
 
         for run in runs:

@@ -3,46 +3,44 @@
 from sirc.data.base import ImageSet, check_seed
 from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
-from sirc.data.check import Report, check
-from sirc.data.decode import missing_package, printable, to_rgb
-from sirc.data.decoding import Lose
-from sirc.data.device_cache import Held, Holding
-from sirc.data.file_names import Names
+from sirc.data.check import DataReport, check
+from sirc.data.decode import printable, to_rgb
+from sirc.data.device_cache import CachedImages, DeviceCache, OnUnreadable
+from sirc.data.file_names import FileNames
 from sirc.data.folder import FileSet, image_folder
 from sirc.data.glyphs import Glyphs
 from sirc.data.lists import file_list
 from sirc.data.noise import Noise, write_noise
-from sirc.data.preprocess import Preprocess, pixels
+from sirc.data.preprocess import Preprocess
 from sirc.data.reading import (
-    UNREADABLE,
-    Plan,
+    READ_ERRORS,
+    DatasetReader,
+    IndexedBatch,
     Reader,
-    Reading,
     Unreadable,
     check_repeatable,
     data_fingerprint,
-    is_fatal,
-    plan,
+    reader_of,
     usable_workers,
 )
-from sirc.data.source import Source, geometry_of, open_source, source_path, tested_with
+from sirc.data.source import Source, eval_geometry, eval_transform, open_source, source_path
 
 __all__ = [
-    "UNREADABLE",
+    "READ_ERRORS",
     "Benchmark",
+    "CachedImages",
+    "DataReport",
+    "DatasetReader",
+    "DeviceCache",
+    "FileNames",
     "FileSet",
     "Glyphs",
-    "Held",
-    "Holding",
     "ImageSet",
-    "Lose",
-    "Names",
+    "IndexedBatch",
     "Noise",
-    "Plan",
+    "OnUnreadable",
     "Preprocess",
     "Reader",
-    "Reading",
-    "Report",
     "Source",
     "Unreadable",
     "benchmark",
@@ -51,19 +49,16 @@ __all__ = [
     "check_repeatable",
     "check_seed",
     "data_fingerprint",
+    "eval_geometry",
+    "eval_transform",
     "fetch_colonoscopy",
     "file_list",
-    "geometry_of",
     "image_folder",
-    "is_fatal",
-    "missing_package",
     "ood_sets",
     "open_source",
-    "pixels",
-    "plan",
     "printable",
+    "reader_of",
     "source_path",
-    "tested_with",
     "to_rgb",
     "usable_workers",
     "write_noise",

@@ -1,4 +1,4 @@
-"""What every dataset of images is: numbered images, labels where they mean something, one fingerprint."""
+"""Image sets: the base class of all datasets, with labels, subsets and a fingerprint."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Transform = Callable[["Image"], Tensor]
 
 
 def check_seed(seed: int) -> int:
-    """Require a whole number that NumPy takes as a seed."""
+    """Require a whole number that NumPy accepts as a seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"`seed` must be a whole number ≥ 0; got {seed!r}. Pass an int such as 0.")
     return seed
 
 
 class ImageSet(ABC, Dataset[object]):
-    """Numbered RGB images. An item is (input, label), or the input alone where labels mean nothing (OOD sets).
+    """Numbered RGB images. An item is (input, label), or the input alone in OOD sets, whose labels mean nothing.
 
-    `transform` makes the input of an image; without one the item holds the image itself. Whatever is asked for twice
-    is the same twice: randomness belongs to training.
+    `transform` turns an image into the input; without one the item has the image itself. Nothing here is random: an
+    item is the same each time it is read.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class ImageSet(ABC, Dataset[object]):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many images there are."""
+        """The number of images."""
 
     @abstractmethod
     def image(self, index: int) -> Image:
-        """Read one image, as RGB; an `ImageError` names a file that cannot be read."""
+        """Read one image as RGB; an `ImageError` names a file that cannot be read."""
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """Name one image, for messages: its path, or its number."""
+        """Name one image for messages: by its path, or its number."""
 
     @abstractmethod
     def _identity(self) -> str:
-        """Say which images these are: a digest of names, sizes and order, or of a seed; without transform, labels."""
+        """Identify the images, without transform and labels: by names, sizes and order, or by a seed."""
 
     def __getitem__(self, index: int) -> object:
         index = self._number(index)
@@ -76,33 +76,33 @@ class ImageSet(ABC, Dataset[object]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of which images these are, in which order, with which labels and preprocessing."""
+        """A digest of the images, their order, labels and preprocessing."""
         digest = hashlib.sha256(self._identity().encode())
         digest.update(b"" if self.labels is None else self.labels.numpy().tobytes())
-        words = repr(self.transform)
-        # The address in a plain function's repr is another in every process, and says nothing of what it does.
-        plain = re.sub(r" at 0x[0-9a-fA-F]+", "", words)
-        digest.update(plain.encode())
-        if plain != words and self.transform is not None:
+        description = repr(self.transform)
+        # The repr of a plain function has an address that changes with each process, and does not say what it does.
+        stable = re.sub(r" at 0x[0-9a-fA-F]+", "", description)
+        digest.update(stable.encode())
+        if stable != description and self.transform is not None:
             digest.update(self._transformed())
         return digest.hexdigest()[:32]
 
     def _transformed(self) -> bytes:
-        """What the transform makes of the first image that can be read."""
+        """Apply the transform to the first image that can be read."""
         assert self.transform is not None
         for index in range(len(self)):
             try:
                 image = self.image(index)
             except ImageError:
                 continue
-            made = self.transform(image)
-            return repr(made.tolist() if isinstance(made, Tensor) else made).encode()
+            x = self.transform(image)
+            return repr(x.tolist() if isinstance(x, Tensor) else x).encode()
         return b""
 
     def numbered_by(self, classes: Sequence[str]) -> Self:
-        """The same images with the class numbers of another set, that of the training images.
+        """Renumber the labels by the classes of another set, that of the training images.
 
-        A set that lacks a class, as a small test set may, would number those after it otherwise.
+        A set that lacks a class, as a small test set may, would give the classes after it other numbers.
         """
         if self.labels is None or self.classes == tuple(classes):
             return self
@@ -112,31 +112,23 @@ class ImageSet(ABC, Dataset[object]):
                 f"the classes of '{self.name}' must be among those of the training images; {unknown[0]!r} is not "
                 f"({len(unknown)} are not). Remove them, or train on them."
             )
-        other = self._copy()
         renumbered = torch.tensor([number[name] for name in self.classes])
-        other.labels, other.classes = renumbered[self.labels], tuple(classes)
-        return other
+        return self._copy(labels=renumbered[self.labels], classes=tuple(classes))
 
     def with_transform(self, transform: Transform | None) -> Self:
-        """The same images with another preprocessing."""
-        other = self._copy()
-        other.transform = transform
-        return other
+        """Copy the set with another preprocessing."""
+        return self._copy(transform=transform)
 
     def unlabelled(self) -> Self:
-        """The same images without labels, as an OOD set is."""
-        other = self._copy()
-        other.labels, other.classes = None, ()
-        return other
+        """Copy the set without labels, as an OOD set."""
+        return self._copy(labels=None, classes=())
 
     def named(self, name: str) -> Self:
-        """The same images under another name."""
-        other = self._copy()
-        other.name = name
-        return other
+        """Copy the set under another name."""
+        return self._copy(name=name)
 
     def subset(self, count: int, *, seed: int) -> ImageSet:
-        """Choose `count` of the images at random, seeded, kept in their order."""
+        """Choose `count` images at random by the seed, in their order."""
         count = check_positive("count", count)
         if count > len(self):
             raise ValueError(
@@ -146,7 +138,7 @@ class ImageSet(ABC, Dataset[object]):
         return Subset(self, np.random.default_rng(check_seed(seed)).permutation(len(self))[:count])
 
     def held_out(self, count: int, *, seed: int) -> tuple[ImageSet, ImageSet]:
-        """Cut the images in two: the rest, and `count` of each class, chosen at random by the seed and the class."""
+        """Split the images in two: the rest, and `count` of each class, chosen at random by seed and class."""
         check_positive("count", count)
         check_seed(seed)
         if self.labels is None:
@@ -155,29 +147,29 @@ class ImageSet(ABC, Dataset[object]):
                 "folder for each class."
             )
         labels = self.labels.numpy()
-        held = np.zeros(len(self), dtype=bool)
+        chosen = np.zeros(len(self), dtype=bool)
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
             if count >= len(members):
-                what = self.classes[label] if label < len(self.classes) else label
+                class_name = self.classes[label] if label < len(self.classes) else label
                 raise ValueError(
                     f"`holdout` must be smaller than every class, so that each keeps images to train on; got {count}, "
-                    f"and {what!r} of '{self.name}' has {len(members)}. Hold out fewer, or drop the class."
+                    f"and {class_name!r} of '{self.name}' has {len(members)}. Hold out fewer, or drop the class."
                 )
-            # Each class draws for itself: what is held out of one does not depend on the others.
+            # Each class has its own random numbers, so that its choice does not depend on the other classes.
             order = np.random.default_rng([seed, int(label)]).permutation(len(members))
-            held[members[order[:count]]] = True
-        return Subset(self, np.flatnonzero(~held)), Subset(self, np.flatnonzero(held))
+            chosen[members[order[:count]]] = True
+        return Subset(self, np.flatnonzero(~chosen)), Subset(self, np.flatnonzero(chosen))
 
     def origin(self) -> tuple[ImageSet, npt.NDArray[np.int64]]:
-        """The set that these images are part of, and their numbers in it."""
+        """Get the set that these images are part of, and their numbers in it."""
         return self, np.arange(len(self))
 
     @property
-    def whereabouts(self) -> str:
-        """Which images these are and where they lie, for what is kept of them while a program runs.
+    def cache_key(self) -> str:
+        """The images and their location, as a key for caches in memory.
 
-        Unlike the fingerprint it tells two folders apart whose files have the same names and sizes.
+        Unlike the fingerprint, it differs for two folders whose files have the same names and sizes.
         """
         return f"{self._identity()} {self.where(0)} {self.where(len(self) - 1)}" if len(self) else self._identity()
 
@@ -185,13 +177,14 @@ class ImageSet(ABC, Dataset[object]):
         classes = f", {len(self.classes)} classes" if self.classes else ""
         return f"{type(self).__name__}('{self.name}', {len(self)} images{classes})"
 
-    def _copy(self) -> Self:
+    def _copy(self, **changes: object) -> Self:
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
+        other.__dict__.update(changes)
         return other
 
     def _number(self, index: int) -> int:
-        """Count from the end below zero, as a list does; iteration needs the IndexError beyond the last."""
+        """Count negative numbers from the end, as lists do; iteration needs the IndexError after the last."""
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"`index` must be in 0…{len(self) - 1} for '{self.name}'; got {index}.")
@@ -200,7 +193,7 @@ class ImageSet(ABC, Dataset[object]):
 
 @final
 class Subset(ImageSet):
-    """Some images of another set, by their numbers, in that set's order."""
+    """Some images of another set, in its order."""
 
     def __init__(self, whole: ImageSet, indices: npt.ArrayLike) -> None:
         self.indices = np.sort(np.asarray(indices, dtype=np.int64))
@@ -212,7 +205,7 @@ class Subset(ImageSet):
         return len(self.indices)
 
     def origin(self) -> tuple[ImageSet, npt.NDArray[np.int64]]:
-        """The set that is no subset itself, and the numbers of these images in it."""
+        """Get the full set that these images come from, and their numbers in it."""
         whole, indices = self.whole.origin()
         return whole, indices[self.indices]
 

@@ -1,28 +1,85 @@
-"""Looks at a dataset's files before anything depends on them: what is there, what is missing, what to do."""
+"""Dataset check: list what is there and missing, and advise, before anything depends on it."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
 from sirc._utils.files import PathLike
-from sirc.data import places
-from sirc.data.broken import broken_images
-from sirc.data.catalogue import Benchmark, Split, benchmark, benchmarks, unknown
-from sirc.data.catalogue.layout import DEVKIT, TARS, TESTS, archives_of, cut_short, find_folder, find_list
-from sirc.data.decode import printable
-from sirc.data.file_names import Names
-from sirc.data.folder import file_sizes, images_of_classes, some
+from sirc._utils.hints import closest_match
+from sirc.data.catalogue import Benchmark, Split, benchmark, benchmarks, unknown_name
+from sirc.data.catalogue.layout import DEVKIT, TARS, TESTS, archives_of, find_folder, find_list, unfinished_unpacking
+from sirc.data.decode import FIND_ALL, printable, read_image
+from sirc.data.file_names import FileNames
+from sirc.data.folder import (
+    class_folders,
+    file_sizes,
+    images_below,
+    images_of_classes,
+    is_image,
+    other_files,
+    with_examples,
+)
 from sirc.data.lists import read_list
-from sirc.data.report import Finding, Report
-from sirc.data.scan import class_folders, images_below, is_image, other_files
+from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
 
-__all__ = ["Finding", "Report", "check"]
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
+_LEVELS_UP, _LEVELS_DOWN, _MOST_FOLDERS = 4, 2, 200  # how far to look for a benchmark that is not at its path
+_LISTED = 50  # broken images listed one by one
+_CHUNK = 64  # images decoded by one call of a worker
+_WINDOW = 16  # chunks queued for each worker, so that millions of names are not all in the queue
 
-_NAMED = 50  # broken images told one by one
+
+@final
+@dataclass(frozen=True)
+class CheckLine:
+    """One line of the report: whether all is well, what was found, and what to do if it is not."""
+
+    ok: bool
+    text: str
+    advice: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class DataReport:
+    """The result of `check`: its lines, and the number of images and of class folders in each part."""
+
+    name: str
+    path: Path | None
+    lines: tuple[CheckLine, ...]
+    counts: Mapping[str, int]
+    classes: Mapping[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """True if there is no problem."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[CheckLine, ...]:
+        """The lines that ask for action."""
+        return tuple(line for line in self.lines if not line.ok)
+
+    def __str__(self) -> str:
+        wrong = len(self.problems)
+        verdict = f"{wrong} problem{'s' if wrong != 1 else ''}" if wrong else "ready"
+        where = "" if self.path is None else f" in '{printable(self.path)}'"
+        text = [f"{self.name}{where}: {verdict}"]
+        for line in self.lines:
+            text.append(f"  {'ok     ' if line.ok else 'problem'}  {line.text}")
+            text += [f"           {advice}" for advice in line.advice.splitlines()]
+        return "\n".join(text)
 
 
 def check(
@@ -34,203 +91,209 @@ def check(
     decode: bool = False,
     workers: int = 0,
     progress: Progress = SILENT,
-) -> Report:
-    """Look at a benchmark, or at data of your own as `folder` or `list`, and say what is wrong and what to do.
+) -> DataReport:
+    """Check a benchmark, or data of your own as `folder` or `list`: report what is wrong and what to do.
 
-    `split` looks at one part only. For `list`, `path` is the list file, whose paths start from `root`, or from where it
-    lies. `decode` reads every image, in `workers` processes, and names those that cannot be read.
+    `split` checks one part only. For `list`, `path` is the list file, and its paths start from `root` or, without it,
+    from the folder of the list. `decode` reads every image, in `workers` processes, and names those that are broken.
     """
     known = None if name in ("folder", "list") else _benchmark(name)
     if split not in (None, "train", "test"):
-        raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out to look at all parts.')
-    look = _Look(decode, workers, progress)
+        raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out to check all parts.')
+    checker = _Checker(decode, workers, progress)
     if path is None:
         if known is None or known.key != "noise":
             raise ValueError(f"`path` must be given for {name}; only noise needs no files.")
-        look.good("noise needs no files: it is made as it is read")
+        checker.good("noise needs no files: it is made as it is read")
     elif name == "list":
-        look.own_list(Path(path), root)
-    elif look.is_folder(Path(path), known):
+        checker.check_list(Path(path), root)
+    elif checker.is_folder(Path(path), known):
         if known is not None:
-            look.benchmark(known, Path(path), known.splits if split is None else (known.split(split),))
+            checker.check_benchmark(known, Path(path), known.splits if split is None else (known.split(split),))
         else:
-            look.own_folder(Path(path), split)
+            checker.check_folder(Path(path), split)
     title = known.title if known else name
-    return Report(title, None if path is None else Path(path), tuple(look.findings), look.counts, look.classes)
+    where = None if path is None else Path(path)
+    return DataReport(title, where, tuple(checker.lines), checker.counts, checker.classes)
 
 
 @final
-class _Look:
-    """The findings so far, and the rules that add to them."""
+class _Checker:
+    """The report so far, and the rules that add to it."""
 
     def __init__(self, decode: bool, workers: int, progress: Progress) -> None:
-        self.findings: list[Finding] = []
+        self.lines: list[CheckLine] = []
         self.counts: dict[str, int] = {}
         self.classes: dict[str, int] = {}
         self._decode, self._workers, self._progress = decode, workers, progress
 
     def good(self, text: str) -> None:
-        self.findings.append(Finding(True, text))
+        self.lines.append(CheckLine(True, text))
 
     def bad(self, text: str, advice: str) -> None:
-        self.findings.append(Finding(False, text, advice))
+        self.lines.append(CheckLine(False, text, advice))
 
     def is_folder(self, path: Path, known: Benchmark | None) -> bool:
         if path.is_dir():
             return True
         if path.is_file():
-            advice = "Unpack it, and pass the folder." if places.is_archive(path.name) else "Pass a folder."
+            advice = "Unpack it, and pass the folder." if _is_archive(path.name) else "Pass a folder."
             self.bad(f"'{printable(path)}' is a file", advice)
             return False
-        packed = [name for name in places.archives_in(path.parent) if name.startswith(path.name)]
-        like = places.like_named(path)
-        if packed:
-            advice = f"Unpack '{printable(path.parent / packed[0])}'."
-        elif like:
-            advice = f"Did you mean '{printable(path.parent / like)}'?"
+        siblings = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []
+        archives = [name for name in siblings if _is_archive(name) and name.startswith(path.name)]
+        if archives:
+            advice = f"Unpack '{printable(path.parent / archives[0])}'."
+        elif similar := closest_match(path.name, siblings, cutoff=0.7):
+            advice = f"Did you mean '{printable(path.parent / similar)}'?"
         else:
             advice = f"Get it from {known.source}, as\n{known.layout}" if known else "Pass a folder that is there."
         self.bad(f"'{printable(path)}' is not there", advice)
         return False
 
-    def benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
+    def check_benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
         there = [part for part in parts if find_folder(path, part) or archives_of(path, known, part)]
-        if not there and (right := places.right_level(path, known)):
+        if not there and (right := _right_level(path, known)):
             level = "above" if right in path.resolve().parents else "below"
             self.bad(f"{known.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
             return
-        seen: dict[str, list[str]] = {}
+        classes: dict[str, list[str]] = {}
         for part in parts:
             folder = find_folder(path, part)
-            if known.key == "imagenet1k" and (words := cut_short(path, part)):
-                self.bad(f"{part.name}: {words}", "")
+            if known.key == "imagenet1k" and (unfinished := unfinished_unpacking(path, part)):
+                self.bad(f"{part.name}: {unfinished}", "")
             elif folder is None:
-                self._no_folder(known, path, part)
+                self._missing_folder(known, path, part)
             elif known.lists:
-                self._list_of(known, path, part, folder)
+                self._list_of_benchmark(known, path, part, folder)
             else:
-                self.images(part.name, folder, known.role == "ID", part.size, known)
-                seen[part.name] = class_folders(folder) if known.role == "ID" else []
-        if len(seen) == 2 and (apart := sorted(set(seen["train"]) ^ set(seen["test"]))):
+                self._images(part.name, folder, known.role == "ID", part.size, known)
+                classes[part.name] = class_folders(folder) if known.role == "ID" else []
+        if len(classes) == 2 and (differing := sorted(set(classes["train"]) ^ set(classes["test"]))):
             self.bad(
-                f"train and test must have the same classes; {some(apart, range(len(apart)))} are in one only",
+                f"train and test must have the same classes; {with_examples(differing)} are in one only",
                 "Unpack the data again: labels are the places of the folders in sorted order.",
             )
         if known.note and any(part.size is None for part in parts):
             self.good(known.note)
 
-    def own_folder(self, path: Path, split: str | None) -> None:
-        train = [path / "train"] if (path / "train").is_dir() else []
-        test = [path / name for name in TESTS if (path / name).is_dir()][:1]
-        parts = {name: found[0] for name, found in (("train", train), ("test", test)) if found}
+    def check_folder(self, path: Path, split: str | None) -> None:
+        names = {"train": ("train",), "test": TESTS}
+        parts = {
+            part: folder
+            for part, options in names.items()
+            if (folder := next((path / name for name in options if (path / name).is_dir()), None))
+        }
         if split is not None and split not in parts:
-            return self.bad(f"there is no folder for split {split!r} in '{printable(path)}'", f"Make one, '{split}'.")
-        wanted = {split: parts[split]} if split else parts or {"all": path}
-        for name, folder in wanted.items():
-            loose = any(map(is_image, (entry.name for entry in folder.iterdir() if entry.is_file())))
-            self.images(name, folder, bool(class_folders(folder)) and not loose, None, None)
-        return None
+            self.bad(f"there is no folder for split {split!r} in '{printable(path)}'", f"Make one, '{split}'.")
+            return
+        for part, folder in ({split: parts[split]} if split else parts or {"all": path}).items():
+            labelled = bool(class_folders(folder)) and not _loose_images(folder)
+            self._images(part, folder, labelled, None, None)
 
-    def own_list(self, path: Path, root: PathLike | None) -> None:
+    def check_list(self, path: Path, root: PathLike | None) -> None:
         if path.is_file():
-            return self.listed("all", path, path.parent if root is None else Path(root))
-        what = "is a folder" if path.is_dir() else "is not there"
-        return self.bad(f"'{printable(path)}' {what}", "Pass the text file that names the images, one on each line.")
+            self._listed("all", path, path.parent if root is None else Path(root))
+        else:
+            what = "is a folder" if path.is_dir() else "is not there"
+            self.bad(f"'{printable(path)}' {what}", "Pass the text file that names the images, one on each line.")
 
-    def images(self, part: str, folder: Path, labelled: bool, size: int | None, known: Benchmark | None) -> None:
-        """Count the images of one part, as they would be read, and look at its class folders."""
-        names = self._labelled(part, folder, known) if labelled else Names(images_below(folder))
+    def _images(self, part: str, folder: Path, labelled: bool, size: int | None, known: Benchmark | None) -> None:
+        """Count the images of one part, as they would be read, and check its class folders."""
+        names = self._labelled(part, folder, known) if labelled else FileNames(images_below(folder))
         self._count(part, folder, len(names), size, known)
         others = list(other_files(folder))
-        if packed := [name for name in others if places.is_archive(name)]:
-            self.bad(f"{part}: {some(packed, range(len(packed)))} archives lie among the images", "Unpack them.")
+        if archives := [name for name in others if _is_archive(name)]:
+            self.bad(f"{part}: {with_examples(archives)} archives lie among the images", "Unpack them.")
         elif others:
-            self.good(f"{part}: {some(others, range(len(others)))} other files are ignored")
-        self._read_all(part, folder, names)
+            self.good(f"{part}: {with_examples(others)} other files are ignored")
+        self._decode_all(part, folder, names)
 
-    def listed(
+    def _listed(
         self, part: str, path: Path, folder: Path, size: int | None = None, within: tuple[str, ...] = ()
     ) -> None:
-        """Count the images of a list, and see that each is there."""
+        """Count the images of a list, and check that each is there."""
         try:
             names, labels = read_list(path, within)
         except (OSError, ValueError) as error:
-            return self.bad(str(error), "Fetch the list again.")
+            self.bad(str(error), "Fetch the list again.")
+            return
         sizes = file_sizes(folder, names)
-        if len(gone := np.flatnonzero(sizes < 0)):
+        if len(missing := np.flatnonzero(sizes < 0)):
             self.bad(
-                f"{part}: {some(names, gone)} of {len(names):,} listed files are missing in '{printable(folder)}'",
+                f"{part}: {with_examples(names, missing)} of {len(names):,} listed files are missing in "
+                f"'{printable(folder)}'",
                 "Unpack or fetch them again, or see from which folder the paths of the list start.",
             )
-        if len(set(names)) < len(names):
-            self.bad(f"{part}: {len(names) - len(set(names)):,} lines name an image again", "Fetch the list again.")
+        if repeated := len(names) - len(set(names)):
+            self.bad(f"{part}: {repeated:,} lines name an image again", "Fetch the list again.")
         if labels is not None:
             self.classes[part] = len(set(labels))
-        self._count(part, folder, len(names) - len(gone), size, None)
-        there = Names(names[int(i)] for i in np.flatnonzero(sizes >= 0))
-        return self._read_all(part, folder, there)
+        self._count(part, folder, len(names) - len(missing), size, None)
+        self._decode_all(part, folder, FileNames(names[int(i)] for i in np.flatnonzero(sizes >= 0)))
 
-    def _no_folder(self, known: Benchmark, path: Path, part: Split) -> None:
+    def _missing_folder(self, known: Benchmark, path: Path, part: Split) -> None:
         if archives_of(path, known, part):
-            return self.good(f"{part.name}: '{TARS[part.name]}' is there, and is unpacked when first opened")
-        wanted = "' or '".join(part.folders)
+            self.good(f"{part.name}: '{TARS[part.name]}' is there, and is unpacked when first opened")
+            return
         if known.key == "imagenet1k" and (path / TARS[part.name]).is_file():
             advice = f"'{TARS[part.name]}' is there; put '{DEVKIT}' beside it, and it is unpacked when first opened."
-        elif packed := places.archives_in(path):
-            advice = f"Unpack {', '.join(map(printable, packed[:3]))}."
-        elif any(map(is_image, (entry.name for entry in path.iterdir()))):
+        elif archives := sorted(name for name in os.listdir(path) if _is_archive(name) and name[0] != "."):
+            advice = f"Unpack {', '.join(map(printable, archives[:3]))}."
+        elif any(map(is_image, os.listdir(path))):
             advice = f"Images lie directly in '{printable(path)}': move them into '{part.folders[0]}'."
         else:
             advice = f"Get it from {known.source}, as\n{known.layout}"
-        return self.bad(f"{part.name}: there is no folder '{wanted}'", advice)
+        folders = "' or '".join(part.folders)
+        self.bad(f"{part.name}: there is no folder '{folders}'", advice)
 
-    def _list_of(self, known: Benchmark, path: Path, part: Split, folder: Path) -> None:
+    def _list_of_benchmark(self, known: Benchmark, path: Path, part: Split, folder: Path) -> None:
         if listed := find_list(path, known):
-            return self.listed(part.name, listed, folder, part.size, part.folders)
-        names = " or ".join(known.lists)
-        return self.bad(
-            f"{part.name}: the list of its images, {names}, is not in '{printable(path)}'",
-            f"Get it from {known.list_source}.",
-        )
-
-    def _labelled(self, part: str, folder: Path, known: Benchmark | None) -> Names:
-        names, folders, counts = images_of_classes(folder)
-        loose = [entry.name for entry in folder.iterdir() if is_image(entry.name) and entry.is_file()]
-        self.classes[part] = len(folders)
-        if loose:
+            self._listed(part.name, listed, folder, part.size, part.folders)
+        else:
             self.bad(
-                f"{part}: {some(sorted(loose), range(len(loose)))} images lie outside the class folders",
+                f"{part.name}: the list of its images, {' or '.join(known.lists)}, is not in '{printable(path)}'",
+                f"Get it from {known.list_source}.",
+            )
+
+    def _labelled(self, part: str, folder: Path, known: Benchmark | None) -> FileNames:
+        names, folders, counts = images_of_classes(folder)
+        self.classes[part] = len(folders)
+        if loose := _loose_images(folder):
+            self.bad(
+                f"{part}: {with_examples(loose)} images lie outside the class folders",
                 "Move each into the folder of its class; they are not read where they are.",
             )
         if empty := [label for label, count in zip(folders, counts, strict=True) if not count]:
             self.bad(
-                f"{part}: {some(empty, range(len(empty)))} of {len(folders)} class folders are empty",
+                f"{part}: {with_examples(empty)} of {len(folders)} class folders are empty",
                 "Unpack the data again, or delete a folder that is no class.",
             )
         if known and known.classes and len(folders) != known.classes:
             self.bad(f"{part}: {len(folders)} class folders of {known.classes}", "Unpack the data again.")
         return names
 
-    def _count(self, part: str, folder: Path, found: int, size: int | None, known: Benchmark | None) -> None:
-        self.counts[part] = found
-        text = f"{part}: {found:,} images in '{printable(folder)}'"
-        if found == 0:
+    def _count(self, part: str, folder: Path, count: int, size: int | None, known: Benchmark | None) -> None:
+        self.counts[part] = count
+        text = f"{part}: {count:,} images in '{printable(folder)}'"
+        if count == 0:
             self.bad(text, f"Get them from {known.source}." if known else "Pass the folder that holds the images.")
-        elif size is None or found == size:
+        elif size is None or count == size:
             self.good(text)
+        elif known and (right := _right_level(folder, known)):
+            self.bad(f"{text}, of {size:,}", f"Pass '{printable(right)}'.")
         else:
-            right = places.right_level(folder, known) if known else None
-            way_out = "Are other files among them?" if found > size else "Unpack or fetch the data again."
-            self.bad(f"{text}, of {size:,}", f"Pass '{printable(right)}'." if right else way_out)
+            advice = "Are other files among them?" if count > size else "Unpack or fetch the data again."
+            self.bad(f"{text}, of {size:,}", advice)
 
-    def _read_all(self, part: str, folder: Path, names: Names) -> None:
+    def _decode_all(self, part: str, folder: Path, names: FileNames) -> None:
         if not self._decode or not len(names):
             return
-        broken = broken_images(folder, names, workers=self._workers, progress=self._progress)
-        for text in broken[:_NAMED]:
+        broken = _broken_images(folder, names, self._workers, self._progress)
+        for text in broken[:_LISTED]:
             self.bad(f"{part}: {text}", "")
-        if len(broken) > _NAMED:
-            self.bad(f"{part}: {len(broken) - _NAMED:,} more images cannot be read", "")
+        if len(broken) > _LISTED:
+            self.bad(f"{part}: {len(broken) - _LISTED:,} more images cannot be read", "")
         if not broken:
             self.good(f"{part}: every image can be read")
 
@@ -239,4 +302,71 @@ def _benchmark(name: str) -> Benchmark:
     try:
         return benchmark(name)
     except ValueError:
-        raise ValueError(unknown("`name`", name, [*(one.key for one in benchmarks()), "folder", "list"])) from None
+        keys = [known.key for known in benchmarks()]
+        raise ValueError(unknown_name("`name`", name, [*keys, "folder", "list"])) from None
+
+
+def _is_archive(name: str) -> bool:
+    return name.lower().endswith(_ARCHIVES)
+
+
+def _loose_images(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if is_image(entry.name) and entry.is_file())
+
+
+def _right_level(path: Path, known: Benchmark) -> Path | None:
+    """Find the folder above or below `path` at which the benchmark is, if only one fits."""
+    for folder in islice(path.resolve().parents, _LEVELS_UP):
+        if _is_at(folder, known):
+            return folder
+    below = [folder for folder in _folders_below(path, _LEVELS_DOWN) if _is_at(folder, known)]
+    named = [folder for folder in below if folder.name == known.folder]
+    return (named or below)[0] if named or len(below) == 1 else None
+
+
+def _folders_below(path: Path, depth: int) -> Iterator[Path]:
+    if depth == 0 or not path.is_dir():
+        return
+    for name in class_folders(path)[:_MOST_FOLDERS]:
+        yield path / name
+        yield from _folders_below(path / name, depth - 1)
+
+
+def _is_at(place: Path, known: Benchmark) -> bool:
+    """Look for a part of the benchmark with an image in it; where any folder would do, its name decides."""
+    for part in known.splits:
+        for name in part.folders:
+            unsure = name == "." or (known.lists and find_list(place, known) is None)
+            if unsure and place.name != known.folder:
+                continue
+            if (place / name).is_dir() and next(images_below(place / name), None) is not None:
+                return True
+    return False
+
+
+def _broken_images(root: Path, names: FileNames, workers: int, progress: Progress) -> list[str]:
+    """Decode every image and describe those that are broken, in order; `workers=0` decodes in this process."""
+    paths = (root / name for name in names)
+    broken: list[str] = []
+    # Spawned, not forked: torch and PIL have threads, which a fork would cut off in the middle.
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(workers, mp_context=spawn) if workers else nullcontext() as pool,
+        progress.task("decode", len(names)) as task,
+    ):
+        while window := [chunk for _ in range(_WINDOW * max(1, workers)) if (chunk := list(islice(paths, _CHUNK)))]:
+            results = pool.map(_decode_chunk, window) if pool else map(_decode_chunk, window)
+            for chunk, messages in zip(window, results, strict=True):
+                broken += messages
+                task.advance(len(chunk))
+    return broken
+
+
+def _decode_chunk(paths: list[Path]) -> list[str]:
+    broken = []
+    for path in paths:
+        try:
+            read_image(path)
+        except ImageError as error:
+            broken.append(str(error).removesuffix(FIND_ALL))
+    return broken

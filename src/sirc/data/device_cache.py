@@ -1,8 +1,9 @@
-"""Images decoded once and kept on the device, so that every network of a study is given the same ones."""
+"""Device cache: images decoded once and kept on the device for every network of a study."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -11,25 +12,31 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc.data.decoding import SHARE_OF_FREE, Lose, check_room, decode, memory
-from sirc.data.reading import Unreadable
+from sirc.data.preprocess import Preprocess
+from sirc.data.reading import DatasetReader, Unreadable
+from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
-    from sirc.data.preprocess import Preprocess
     from sirc.progress import Progress
 
-_SHARE_KEPT = 0.5  # of all memory that sets may take together, so that networks have the rest
+_SHARE_OF_FREE = 0.8  # of the free memory, for one set
+_SHARE_OF_ALL = 0.5  # of all memory, for all sets together: networks need the rest
+_BLOCK = 128  # images that a worker hands over at a time
+_PER_WORKER = 256  # images that are worth starting one more worker
+
+OnUnreadable = Callable[[Sequence[Unreadable]], object]
+"""Called with the images that could not be read; it may raise."""
 
 
 @final
 @dataclass(frozen=True)
-class Held:
-    """The images of a set as uint8 (N, 3, H, W) on the device; those that could not be read are blank."""
+class CachedImages:
+    """The images of a set as uint8 (N, 3, H, W) on the device; those that could not be read are black."""
 
     pixels: Tensor
     rows: Tensor | None
-    """Where each image lies in `pixels`; None if they are all of them, in order."""
+    """The row of each image in `pixels`; None if the images are all the rows, in order."""
     lost: tuple[Unreadable, ...]
 
     def __len__(self) -> int:
@@ -40,8 +47,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class _Decoded:
-    """Some images of a set, by their numbers in it, which increase."""
+class _Entry:
+    """Some images of a set, by their numbers in it, in increasing order."""
 
     key: tuple[str, ...]
     device: torch.device
@@ -52,42 +59,39 @@ class _Decoded:
     def has(self, key: tuple[str, ...], numbers: npt.NDArray[np.int64]) -> bool:
         return self.key == key and bool(np.isin(numbers, self.numbers, assume_unique=True).all())
 
-    def part(self, numbers: npt.NDArray[np.int64]) -> Held:
-        """These of the images, which are all here."""
-        whole = len(numbers) == len(self.numbers)
-        rows = None if whole else torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.device)
-        lost = []
-        for number in sorted(self.lost):
-            place = int(np.searchsorted(numbers, number))
-            if place < len(numbers) and numbers[place] == number:
-                lost.append(Unreadable(place, self.lost[number].why))
-        return Held(self.pixels, rows, tuple(lost))
+    def select(self, numbers: npt.NDArray[np.int64]) -> CachedImages:
+        """Select some of the images; all of them must be in this entry."""
+        all_of_them = len(numbers) == len(self.numbers)
+        rows = None if all_of_them else torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.device)
+        places = np.flatnonzero(np.isin(numbers, list(self.lost)))
+        lost = tuple(Unreadable(int(place), self.lost[int(numbers[place])].why) for place in places)
+        return CachedImages(self.pixels, rows, lost)
 
 
 @final
-class Holding:
-    """What a study keeps of its images while it runs: the sets that were opened, and their pixels on the device.
+class DeviceCache:
+    """The datasets that a study has opened, and their pixels on the device.
 
-    Pixels are known by the images they are of, how these are resized and cropped, and the device. Where memory is
-    short, the set not used for longest goes. As a context manager it gives all memory back at the end.
+    Pixels are found again by the images, their resize and crop, and the device. Where memory is short, the least
+    recently used set is dropped. As a context manager, the cache frees all memory at the end.
     """
 
     def __init__(self) -> None:
-        self._decoded: list[_Decoded] = []  # the least recently used first
+        self._entries: list[_Entry] = []  # the least recently used first
         self._opened: dict[str, ImageSet] = {}
 
-    def __enter__(self) -> Holding:
+    def __enter__(self) -> DeviceCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        on_gpu = any(held.device.type == "cuda" for held in self._decoded)
-        self._decoded.clear()
+        on_gpu = any(entry.device.type == "cuda" for entry in self._entries)
+        self._entries.clear()
         self._opened.clear()
         if on_gpu:
             torch.cuda.empty_cache()
 
     def opened(self, key: str, open_it: Callable[[], ImageSet]) -> ImageSet:
-        """Open a set, or give the one that was opened by this key: folders are listed once."""
+        """Open a set, or return the one already opened under this key: folders are listed once."""
         if key not in self._opened:
             self._opened[key] = open_it()
         return self._opened[key]
@@ -99,44 +103,104 @@ class Holding:
         *,
         device: torch.device,
         workers: int,
-        lose: Lose,
+        on_unreadable: OnUnreadable,
         progress: Progress,
-    ) -> Held:
-        """The images, resized and cropped by `geometry`; decoded by `workers` processes if they are not here yet."""
+    ) -> CachedImages:
+        """Get the images, resized and cropped by `geometry`; `workers` processes decode them if they are not cached."""
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())  # one name for one device
         origin, numbers = images.origin()
         shape = repr((geometry.resize, geometry.crop, geometry.interpolation))
-        key = (origin.whereabouts, shape, str(device))
-        found = next((held for held in reversed(self._decoded) if held.has(key, numbers)), None)
-        if found is None:
-            pixels, lost = decode(
-                images,
-                geometry,
-                device=device,
-                workers=workers,
-                lose=lose,
-                progress=progress,
-                room=lambda needed: self._make_room(needed, device, images.name),
-            )
-            found = _Decoded(key, device, numbers, pixels, {int(numbers[item.index]): item for item in lost})
-        else:
-            self._decoded = [held for held in self._decoded if held is not found]
-        self._decoded.append(found)
-        held = found.part(numbers)
-        lose(held.lost)
-        return held
+        key = (origin.cache_key, shape, str(device))
+        entry = next((entry for entry in reversed(self._entries) if entry.has(key, numbers)), None)
+        if entry is None:
+
+            def allocate(shape: Sequence[int]) -> Tensor:
+                self._make_room(len(images) * int(np.prod(shape)), device, images.name)
+                return torch.zeros(len(images), *shape, dtype=torch.uint8, device=device)
+
+            decoded, lost = _decode(images, geometry, allocate, device, workers, on_unreadable, progress)
+            entry = _Entry(key, device, numbers, decoded, {int(numbers[item.index]): item for item in lost})
+        self._drop(entry)
+        self._entries.append(entry)
+        selected = entry.select(numbers)
+        on_unreadable(selected.lost)
+        return selected
 
     def _make_room(self, needed: int, device: torch.device, name: str) -> None:
-        """Let sets go that were not used for longest, until there is room; an error if there is none even then."""
-        if device.type == "cuda" and needed > SHARE_OF_FREE * memory(device)[0]:
-            torch.cuda.empty_cache()  # what earlier networks left is kept by torch, and does not count as free
-        while (old := next((held for held in self._decoded if held.device == device), None)) is not None:
-            kept = sum(held.pixels.nbytes for held in self._decoded if held.device == device)
-            free, total = memory(device)
-            if needed <= SHARE_OF_FREE * free and kept + needed <= _SHARE_KEPT * total:
+        """Drop the least recently used sets until there is room; an error if there is none even then."""
+        if device.type == "cuda" and needed > _SHARE_OF_FREE * device_memory(device)[0]:
+            torch.cuda.empty_cache()  # torch keeps the memory of earlier networks, and it does not count as free
+        while entries := [entry for entry in self._entries if entry.device == device]:
+            free, total = device_memory(device)
+            cached = sum(entry.pixels.nbytes for entry in entries)
+            if needed <= _SHARE_OF_FREE * free and cached + needed <= _SHARE_OF_ALL * total:
                 break
-            self._decoded = [held for held in self._decoded if held is not old]
+            self._drop(entries.pop(0))
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-        check_room(needed, device, name)
+        free = device_memory(device)[0]
+        if needed > _SHARE_OF_FREE * free:
+            are = "are free on" if device.type == "cuda" else "is all the memory for"
+            raise ValueError(
+                f'`cache = "device"` needs {needed / 2**30:.1f} GiB for `{name}`; {free / 2**30:.1f} GiB {are} '
+                f'{device}. Use `cache = "none"`, or a smaller `preprocess.resize`.'
+            )
+
+    def _drop(self, dropped: _Entry) -> None:
+        self._entries = [entry for entry in self._entries if entry is not dropped]
+
+
+def device_memory(device: torch.device) -> tuple[float, float]:
+    """Free and total bytes of a device; infinite where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    try:
+        total: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        total = float("inf")
+    return total, total  # what the system reports as free leaves out caches that it would give up
+
+
+def _decode(
+    images: ImageSet,
+    geometry: Preprocess,
+    allocate: Callable[[Sequence[int]], Tensor],
+    device: torch.device,
+    workers: int,
+    on_unreadable: OnUnreadable,
+    progress: Progress,
+) -> tuple[Tensor, list[Unreadable]]:
+    """Decode all images into the tensor that `allocate` makes once their shape is known; unreadable ones stay black."""
+    plain = images.unlabelled().with_transform(geometry.pixels())
+    decoded: Tensor | None = None
+    lost: list[Unreadable] = []
+    sizes_differ = ValueError(
+        f'`cache = "device"` needs images of one size; those of `{images.name}` differ. Set `preprocess.resize` and '
+        "`preprocess.crop`."
+    )
+    reader = DatasetReader(plain, _BLOCK, min(workers, -(-len(plain) // _PER_WORKER)))
+    with progress.task(f"load {images.name}", len(plain)) as task:
+        try:
+            for got in reader.read([range(len(plain))], pin=device.type == "cuda"):
+                on_unreadable(got.lost)
+                lost += got.lost
+                task.advance(len(got.index) + len(got.lost))
+                if not isinstance(got.batch, Tensor):
+                    continue
+                if decoded is None:
+                    decoded = allocate(got.batch.shape[1:])
+                if got.batch.shape[1:] != decoded.shape[1:]:
+                    raise sizes_differ
+                batch = got.batch.to(device, non_blocking=True)
+                if got.lost:
+                    decoded[torch.tensor(got.index, device=device)] = batch
+                else:
+                    decoded[got.index[0] : got.index[-1] + 1] = batch
+        except RuntimeError as error:
+            if "equal size" not in str(error):
+                raise
+            raise sizes_differ from error
+    if decoded is None:
+        raise ImageError(f"none of the {len(plain)} images of `{images.name}` can be read. Check the path.")
+    return decoded, lost

@@ -1,4 +1,4 @@
-"""Millions of file names in two buffers, so that worker processes share them and copies cost nothing."""
+"""File names: millions of them in two buffers that worker processes share."""
 
 import hashlib
 import os
@@ -10,11 +10,11 @@ import numpy as np
 
 
 @final
-class Names:
-    """An immutable sequence of relative file names, with forward slashes, held as joined bytes and their ends.
+class FileNames:
+    """An immutable sequence of relative file names with forward slashes, stored as joined bytes and their ends.
 
-    A list of str objects would cost 100 bytes a name, and a copy of each memory page in every worker that counts
-    references in it.
+    A list of str would take 100 bytes a name, and each worker process would copy its memory pages when it counts
+    references.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -34,6 +34,6 @@ class Names:
         return (self[index] for index in range(len(self)))
 
     def digest(self) -> str:
-        """A checksum of the names and their order."""
+        """Checksum the names and their order."""
         ends = np.asarray(self._ends, dtype="<u8")
         return hashlib.sha256(self._text + ends.tobytes()).hexdigest()

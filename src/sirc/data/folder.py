@@ -1,4 +1,4 @@
-"""Images that lie in files: the set itself, and how a folder is read."""
+"""Image folders: find images in torchvision's order and read them as a dataset."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from torch import Tensor
 from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable, read_image
-from sirc.data.file_names import Names
-from sirc.data.scan import class_folders, images_below, images_of_class
+from sirc.data.file_names import FileNames
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_SHOWN = 5
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+_EXAMPLES = 5
 _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …)."
 
 
 @final
 class FileSet(ImageSet):
-    """Image files below one folder; made by `image_folder` and `file_list`."""
+    """Image files below one folder; `image_folder` and `file_list` make them."""
 
     def __init__(
         self,
         root: PathLike,
-        names: Names,
+        names: FileNames,
         *,
         name: str,
         labels: Sequence[int] | Tensor | None = None,
@@ -65,12 +65,12 @@ class FileSet(ImageSet):
 
     @cached_property
     def _files(self) -> str:
-        """A digest of names and sizes, in order; the folder above may move."""
+        """A digest of names and sizes, in order; moving the folder does not change it."""
         sizes = file_sizes(self.root, self._names)
         if len(gone := np.flatnonzero(sizes < 0)):
             raise ImageError(
                 f"every image of '{self.name}' must still be in '{printable(self.root)}'; "
-                f"{some(self._names, gone)} of {len(self)} are gone. Restore them, or open the dataset again."
+                f"{with_examples(self._names, gone)} of {len(self)} are gone. Restore them, or open the dataset again."
             )
         return f"files {self._names.digest()} {hashlib.sha256(sizes.astype('<i8').tobytes()).hexdigest()}"
 
@@ -86,16 +86,16 @@ def image_folder(
     name: str | None = None,
     transform: Transform | None = None,
 ) -> FileSet:
-    """Read a folder with one folder for each class, as torchvision's `ImageFolder` does: same order, same numbers.
+    """Open a folder with one subfolder for each class, in the order and with the labels of torchvision's `ImageFolder`.
 
     `labelled=False` takes every image below the folder, however deep. An empty class folder is an error, since it is
-    most often a download cut short, unless `allow_empty`: then the class keeps its number. Hidden files are ignored.
+    usually an interrupted download, unless `allow_empty`: then the class keeps its number. Hidden files are ignored.
     """
     path = Path(path)
     require_folder(path)
     name = path.resolve().name if name is None else name
     if not labelled:
-        names = Names(images_below(path))
+        names = FileNames(images_below(path))
         if not len(names):
             raise FileNotFoundError(f"there is no image in or below '{printable(path)}'. {_EXPECTED}")
         return FileSet(path, names, name=name, transform=transform)
@@ -110,29 +110,62 @@ def image_folder(
     empty = [number for number, count in enumerate(counts) if not count]
     if empty and not allow_empty:
         raise FileNotFoundError(
-            f"every class folder of '{printable(path)}' must have images; {some(classes, empty)} of {len(classes)} "
-            "have none. Unpack the data again, delete a folder that is no class, or pass `allow_empty=True`."
+            f"every class folder of '{printable(path)}' must have images; {with_examples(classes, empty)} of "
+            f"{len(classes)} have none. Unpack the data again, delete a folder that is no class, or pass "
+            "`allow_empty=True`."
         )
     labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
     return FileSet(path, names, name=name, labels=labels, classes=classes, transform=transform)
 
 
-def images_of_classes(path: Path) -> tuple[Names, list[str], list[int]]:
-    """The images of every class folder, the names of the folders, and how many images each has."""
+def images_of_classes(path: Path) -> tuple[FileNames, list[str], list[int]]:
+    """List the images of every class folder, the folders' names, and the number of images in each."""
     classes = class_folders(path)
     counts = [0] * len(classes)
 
-    def counted() -> Iterator[str]:
+    def count_images() -> Iterator[str]:
         for label, folder in enumerate(classes):
             for file in images_of_class(path, folder):
                 counts[label] += 1
                 yield file
 
-    return Names(counted()), classes, counts
+    return FileNames(count_images()), classes, counts
 
 
-def file_sizes(root: Path, names: Names) -> npt.NDArray[np.int64]:
-    """The size of each file, −1 where there is none; by threads, as network file systems answer slowly."""
+def is_image(name: str) -> bool:
+    """Tell images by their extension; hidden files do not count (macOS leaves `._x.jpg`)."""
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def class_folders(folder: Path) -> list[str]:
+    """List the folders in a folder by name, sorted, without hidden ones."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def images_below(folder: Path) -> Iterator[str]:
+    """List all images as paths relative to `folder`: its own first, then each subfolder's in torchvision's order."""
+    with os.scandir(folder) as entries:
+        yield from sorted(entry.name for entry in entries if is_image(entry.name) and _is_file(entry))
+    for name in class_folders(folder):
+        yield from images_of_class(folder, name)
+
+
+def images_of_class(folder: Path, name: str) -> Iterator[str]:
+    """List all images below `folder/name`, however deep: folders sorted by path, files sorted within each."""
+    for subfolder, files in sorted(_walk(folder, name, frozenset({_inode(folder)}))):
+        yield from (f"{subfolder}/{file}" for file in sorted(files) if is_image(file))
+
+
+def other_files(folder: Path) -> Iterator[str]:
+    """List the files below a folder that are not images, without hidden ones."""
+    for subfolder, files in sorted(_walk(folder, "", frozenset())):
+        others = sorted(file for file in files if not is_image(file) and not file.startswith("."))
+        yield from (f"{subfolder}/{file}".lstrip("/") for file in others)
+
+
+def file_sizes(root: Path, names: FileNames) -> npt.NDArray[np.int64]:
+    """Look up the size of each file, −1 where there is none; in threads, as network file systems answer slowly."""
 
     def sizes(part: range) -> list[int]:
         return [_size(os.path.join(root, names[i])) for i in part]
@@ -143,16 +176,40 @@ def file_sizes(root: Path, names: Names) -> npt.NDArray[np.int64]:
 
 
 def require_folder(path: Path) -> None:
-    """Refuse a path that is no folder, and say what it is."""
+    """Refuse a path that is not a folder, and say what it is."""
     if not path.is_dir():
         what = "a file, not a folder; unpack it if it is an archive" if path.exists() else "not there"
         raise FileNotFoundError(f"the folder '{printable(path)}' is {what}. {_EXPECTED}")
 
 
-def some(names: Names | Sequence[str], chosen: Sequence[int] | npt.NDArray[np.int64]) -> str:
-    """Say "3 (a, b, c)" of the chosen names; the first few stand for many."""
-    shown = ", ".join(printable(names[int(i)]) for i in chosen[:_SHOWN]) + (", …" if len(chosen) > _SHOWN else "")
-    return f"{len(chosen):,} ({shown})"
+def with_examples(names: FileNames | Sequence[str], rows: Sequence[int] | npt.NDArray[np.int64] | None = None) -> str:
+    """Say "3 (a, b, c)" of the names in these rows (all, if None), with the first few as examples."""
+    rows = range(len(names)) if rows is None else rows
+    examples = [printable(names[int(row)]) for row in rows[:_EXAMPLES]]
+    return f"{len(rows):,} ({', '.join(examples)}{', …' if len(rows) > _EXAMPLES else ''})"
+
+
+def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield `subfolder` and each folder below it with its files; follow links, but never in a circle."""
+    here = top / subfolder
+    if (inode := _inode(here)) in above:
+        return
+    with os.scandir(here) as entries:
+        listed = list(entries)
+    yield subfolder, [entry.name for entry in listed if _is_file(entry)]
+    for entry in listed:
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _walk(top, f"{subfolder}/{entry.name}".lstrip("/"), above | {inode})
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Count regular files and broken links, so that those are reported; a pipe would block whoever opens it."""
+    return entry.is_file() or (entry.is_symlink() and not entry.is_dir())
+
+
+def _inode(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _size(path: str) -> int:

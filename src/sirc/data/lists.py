@@ -1,4 +1,4 @@
-"""Text files that name the images of a dataset, one on each line."""
+"""File lists: read a dataset from a text file with one path on each line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from sirc._utils.files import PathLike
 from sirc.data.base import Transform
 from sirc.data.decode import printable
-from sirc.data.file_names import Names
-from sirc.data.folder import FileSet, file_sizes, require_folder, some
+from sirc.data.file_names import FileNames
+from sirc.data.folder import FileSet, file_sizes, require_folder, with_examples
 
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -28,10 +28,10 @@ def file_list(
     name: str | None = None,
     transform: Transform | None = None,
 ) -> FileSet:
-    """Read the images that a text file lists, one `path label` or `path` on each line, below `root`.
+    """Open the images below `root` that a text file lists, one `path label` or `path` on each line.
 
     The last word is the label if it is a whole number; paths may hold spaces. `labelled=None` takes labels if every
-    line has one. A leading folder among `within` is dropped from the paths: some lists name it, some do not.
+    line has one. A leading folder named in `within` is dropped from the paths: not all lists have it.
     """
     path, root = Path(path), Path(root)
     names, labels = read_list(path, within)
@@ -39,8 +39,9 @@ def file_list(
     name = path.stem if name is None else name
     if len(gone := np.flatnonzero(file_sizes(root, names) < 0)):
         raise FileNotFoundError(
-            f"every file that '{printable(path)}' lists must be below '{printable(root)}'; {some(names, gone)} of "
-            f"{len(names):,} are missing. Pass the folder its paths start from, or unpack the data again."
+            f"every file that '{printable(path)}' lists must be below '{printable(root)}'; "
+            f"{with_examples(names, gone)} of {len(names):,} are missing. Pass the folder that its paths start "
+            "from, or unpack the data again."
         )
     if labelled is False or (labelled is None and labels is None):
         return FileSet(root, names, name=name, transform=transform)
@@ -59,8 +60,8 @@ def file_list(
     return FileSet(root, names, name=name, labels=numbers, transform=transform)
 
 
-def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[Names, array[int] | None]:
-    """The paths of a list, and the labels if every line has one."""
+def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, array[int] | None]:
+    """Read the paths of a list, and the labels if every line has one."""
     labels = array("q")
 
     def parse(text: str) -> Iterator[str]:
@@ -73,7 +74,7 @@ def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[Names, array[
             yield below if slash and first in within else first + slash + below
 
     try:
-        names = Names(parse(Path(path).read_text(encoding="utf-8-sig")))
+        names = FileNames(parse(Path(path).read_text(encoding="utf-8-sig")))
     except (FileNotFoundError, IsADirectoryError) as error:
         raise FileNotFoundError(
             f"there is no list file '{printable(path)}'. Pass the text file that names the images."

@@ -1,4 +1,4 @@
-"""Noise, the paper's OOD set that needs no files: Gaussian pixels of random contrast and scale."""
+"""Noise: the paper's OOD set of Gaussian pixels, made on the fly or written as PNG files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from sirc._utils.checks import check_positive, differences
 from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.imports import missing_package
 from sirc.data.base import ImageSet, Transform, check_seed
-from sirc.data.decode import missing_package, printable
+from sirc.data.decode import printable
 from sirc.errors import StoreError
 from sirc.progress import SILENT, Progress
 
@@ -32,7 +33,7 @@ _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 @final
 @dataclass(frozen=True)
 class Draw:
-    """One image before it is scaled: `pixels` (width, width, 3), and the standard deviation `std` behind them."""
+    """One image before scaling: `pixels` (width, width, 3), and the standard deviation they were drawn with."""
 
     std: float
     width: int
@@ -42,9 +43,9 @@ class Draw:
 def draw_noise(seed: int, index: int) -> Draw:
     """Draw image `index`: s = g², g ~ N(0, 1); width ~ U{2, …, 256}; values ~ N(½, s²), clipped to [0, 1], 8-bit.
 
-    Nothing but `seed` and `index` matters, so any part of the set can be made anywhere.
+    It depends on `seed` and `index` alone, so any part of the set can be made anywhere.
     """
-    # The generator is named, not NumPy's default, and values are scaled outside it: the same bits everywhere.
+    # A named generator, not NumPy's default, and scaling outside it give the same bits on every version.
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
     std = float(random.standard_normal()) ** 2
     width = int(random.integers(WIDTHS[0], WIDTHS[1], endpoint=True))
@@ -54,7 +55,7 @@ def draw_noise(seed: int, index: int) -> Draw:
 
 @final
 class Noise(ImageSet):
-    """`count` square images of Gaussian noise, made as they are read, scaled to `size` with Lanczos."""
+    """`count` square images of Gaussian noise, made when they are read and scaled to `size` with Lanczos."""
 
     def __init__(self, count: int = COUNT, seed: int = 0, transform: Transform | None = None, size: int = 256) -> None:
         super().__init__(name="Noise", transform=transform)
@@ -75,7 +76,7 @@ class Noise(ImageSet):
         return drawn.resize((self.size, self.size), Image.Resampling.LANCZOS)
 
     def where(self, index: int) -> str:
-        """Name the seed and the number."""
+        """Name the image by seed and number."""
         return f"noise image {index} of seed {self.seed}"
 
     def _identity(self) -> str:
@@ -87,25 +88,25 @@ def write_noise(
 ) -> int:
     """Write the images of `Noise(count, seed)` as `images/00000.png` …; return how many were written now.
 
-    PNG, because JPEG would blur exactly what noise is made of: the files hold the pixels of the set without files.
-    Images that are there whole are kept, so that a killed run goes on, and a larger `count` adds to a smaller. A folder
-    with noise of another seed is refused unless `overwrite`, one with other files always.
+    PNG, as JPEG would blur the noise; the files have exactly the pixels of `Noise`. Complete images are kept, so that
+    an interrupted run continues and a larger `count` adds to a smaller one. A folder with noise of another seed is
+    refused unless `overwrite`, a folder with other files always.
     """
     noise, folder = Noise(count, seed), Path(folder)
     _claim(folder, {"seed": noise.seed, "size": noise.size, "count": len(noise)}, overwrite)
     files = [folder / "images" / f"{index:05}.png" for index in range(len(noise))]
-    todo = [index for index, file in enumerate(files) if not _whole(file)]
+    todo = [index for index, file in enumerate(files) if not _is_complete(file)]
     with progress.task("noise", len(noise), done=len(noise) - len(todo)) as task:
         for index in todo:
             image = noise.image(index)
-            # Stronger compression would save little on noise, and take most of the time.
+            # Stronger compression would gain little on noise, and take most of the time.
             atomic_write(files[index], partial(image.save, format="PNG", compress_level=1))
             task.advance()
     return len(todo)
 
 
 def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
-    """See that the folder is ours or empty, and say in it what it holds, before the first image."""
+    """Check that the folder is empty or holds this noise, and record what it will hold, before the first image."""
     meta, name = folder / _META, printable(folder)
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"noise must have a folder of its own; '{name}' is a file. Choose another path.")
@@ -115,13 +116,12 @@ def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
             there = {key: int(value) for key, value in json.loads(meta.read_text(encoding="utf-8")).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise StoreError(f"'{printable(meta)}' is not what `write_noise` wrote. Choose another folder.") from error
-        kind = ("seed", "size")
-        words = differences({key: there.get(key) for key in kind}, {key: made[key] for key in kind})
-        if there.get("count", 0) > made["count"]:
-            words = ", ".join(filter(None, [words, f"count is {there['count']}, got {made['count']}"]))
-        if words and not overwrite:
+        # A larger count only adds images; a smaller one would leave some over.
+        keys = ("seed", "size", "count") if there.get("count", 0) > made["count"] else ("seed", "size")
+        differing = differences({key: there.get(key) for key in keys}, {key: made[key] for key in keys})
+        if differing and not overwrite:
             raise StoreError(
-                f"'{name}' holds other noise: {words}. Use those, choose another folder, or pass `overwrite=True`."
+                f"'{name}' holds other noise: {differing}. Use those, choose another folder, or pass `overwrite=True`."
             )
         for file in (folder / "images").glob("*.png") if overwrite else ():
             if _PNG.fullmatch(file.name):
@@ -134,10 +134,6 @@ def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
     atomic_write(meta, lambda file: file.write(json.dumps(made).encode()))
 
 
-def _whole(file: Path) -> bool:
-    """Whether a PNG is there to its end; one cut short lacks its last chunk."""
-    try:
-        with open(file, "rb") as opened:
-            return opened.read()[-len(_PNG_END) :] == _PNG_END
-    except FileNotFoundError:
-        return False
+def _is_complete(file: Path) -> bool:
+    """Look for the last chunk of a PNG, which a truncated file lacks."""
+    return file.is_file() and file.read_bytes().endswith(_PNG_END)

@@ -1,4 +1,4 @@
-"""From an image to what the network sees: scale, crop, normalise, the same for every dataset that a model meets."""
+"""Test-time preprocessing: resize, crop and normalise images for a network."""
 
 from __future__ import annotations
 
@@ -32,66 +32,58 @@ class Preprocess:
 
     @property
     def size(self) -> int | tuple[int, int] | None:
-        """What the network sees: the side of a square, or (height, width)."""
+        """The size of the network's input: the side of a square, or (height, width)."""
         return self.crop if self.crop is not None else self.resize
 
     def test(self) -> Callable[[Image], Tensor]:
-        """Give the preprocessing of test, fitting and OOD images; nothing in it is random."""
-        whole: Callable[[Image], Tensor] = _compose(self.geometry(), self.normalise())
-        return whole
+        """Make the whole preprocessing of test, fitting and OOD images; nothing in it is random."""
+        transform: Callable[[Image], Tensor] = _compose(self.geometry(), self.normalise())
+        return transform
+
+    def pixels(self) -> Callable[[Image], Tensor]:
+        """Make the preprocessing without the normalisation: an image to uint8 (3, H, W)."""
+        from torchvision.transforms import v2
+
+        transform: Callable[[Image], Tensor] = _compose(self.geometry(), v2.PILToTensor())
+        return transform
 
     def geometry(self) -> Callable[[Image], Image]:
-        """Give the first steps of it alone: resize and crop, an image to an image."""
-        steps: Callable[[Image], Image] = _compose(_resize(self.resize, self.interpolation), _crop(self.crop))
-        return steps
+        """Make the first steps alone: resize and crop, image to image."""
+        from torchvision.transforms import v2
+
+        crop = None if self.crop is None else v2.CenterCrop(self.crop)
+        transform: Callable[[Image], Image] = _compose(_resize(self.resize, self.interpolation), crop)
+        return transform
 
     def scaled(self, interpolation: Interpolation) -> Callable[[Image], Tensor]:
-        """Give the one for sets of small images: scaled straight to `size`, uncropped, the normalisation the same."""
-        whole: Callable[[Image], Tensor] = _compose(_resize(self.size, interpolation), self.normalise())
-        return whole
+        """Make the preprocessing of small images: resized straight to `size`, not cropped, normalised as usual."""
+        transform: Callable[[Image], Tensor] = _compose(_resize(self.size, interpolation), self.normalise())
+        return transform
 
     def normalise(self) -> Callable[[Image], Tensor]:
-        """Give the last step alone: an image to a float tensor (3, H, W)."""
-        transforms = _transforms()
-        steps: Callable[[Image], Tensor] = _compose(
-            transforms.ToImage(),
-            transforms.ToDtype(torch.float32, scale=True),
-            transforms.Normalize(list(self.mean), list(self.std)),
-            transforms.ToPureTensor(),
+        """Make the last step alone: an image to a normalised float tensor (3, H, W)."""
+        from torchvision.transforms import v2
+
+        transform: Callable[[Image], Tensor] = _compose(
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(list(self.mean), list(self.std)),
+            v2.ToPureTensor(),
         )
-        return steps
+        return transform
 
 
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Callable[[Image], Image] | None:
     if size is None:
         return None
-    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import InterpolationMode, v2
 
-    mode = InterpolationMode(interpolation)
-    step: Callable[[Image], Image] = _transforms().Resize(
-        size if isinstance(size, int) else list(size), interpolation=mode
-    )
+    sides = size if isinstance(size, int) else list(size)
+    step: Callable[[Image], Image] = v2.Resize(sides, interpolation=InterpolationMode(interpolation))
     return step
 
 
-def _crop(side: int | None) -> Callable[[Image], Image] | None:
-    return None if side is None else _transforms().CenterCrop(side)
-
-
 def _compose(*steps: Callable[..., object] | None) -> Any:
-    some = [step for step in steps if step is not None]
-    return _transforms().Compose(some or [_transforms().Identity()])
-
-
-def _transforms() -> Any:
     from torchvision.transforms import v2
 
-    return v2
-
-
-def pixels(preprocess: Preprocess) -> Callable[[Image], Tensor]:
-    """The preprocessing of a test up to the normalisation: an image to uint8 (3, H, W)."""
-    from torchvision.transforms import v2
-
-    whole: Callable[[Image], Tensor] = v2.Compose([preprocess.geometry(), v2.PILToTensor()])
-    return whole
+    return v2.Compose([step for step in steps if step is not None] or [v2.Identity()])

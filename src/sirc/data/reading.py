@@ -1,12 +1,13 @@
-"""Datasets and loaders read in shards: which rows, in which batches, with unreadable items named and not fatal."""
+"""Dataset readers: rows in fixed batches, unreadable items reported, fingerprints of any dataset."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -29,10 +30,10 @@ from sirc.errors import ImageError
 
 Items: TypeAlias = Dataset[Any]
 
-UNREADABLE = (ImageError, OSError, SyntaxError, EOFError)  # what Pillow raises for files that are no whole image
-_FOR_WORKERS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
-_PROBES = 8
-_READINGS = 3
+READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # Pillow's, for files that are not a complete image
+_WORKER_OPTIONS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
+_SAMPLED = 8  # items that stand for all of a dataset
+_REPEATS = 3  # readings of an item that must agree
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,17 @@ class Unreadable:
     index: int
     why: str
     fatal: bool = False
-    """Whether it is the machine that failed, not the image: no space, no handle, no disk."""
+    """True if the machine failed, not the image: no space, no file handle, no disk."""
+
+    @classmethod
+    def because(cls, index: int, error: Exception) -> Unreadable:
+        """Describe an item by the error that reading it raised."""
+        return cls(index, str(error) or type(error).__name__, is_system_error(error))
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One batch: the dataset indices of its rows, what the model is given (None if no row is left), what was lost."""
+class IndexedBatch:
+    """One batch: the dataset indices of its rows, the model's input (None if no row is left), the unreadable items."""
 
     index: Sequence[int]
     batch: object
@@ -55,7 +61,7 @@ class Reading:
 
 
 class Reader(ABC):
-    """Where extraction gets its batches from."""
+    """A dataset that is read in batches."""
 
     dataset: Items
     batch_size: int
@@ -64,8 +70,8 @@ class Reader(ABC):
         return len(self.dataset)  # type: ignore[arg-type]
 
     @abstractmethod
-    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
-        """Read these rows in order; batches restart with each span, so they do not depend on who reads which."""
+    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
+        """Read these rows in order; batches restart with each span, whichever process reads it."""
 
     def where(self, index: int) -> str:
         """Name an item for messages."""
@@ -77,8 +83,8 @@ class Reader(ABC):
 
 @final
 @dataclass(frozen=True)
-class Plan(Reader):
-    """How a dataset is read: its items, how many at a time, and by whom."""
+class DatasetReader(Reader):
+    """Reads the items of a dataset with a `DataLoader` of its own."""
 
     dataset: Items
     batch_size: int
@@ -86,34 +92,34 @@ class Plan(Reader):
     collate: Callable[[list[Any]], object] = default_collate
     options: Mapping[str, Any] | None = None
 
-    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
-        """Read these rows in order; batches restart with each span, so they do not depend on who reads which."""
+    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
+        """Read these rows in order, in worker processes if there are any."""
         if not spans:
             return
         batches = _SpanBatches(spans, self.batch_size)
-        # Starting a process takes longer than most batches; one that gets none would only delay.
+        # Starting a process takes longer than most batches: start none that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
-        options = {k: v for k, v in (self.options or {}).items() if count or k not in _FOR_WORKERS}
+        options = {k: v for k, v in (self.options or {}).items() if count or k not in _WORKER_OPTIONS}
         loader = DataLoader(
-            _Marked(self.dataset),
+            _IndexedItems(self.dataset),
             batch_sampler=batches,
             num_workers=count,
             collate_fn=_Collate(self.collate),
             pin_memory=pin,
-            generator=torch.Generator(),  # reading leaves the caller's random numbers alone
+            generator=torch.Generator(),  # so that the caller's random numbers stay as they are
             **options,
         )
         for index, batch, lost in loader:
-            yield Reading(index, batch, [Unreadable(*item) for item in lost])
+            yield IndexedBatch(index, batch, [Unreadable(*item) for item in lost])
 
 
-def is_fatal(error: BaseException) -> bool:
-    """Whether the machine failed and not the image: the system's own errors have a number, Pillow's do not."""
+def is_system_error(error: BaseException) -> bool:
+    """Tell a failure of the machine from a broken image: errors of the system have a number, Pillow's do not."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def usable_workers(wanted: int) -> int:
-    """No more processes than this one has processors; their number changes nothing but the speed."""
+    """Limit the number of worker processes to that of processors; it changes the speed only."""
     try:
         processors = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
@@ -121,51 +127,43 @@ def usable_workers(wanted: int) -> int:
     return min(wanted, processors)
 
 
-def plan(data: object, *, batch_size: int, workers: int) -> Plan | None:
-    """Find out how to read `data`; None for what can only be read as it comes."""
+def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader | None:
+    """Make the reader of a dataset or loader; None for an iterable that can only be read as it comes."""
     if isinstance(data, DataLoader):
-        return _plan_of_loader(data)
-    indexed = isinstance(data, Dataset) and not isinstance(data, IterableDataset) and hasattr(data, "__len__")
-    return Plan(data, batch_size, workers) if indexed and isinstance(data, Dataset) else None
+        return _reader_of_loader(data)
+    if not isinstance(data, Dataset) or isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        return None
+    return DatasetReader(data, batch_size, workers)
 
 
-def _plan_of_loader(loader: DataLoader[Any]) -> Plan | None:
+def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
     if isinstance(loader.sampler, RandomSampler | DistributedSampler):
-        raise _shuffles(loader.sampler)
+        raise _not_in_order(loader.sampler)
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
-    if loader.batch_size is None:
-        indices = _fixed_order([i for batch in loader.batch_sampler for i in batch] for _ in range(2))
+    batch_size, dataset = loader.batch_size, loader.dataset
+    if batch_size is None or not isinstance(loader.sampler, SequentialSampler):
+        batches = loader.batch_sampler if batch_size is None else [loader.sampler]
+        order, again = (list(chain.from_iterable(batches)) for _ in range(2))
+        if order != again:
+            raise _not_in_order(loader.sampler)
+        dataset = Subset(dataset, order)
+    if batch_size is None:
         batch_size = max(map(len, loader.batch_sampler), default=1)
-    else:
-        batch_size = loader.batch_size
-        if isinstance(loader.sampler, SequentialSampler):
-            indices = None
-        else:
-            indices = _fixed_order(list(loader.sampler) for _ in range(2))
-    options = {name: getattr(loader, name) for name in _FOR_WORKERS}
-    dataset = loader.dataset if indices is None else Subset(loader.dataset, indices)
-    return Plan(dataset, batch_size, loader.num_workers, loader.collate_fn, options)
+    options = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
+    return DatasetReader(dataset, batch_size, loader.num_workers, loader.collate_fn, options)
 
 
-def _fixed_order(twice: Iterable[list[int]]) -> list[int]:
-    first, second = twice
-    if first != second:
-        raise _shuffles()
-    return first
-
-
-def _shuffles(sampler: object = None) -> ValueError:
+def _not_in_order(sampler: object) -> ValueError:
     does = "takes a share" if isinstance(sampler, DistributedSampler) else "shuffles"
     return ValueError(
         "`data` must come whole and in one fixed order, as row i of the outputs belongs to item i; this DataLoader "
-        f"{does}. "
-        "Pass the dataset itself, or a DataLoader with `shuffle=False`."
+        f"{does}. Pass the dataset itself, or a DataLoader with `shuffle=False`."
     )
 
 
 @final
-class _Marked(Dataset[object]):
+class _IndexedItems(Dataset[object]):
     """The items of a dataset, each with its index; one that cannot be read comes as an `Unreadable`."""
 
     def __init__(self, dataset: Items) -> None:
@@ -174,13 +172,13 @@ class _Marked(Dataset[object]):
     def __getitem__(self, index: int) -> tuple[int, object]:
         try:
             return index, self.dataset[index]
-        except UNREADABLE as error:
-            return index, Unreadable(index, str(error) or type(error).__name__, is_fatal(error))
+        except READ_ERRORS as error:
+            return index, Unreadable.because(index, error)
 
 
 @final
 class _Collate:
-    """Collate what could be read; say what could not. Plain tuples and lists, so that workers hand them over."""
+    """Collates the readable items and lists the others, as plain tuples and lists, which workers can hand over."""
 
     def __init__(self, collate: Callable[[list[Any]], object]) -> None:
         self.collate = collate
@@ -209,9 +207,9 @@ class _SpanBatches(Sampler[list[int]]):
 
 
 def data_fingerprint(dataset: Items) -> str:
-    """A digest of which items these are, and in which order.
+    """Digest the items of a dataset and their order.
 
-    Sets of this package know theirs. Of any other dataset a few items are read: their values and the length count.
+    Image sets of this package have a fingerprint; any other dataset is known by its length and a few of its items.
     """
     known = getattr(dataset, "fingerprint", None)
     if isinstance(known, str):
@@ -222,38 +220,36 @@ def data_fingerprint(dataset: Items) -> str:
         digest.update(np.asarray(dataset.indices, dtype=np.int64).tobytes())
         return digest.hexdigest()[:32]
     digest.update(str(len(dataset)).encode())  # type: ignore[arg-type]
-    for index in _probed(dataset):
+    for index in _sampled(dataset):
         _digest_item(digest, _item(dataset, index))
     return digest.hexdigest()[:32]
 
 
 def check_repeatable(dataset: Items) -> None:
-    """Refuse a dataset that augments: what is extracted must be what the model sees at test time."""
+    """Refuse a dataset that augments: outputs must be those of the images as the model sees them in a test."""
     if not len(dataset):  # type: ignore[arg-type]
         raise ValueError("`data` must hold at least one item; it is empty. Check the path and the split.")
-    for index in _probed(dataset):
-        seen = set()
-        for _ in range(_READINGS):  # half of all flips show in two readings, and few samples are never flipped
-            digest = hashlib.sha256()
+    for index in _sampled(dataset):
+        digests = [hashlib.sha256() for _ in range(_REPEATS)]  # two readings would miss half of all random flips
+        for digest in digests:
             _digest_item(digest, _item(dataset, index))
-            seen.add(digest.digest())
-        if len(seen) > 1:
+        if len({digest.digest() for digest in digests}) > 1:
             raise ValueError(
                 f"`data` must give the same item each time; item {index} differs when read again. Extract with the "
                 "test-time preprocessing, without augmentation."
             )
 
 
-def _probed(dataset: Items) -> list[int]:
+def _sampled(dataset: Items) -> list[int]:
     """A few indices from the first to the last."""
     size = len(dataset)  # type: ignore[arg-type]
-    return sorted({round(k * (size - 1) / (_PROBES - 1)) for k in range(_PROBES)}) if size else []
+    return sorted({round(k * (size - 1) / (_SAMPLED - 1)) for k in range(_SAMPLED)}) if size else []
 
 
 def _item(dataset: Items, index: int) -> object:
     try:
         return dataset[index]
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         return str(error)
 
 

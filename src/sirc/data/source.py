@@ -1,4 +1,4 @@
-"""Where a dataset is, as an experiment's TOML says it, and how it is opened."""
+"""Data sources: a dataset as an experiment's TOML describes it, and how to open it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_positive
 from sirc.data.base import ImageSet, Transform, check_seed
-from sirc.data.catalogue import Benchmark, benchmark, benchmarks, layout, unknown
+from sirc.data.catalogue import Benchmark, benchmark, benchmarks, layout, unknown_name
 from sirc.data.folder import image_folder
 from sirc.data.lists import file_list
 from sirc.data.noise import COUNT, Noise
@@ -29,10 +29,10 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 class Source:
     """One dataset: a benchmark's key, `folder`, `list`, `torchvision:NAME` or `package.module:function`.
 
-    `path` may hold `~`, `$VARIABLES` and `{split}`, and is relative to the data root; a benchmark has a folder there by
-    default. `split` wins over the one the caller asks for. `list` is the file list of a `list`, relative to `path`.
-    `count` takes a random subset, chosen by `seed`; for Noise it is the number of images made. `options` go to the
-    torchvision class or the function; a labelled folder takes `allow_empty`.
+    `path` may contain `~`, `$VARIABLES` and `{split}`, and is relative to the data root; the default of a benchmark is
+    its usual folder there. `split` overrides the caller's. `list` is the file of a `list`, relative to `path`. `count`
+    takes a random subset, chosen by `seed`; for Noise it is the number of images made. `options` go to the torchvision
+    class or the function; a labelled folder takes `allow_empty`.
     """
 
     dataset: str
@@ -61,12 +61,12 @@ class Source:
 
     @property
     def benchmark(self) -> Benchmark | None:
-        """The benchmark this names, if it names one."""
+        """The benchmark of this name, if it is one."""
         return None if ":" in self.dataset or self.dataset in PLAIN else benchmark(self.dataset)
 
     @property
     def in_group(self) -> str | None:
-        """The group of OOD sets this belongs to: its own word, or the benchmark's."""
+        """The group of OOD sets that this belongs to: as given here, or the benchmark's."""
         return self.group or (self.benchmark.group if self.benchmark else None)
 
     def _check_dataset(self) -> None:
@@ -82,10 +82,11 @@ class Source:
                     f"{self.dataset!r}. Write for example `torchvision:CIFAR10`."
                 )
         else:
-            known = [known.key for known in benchmarks()]
-            titles = {known.title.lower() for known in benchmarks()}
-            if self.dataset.lower() not in titles and self.dataset.lower() not in known:
-                raise ValueError(unknown("`dataset`", self.dataset, [*known, *PLAIN, "torchvision:NAME"]))
+            try:
+                benchmark(self.dataset)
+            except ValueError:
+                keys = [known.key for known in benchmarks()]
+                raise ValueError(unknown_name("`dataset`", self.dataset, [*keys, *PLAIN, "torchvision:NAME"])) from None
         if self.dataset == "list" and not self.list:
             raise ValueError('`list` must be given for dataset "list"; got none. Name the file of lines `path label`.')
         if self.list is not None and self.dataset != "list" and not (self.benchmark and self.benchmark.lists):
@@ -104,7 +105,7 @@ class Source:
 
 
 def source_path(source: Source, root: Path) -> Path | None:
-    """Where the files are to be: `path`, under `root` if relative; None where no files are needed."""
+    """Resolve where the files must be: `path`, below `root` if relative; None where no files are needed."""
     if source.path is None:
         known = source.benchmark
         if known is not None:
@@ -127,9 +128,9 @@ def open_source(
     labelled: bool = True,
     name: str | None = None,
 ) -> ImageSet:
-    """Open a dataset: the part `split` of it, unless the source says which; `labelled=False` for OOD sets.
+    """Open the part `split` of a dataset, unless the source names another; `labelled=False` for OOD sets.
 
-    `preprocess=None` gives the images themselves: training has preprocessing of its own.
+    `preprocess=None` gives the images themselves, for training, which preprocesses them in its own way.
     """
     if split not in (None, "train", "test"):
         raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out for a set without parts.')
@@ -142,7 +143,7 @@ def open_source(
         opened = opened.subset(source.count, seed=source.seed)
     if name is not None:
         opened = opened.named(name)
-    return opened.with_transform(None if preprocess is None else tested_with(source, preprocess))
+    return opened.with_transform(None if preprocess is None else eval_transform(source, preprocess))
 
 
 def _open_benchmark(source: Source, known: Benchmark, root: Path, split: str | None, labelled: bool) -> ImageSet:
@@ -184,16 +185,16 @@ def _open_plain(source: Source, root: Path, split: str | None, labelled: bool) -
     return call_function(source.dataset, path, wanted, source.options, labelled=labelled)
 
 
-def tested_with(source: Source, preprocess: Preprocess) -> Transform:
-    """The preprocessing of a dataset in a test: benchmarks of small images have their own."""
+def eval_transform(source: Source, preprocess: Preprocess) -> Transform:
+    """Make the test-time preprocessing of a dataset; benchmarks of small images have their own."""
     known = source.benchmark
     if known is not None and known.scaled is not None:
         return preprocess.scaled(known.scaled)
     return preprocess.test()
 
 
-def geometry_of(source: Source, preprocess: Preprocess) -> Preprocess:
-    """The same as a `Preprocess`, whose resize and crop are what `tested_with` does before it normalises."""
+def eval_geometry(source: Source, preprocess: Preprocess) -> Preprocess:
+    """Describe the resize and crop of `eval_transform` as a `Preprocess`."""
     known = source.benchmark
     if known is not None and known.scaled is not None:
         return replace(preprocess, resize=preprocess.size, crop=None, interpolation=known.scaled)

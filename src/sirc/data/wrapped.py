@@ -1,9 +1,8 @@
-"""Datasets that others wrote: torchvision's by name, and map-style ones that a function of yours returns."""
+"""Foreign datasets: torchvision's by name, and map-style ones that a function returns."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 import operator
@@ -16,17 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._utils.imports import current_folder
+from sirc._utils.imports import import_function, missing_package
 from sirc.data.base import ImageSet
-from sirc.data.catalogue import unknown
-from sirc.data.decode import missing_package, to_rgb
+from sirc.data.catalogue import unknown_name
+from sirc.data.decode import to_rgb
+from sirc.data.reading import READ_ERRORS, is_system_error
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_PARTS = {"train": ("train", "train-standard"), "test": ("test", "val")}  # what torchvision's classes call them
-_SAMPLED = 16
+_FORMS = 'a benchmark, "folder", "list", `torchvision:NAME` or `package.module:function`'
+_SPLIT_NAMES = {"train": ("train", "train-standard"), "test": ("test", "val")}  # in torchvision's classes
+_SAMPLED = 16  # images that stand for all in the fingerprint
 
 
 @final
@@ -42,26 +43,26 @@ class Wrapped(ImageSet):
             classes=tuple(classes) if labelled and plain else (),
         )
         self._dataset = dataset
-        self._called = identity
+        self._origin = identity
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def image(self, index: int) -> Image:
-        """Take one image out of its item, as RGB."""
+        """Get the image of one item, as RGB."""
         from PIL.Image import Image
 
         try:
             item = self._dataset[self._number(index)]
-        except (OSError, SyntaxError, EOFError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the machine failed, not the image
+        except READ_ERRORS as error:
+            if is_system_error(error):
+                raise
             raise ImageError(f"{self.where(index)} cannot be read: {error}. Mend or remove it.") from error
         image = item[0] if isinstance(item, tuple | list) and item else item
         if not isinstance(image, Image):
             raise ImageError(
                 f"{self.where(index)} must be a PIL image, or (PIL image, label); got {type(image).__name__}. "
-                "Make the dataset without a transform: the preprocessing comes after."
+                "Make the dataset without a transform: `sirc` preprocesses the images itself."
             )
         return to_rgb(image)
 
@@ -71,7 +72,7 @@ class Wrapped(ImageSet):
 
     @cached_property
     def _pixels(self) -> str:
-        # No file names here: how it was made, how long it is, and a few images say which set this is.
+        # There are no file names to go by, so a few images stand for the set.
         digest = hashlib.sha256()
         for index in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(int)):
             try:
@@ -83,7 +84,7 @@ class Wrapped(ImageSet):
         return digest.hexdigest()
 
     def _identity(self) -> str:
-        return f"{self._called} {len(self)} {self._pixels}"
+        return f"{self._origin} {len(self)} {self._pixels}"
 
 
 def torchvision_set(
@@ -102,24 +103,22 @@ def torchvision_set(
         raise missing_package(f"torchvision:{kind}", "torchvision") from error
     if kind not in datasets.__all__ or not inspect.isclass(getattr(datasets, kind)):
         known = [name for name in sorted(datasets.__all__) if inspect.isclass(getattr(datasets, name))]
-        raise ValueError(unknown("`dataset` after `torchvision:`", kind, known))
-    made: Callable[..., Any] = getattr(datasets, kind)
-    takes = _parameters(made)
-    given = {**({"root": str(root)} if "root" in takes else {}), **options}
-    if split is None or "train" in given or ("train" not in takes and "split" in given):
-        choices: list[dict[str, object]] = [{}]
-    elif "train" in takes:
-        choices = [{"train": split == "train"}]
-    elif "split" in takes:
-        choices = [{"split": word} for word in _PARTS[split]]
-    elif split_required:
-        raise ValueError(
-            f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got {split!r}. "
-            "Write a function that cuts it in two, and name that: `package.module:function`."
-        )
-    else:
-        choices = [{}]
-    dataset = _make(f"torchvision:{kind}", made, given, choices)
+        raise ValueError(unknown_name("`dataset` after `torchvision:`", kind, known))
+    dataset_class: Callable[..., Any] = getattr(datasets, kind)
+    parameters = _parameters(dataset_class)
+    arguments = {**({"root": str(root)} if "root" in parameters else {}), **options}
+    choices: list[dict[str, object]] = [{}]
+    if split is not None and "train" not in arguments and ("train" in parameters or "split" not in arguments):
+        if "train" in parameters:
+            choices = [{"train": split == "train"}]
+        elif "split" in parameters:
+            choices = [{"split": name} for name in _SPLIT_NAMES[split]]
+        elif split_required:
+            raise ValueError(
+                f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got {split!r}. "
+                "Write a function that cuts it in two, and name that: `package.module:function`."
+            )
+    dataset = _make(f"torchvision:{kind}", dataset_class, arguments, choices)
     identity = json.dumps([f"torchvision:{kind}", split, options], sort_keys=True, default=repr)
     return Wrapped(dataset, name=kind, identity=identity, labelled=labelled)
 
@@ -128,20 +127,11 @@ def call_function(
     name: str, path: Path | None, split: str | None, options: Mapping[str, object], *, labelled: bool = True
 ) -> ImageSet:
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
-    module, _, attribute = name.partition(":")
-    try:
-        with current_folder():
-            function = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f'`dataset` must be a benchmark, "folder", "list", "torchvision:NAME" or "package.module:function"; got '
-            f"{name!r}, which cannot be imported: {error}. Is its folder on PYTHONPATH?"
-        ) from error
-    if not callable(function):
-        raise ValueError(f"`dataset` must name a function; {name!r} is a {type(function).__name__}.")
-    takes = _parameters(function)
-    ours = {key: value for key, value in (("split", split), ("path", path)) if value is not None and key in takes}
-    dataset = _make(name, function, {**ours, **options}, [{}])
+    function = import_function(name, _FORMS)
+    parameters = _parameters(function)
+    offered = {"split": split, "path": path}
+    arguments = {key: value for key, value in offered.items() if value is not None and key in parameters}
+    dataset = _make(name, function, {**arguments, **options}, [{}])
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -150,29 +140,29 @@ def call_function(
             f"returned {type(dataset).__name__}. Return for example a torchvision dataset without transform."
         )
     identity = json.dumps([name, split, options], sort_keys=True, default=repr)
-    return Wrapped(dataset, name=attribute, identity=identity, labelled=labelled)
+    return Wrapped(dataset, name=name.partition(":")[2], identity=identity, labelled=labelled)
 
 
 def find_labels(dataset: Any, name: str) -> Tensor:
-    """The label of every item, from the attribute that keeps them if there is one, so that no image is decoded."""
+    """Get the label of every item, from an attribute that holds them if there is one, so that no image is decoded."""
     count = len(dataset)
     if count == 0:
         raise ValueError(f"a dataset must have at least one image; '{name}' is empty. Check its path and options.")
     if getattr(dataset, "target_transform", None) is None:
-        for kept in ("targets", "labels", "_labels", "y", "samples", "_samples"):
-            labels = _as_labels(getattr(dataset, kept, None), count)
-            ends = (0, count // 2, count - 1)
-            if labels is not None and all(_agrees(dataset, name, i, int(labels[i])) for i in ends):
+        for attribute in ("targets", "labels", "_labels", "y", "samples", "_samples"):
+            labels = _as_labels(getattr(dataset, attribute, None), count)
+            samples = (0, count // 2, count - 1)
+            if labels is not None and all(_agrees(dataset, name, i, int(labels[i])) for i in samples):
                 return labels
     return torch.tensor([_label(dataset[i], name, i) for i in range(count)])
 
 
 def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
-    """Whether an item has this label; one whose image is broken cannot say otherwise."""
+    """Check that an item has this label; one whose image is broken counts as agreeing."""
     try:
         item = dataset[index]
-    except (OSError, SyntaxError, EOFError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except READ_ERRORS as error:
+        if is_system_error(error):
             raise
         return True
     return _label(item, name, index) == label
@@ -197,43 +187,43 @@ def _label(item: Any, name: str, index: int) -> int:
     except (TypeError, IndexError):
         label = None
     if label is None:
+        kinds = [type(part).__name__ for part in (item if isinstance(item, tuple | list) else [item])]
         raise ValueError(
-            f"items of '{name}' must be (PIL image, whole number); got {_shape(item)} for item {index}. "
+            f"items of '{name}' must be (PIL image, whole number); got ({', '.join(kinds)}) for item {index}. "
             "Pass `labelled=False` for an OOD set."
         )
     return label
 
 
-def _shape(item: Any) -> str:
-    parts = item if isinstance(item, tuple | list) else [item]
-    return f"({', '.join(type(part).__name__ for part in parts)})"
-
-
-def _make(name: str, made: Callable[..., Any], given: Mapping[str, object], choices: list[dict[str, object]]) -> Any:
-    """Call it with the first word for the split that it knows."""
+def _make(
+    name: str, make: Callable[..., Any], arguments: Mapping[str, object], choices: list[dict[str, object]]
+) -> Any:
+    """Call `make` with the first of `choices`, the spellings of a split, that it accepts."""
     for last, choice in enumerate(choices, 1 - len(choices)):
         try:
-            return made(**{**choice, **given})
+            return make(**{**choice, **arguments})
         except TypeError as error:
             raise ValueError(f"`options` of {name} do not fit: {error}. See its documentation.") from error
         except ValueError as error:
             if last == 0 or "split" not in str(error):
                 raise ValueError(f"{name} cannot be opened: {error}") from error
         except (RuntimeError, OSError) as error:
-            hint = " Pass `download = true` in `options` to fetch it." if "download" in _parameters(made) else ""
-            raise FileNotFoundError(f"{name} cannot be opened in {given.get('root', '.')}: {error}{hint}") from error
+            hint = " Pass `download = true` in `options` to fetch it." if "download" in _parameters(make) else ""
+            raise FileNotFoundError(
+                f"{name} cannot be opened in {arguments.get('root', '.')}: {error}{hint}"
+            ) from error
     raise AssertionError("every choice returns or raises")
 
 
-def _parameters(made: Callable[..., Any]) -> set[str]:
-    """The names a call takes; for a class that passes keywords on, those of its bases too."""
-    takes: set[str] = set()
-    for layer in inspect.getmro(made) if inspect.isclass(made) else [made]:
+def _parameters(make: Callable[..., Any]) -> set[str]:
+    """List the parameters of a callable; for a class that passes keywords on, those of its bases too."""
+    names: set[str] = set()
+    for layer in inspect.getmro(make) if inspect.isclass(make) else [make]:
         try:
             parameters = inspect.signature(layer).parameters.values()
         except (TypeError, ValueError):
             break
-        takes.update(parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD)
+        names.update(parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return takes
+    return names

@@ -59,7 +59,7 @@ class Deployed:
         if preprocess is None:
             raise ValueError(
                 f"'{path}' must say how images are prepared; it does not. Give `SelectiveClassifier` a "
-                "`preprocess=sirc.data.preprocess.Preprocess(…)`, calibrate, and export again."
+                "`preprocess=sirc.data.Preprocess(…)`, calibrate, and export again."
             )
         self.preprocess: Preprocess = preprocess
         height, width = (side if isinstance(side, int) else None for side in shape[2:])

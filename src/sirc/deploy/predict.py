@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.data import FileSet, Names, Plan, Preprocess, Reading, image_folder, printable
+from sirc.data import DatasetReader, FileNames, FileSet, IndexedBatch, Preprocess, image_folder, printable
 from sirc.deploy.onnx_model import Deployed
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.serve.images import check_pixels
@@ -86,10 +86,10 @@ def decisions(
         )
     found = image_folder(folder, labelled=False)
     names = sorted(found._names)
-    images = FileSet(found.root, Names(names), name=found.name, transform=_Prepared(how))
+    images = FileSet(found.root, FileNames(names), name=found.name, transform=_Prepared(how))
     # Images of different sizes make no batch.
     one_size = how.crop is not None or isinstance(how.resize, tuple)
-    plan = Plan(images, check_positive("batch_size", batch_size) if one_size else 1, workers)
+    plan = DatasetReader(images, check_positive("batch_size", batch_size) if one_size else 1, workers)
     return _rows(decider, plan, names, Path(found.root), one_size, progress)
 
 
@@ -101,7 +101,7 @@ def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = Fal
 
 
 def _rows(
-    decider: _Module | _Graph, plan: Plan, names: list[str], root: Path, one_size: bool, progress: Progress
+    decider: _Module | _Graph, plan: DatasetReader, names: list[str], root: Path, one_size: bool, progress: Progress
 ) -> Iterator[Row]:
     with progress.task("predict", len(names)) as task:
         for reading in plan.read([range(len(names))]):
@@ -109,7 +109,9 @@ def _rows(
             task.advance(len(reading.index) + len(reading.lost))
 
 
-def _rows_of(decider: _Module | _Graph, reading: Reading, names: list[str], root: Path, *, alone: bool) -> list[Row]:
+def _rows_of(
+    decider: _Module | _Graph, reading: IndexedBatch, names: list[str], root: Path, *, alone: bool
+) -> list[Row]:
     """Ask about a batch; `alone`: one image of any size, which the model may be unable to take."""
     for lost in reading.lost:
         if lost.fatal and os.access(root / names[lost.index], os.R_OK):  # else it went away, or is not for us to read

@@ -19,7 +19,7 @@ from sirc.data import Preprocess
 from sirc.deploy.confidence_module import ConfidenceGraph, FixedDtypeModule
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.errors import NotFittedError
-from sirc.models import Tap, call_model, find_head, fingerprint, model_logits
+from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import Scorer
 
@@ -86,7 +86,7 @@ class SelectiveClassifier(nn.Module):
         self.limit = _Limit()
         self._calibrated_for: str | None = None
         self._headless = False
-        self._tap = Tap(scorer.num_features, scorer.num_classes)
+        self._tap = FeatureHook(scorer.num_features, scorer.num_classes)
         if isinstance(head, Head):
             self._attach(head.name)
         elif head is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from sirc._utils import distributed
-from sirc.data import Holding, ImageSet, open_source, tested_with
+from sirc.data import DeviceCache, ImageSet, eval_transform, open_source
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment
 from sirc.progress import Progress
@@ -18,7 +18,7 @@ _HOLDOUT_SEED = 0  # one for all runs: the network's seed does not decide which 
 
 
 def images_of(
-    experiment: Experiment, name: str, *, augmented: bool = False, holding: Holding | None = None
+    experiment: Experiment, name: str, *, augmented: bool = False, holding: DeviceCache | None = None
 ) -> ImageSet:
     """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
 
@@ -35,7 +35,7 @@ def images_of(
         images = _open(experiment, name, holding)
     images = images.named(name)
     if not augmented:
-        images = images.with_transform(tested_with(source, experiment.preprocess))
+        images = images.with_transform(eval_transform(source, experiment.preprocess))
         if name == "train" and count is not None and count < len(images):
             images = images.subset(count, seed=experiment.fit.seed)
     if name in ("test", "validation") and source.benchmark is None and images.classes:
@@ -66,7 +66,7 @@ def missing_sets(experiment: Experiment) -> str:
 
 
 def check_data(
-    experiment: Experiment, names: Iterable[str], *, trains: bool, holding: Holding, progress: Progress
+    experiment: Experiment, names: Iterable[str], *, trains: bool, holding: DeviceCache, progress: Progress
 ) -> None:
     """Check datasets without decoding an image: each has some, and the network has an output for every label.
 
@@ -88,7 +88,7 @@ def check_data(
             )
 
 
-def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSet:
+def _open(experiment: Experiment, name: str, holding: DeviceCache | None) -> ImageSet:
     """Open a whole dataset without preprocessing, once for all runs that share `holding`."""
 
     def opened() -> ImageSet:
@@ -106,7 +106,7 @@ def _open(experiment: Experiment, name: str, holding: Holding | None) -> ImageSe
         with distributed.failing_together():
             images = first or opened()
             if holding is not None:
-                _ = images.whereabouts  # looks at every file; done now, the copies made of it need not
+                _ = images.cache_key  # looks at every file; done now, the copies made of it need not
         return images
 
     if holding is None:

@@ -11,7 +11,8 @@ from torch import nn
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
-from sirc.data import UNREADABLE, Held, Holding, ImageSet, geometry_of
+from sirc._utils.imports import stored_name
+from sirc.data import READ_ERRORS, CachedImages, DeviceCache, ImageSet, eval_geometry
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
@@ -46,7 +47,7 @@ def train_stage(experiment: Experiment, run: Run) -> Stage:
 def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> Stage:
     """The outputs of a network, by the fingerprint of its weights, on one dataset."""
     store = run.store(name)
-    model = asdict(experiment.model)
+    model = asdict(experiment.model) | {"name": stored_name(experiment.model.name)}
     if model["stem"] == "own":  # outputs of versions without another stem do not mention it
         del model["stem"]
     source = {key: value for key, value in asdict(experiment.source(name)).items() if key != "group"}
@@ -155,7 +156,7 @@ def train_run(
     cpu: bool = False,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    holding: Holding | None = None,
+    holding: DeviceCache | None = None,
 ) -> list[Epoch]:
     """Train the network of one seed; a finished run only returns its history. `holding` keeps images for other runs."""
     from accelerate.utils import set_seed
@@ -183,7 +184,7 @@ def train_run(
         overwrite=overwrite,
         progress=progress,
         name=f"seed {run.seed}",
-        holding=holding,
+        cache=holding,
     )
 
 
@@ -196,7 +197,7 @@ def extract_run(
     on_error: OnError | None = None,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    holding: Holding | None = None,
+    holding: DeviceCache | None = None,
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all that a study needs.
 
@@ -296,18 +297,18 @@ def _on_device(
     images: ImageSet,
     device: torch.device | str,
     progress: Progress,
-    holding: Holding | None,
+    holding: DeviceCache | None,
 ) -> CachedSet:
     """The images, to be read from the device; decoded when the first of their outputs is missing."""
-    preprocess = geometry_of(experiment.source(name), experiment.preprocess)
+    preprocess = eval_geometry(experiment.source(name), experiment.preprocess)
 
-    def load() -> Held:
-        return (holding or Holding()).pixels(
+    def load() -> CachedImages:
+        return (holding or DeviceCache()).pixels(
             images,
             preprocess,
             device=torch.device(device),
             workers=experiment.extract.workers,
-            lose=refuse_fatal(images),
+            on_unreadable=refuse_fatal(images),
             progress=progress,
         )
 
@@ -315,7 +316,7 @@ def _on_device(
 
 
 def _check_held_out(
-    experiment: Experiment, run: Run, names: Iterable[str], holding: Holding | None, progress: Progress
+    experiment: Experiment, run: Run, names: Iterable[str], holding: DeviceCache | None, progress: Progress
 ) -> None:
     """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""
     count = experiment.data.holdout
@@ -344,7 +345,7 @@ def _head_of(model: nn.Module, images: ImageSet) -> Head:
     for index in range(len(images)):
         try:
             item = images[index]
-        except UNREADABLE:
+        except READ_ERRORS:
             continue
         x = item[0] if isinstance(item, tuple) else item
         return find_head(model, x[None])  # type: ignore[index]

@@ -16,7 +16,7 @@ import torch
 import sirc
 from sirc._utils import distributed
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc.data import Holding
+from sirc.data import DeviceCache
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import check_data, missing_sets, needed_sets, sample_images
 from sirc.experiment.results import (
@@ -154,7 +154,7 @@ class _Worker:
         self.runs = runs
         self.redo = redo
         self.progress = progress
-        self.holding = Holding()
+        self.holding = DeviceCache()
         self.imageless: set[Path] = set()  # the folders of finished experiments whose images are gone
 
     def step(

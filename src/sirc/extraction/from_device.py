@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc.data import Held, Lose, Reader, Reading, Unreadable
+from sirc.data import CachedImages, IndexedBatch, OnUnreadable, Reader, Unreadable
 
 if TYPE_CHECKING:
     from sirc.data import ImageSet, Preprocess
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CachedSet(Dataset[object]):
     """Images to extract from, read from a cache on the device; `load` fills it if need be."""
 
-    def __init__(self, images: ImageSet, preprocess: Preprocess, load: Callable[[], Held]) -> None:
+    def __init__(self, images: ImageSet, preprocess: Preprocess, load: Callable[[], CachedImages]) -> None:
         self.images = images
         self.preprocess = preprocess
         self.load = load
@@ -43,7 +43,7 @@ class CachedSet(Dataset[object]):
 
 @final
 class CachedReader(Reader):
-    """Reads a `CachedSet` in the batches of a `Plan`: same rows, same values, no worker."""
+    """Reads a `CachedSet` in the batches of a `DatasetReader`: same rows, same values, no worker."""
 
     dataset: CachedSet
 
@@ -51,7 +51,7 @@ class CachedReader(Reader):
         self.dataset = dataset
         self.batch_size = batch_size
 
-    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[Reading]:
+    def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order; without any, the cache is not filled."""
         if not spans:
             return
@@ -72,7 +72,7 @@ class CachedReader(Reader):
             if index:
                 x = normalise(cache[rows if isinstance(rows, slice) else rows.to(cache.pixels.device)])
                 batch = x if labels is None else (x, labels[rows])
-            yield Reading(index, batch, lost)
+            yield IndexedBatch(index, batch, lost)
 
 
 def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None:
@@ -82,7 +82,7 @@ def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None
             raise OSError(f"{where(item.index)} cannot be opened, which is no fault of the image: {item.why}")
 
 
-def refuse_fatal(images: ImageSet) -> Lose:
+def refuse_fatal(images: ImageSet) -> OnUnreadable:
     """A callback that stops where the machine failed; bad images are counted when their rows are read."""
     return lambda lost: raise_fatal(lost, images.where)
 

@@ -14,7 +14,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.precision import Precision
-from sirc.data import Reader, Unreadable, check_repeatable, plan
+from sirc.data import Reader, Unreadable, check_repeatable, reader_of
 from sirc.errors import OnError
 from sirc.extraction.from_device import CachedReader, CachedSet
 from sirc.extraction.runner import Runner
@@ -131,7 +131,7 @@ def extract(
     if isinstance(data, CachedSet):
         reader = CachedReader(data, batch_size)
     else:
-        reader = plan(data, batch_size=batch_size, workers=workers)
+        reader = reader_of(data, batch_size=batch_size, workers=workers)
         if reader is None:
             return _extract_in_order(runner, data, path, shard_size, size, overwrite, progress, name)
     if size not in (None, len(reader)):

@@ -8,12 +8,19 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sirc._utils.checks import dtype_name
 from sirc._utils.precision import Precision
 from sirc.data import Reader
-from sirc.models import LABEL_KEYS, call_model, capture_features, evaluating, find_head, model_logits
+from sirc.models import (
+    LABEL_KEYS,
+    call_model,
+    capture_features,
+    evaluating,
+    exact_logits,
+    find_head,
+    model_logits,
+)
 from sirc.outputs import Head
 
 
@@ -96,9 +103,8 @@ class Runner:
     def _exact_logits(self, features: Tensor) -> Tensor:
         """The last layer again in float32: in bfloat16, confident samples would tie."""
         layer: Any = self.model.get_submodule(self.layer or "")
-        bias = None if layer.bias is None else layer.bias.float()
         with torch.autocast(features.device.type, enabled=False):
-            return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
+            return exact_logits(layer, features)
 
     def _formatted(self, batch: object) -> object:
         return _channels_last(batch) if self.channels_last else batch

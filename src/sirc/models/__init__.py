@@ -1,20 +1,21 @@
-"""Networks: built by name, their weights, and their final layer, found by watching the model run."""
+"""Networks: built by name, their weights, their final layer and the features it receives."""
 
 from sirc.models.builders import build, preprocess_of
 from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, unwrap
-from sirc.models.feature_hook import Tap
-from sirc.models.head import capture_features, find_head
+from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
+from sirc.models.head import find_head
 from sirc.models.stems import Stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 
 __all__ = [
     "LABEL_KEYS",
+    "FeatureHook",
     "Stem",
-    "Tap",
     "build",
     "call_model",
     "capture_features",
     "evaluating",
+    "exact_logits",
     "find_head",
     "fingerprint",
     "load_weights",

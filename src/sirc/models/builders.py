@@ -1,4 +1,4 @@
-"""Any classifier by its name: timm's, torchvision's or a function of your own, with its weights."""
+"""Model builders: any classifier by its name, from timm, torchvision or your own function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,12 +15,10 @@ from torch import nn
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
-from sirc._utils.imports import current_folder
+from sirc._utils.imports import current_folder, import_function, missing_package
 from sirc.data import Preprocess
 from sirc.models.stems import STEMS, Stem, halve_stem
-from sirc.models.weights import fingerprint, load_weights, save_weights
-
-__all__ = ["build", "fingerprint", "load_weights", "preprocess_of", "save_weights"]
+from sirc.models.weights import load_weights
 
 _FORMS = "`timm:NAME`, `torchvision:NAME` or `package.module:function`"
 
@@ -39,10 +36,10 @@ def build(
 
     `pretrained=True` takes the library's default weights, a string names others: `"IMAGENET1K_V1"` (torchvision), a tag
     such as `"a1_in1k"` (timm). `checkpoint` is a file of weights instead (see `load_weights`). `stem="half"` lets the
-    first layers reduce an image half as much, for images of about 64 px. `options` go to the builder. A function gets
-    `num_classes` and `pretrained` where it takes them, and is looked for in the current folder too.
+    first layers reduce an image half as much, for images of about 64 px. `options` are passed to the builder. A
+    function gets `num_classes` and `pretrained` if it takes them, and may be in a module in the current folder.
     """
-    source, _, rest = _split(name)
+    source, rest = _split(name)
     if stem not in STEMS:
         raise ValueError(f'`stem` must be "own" or "half"; got {stem!r}.')
     if pretrained and stem != "own":
@@ -54,10 +51,9 @@ def build(
         raise ValueError(f"give one of `pretrained` and `checkpoint`; got {pretrained!r} and '{checkpoint}'.")
     if num_classes is not None:
         num_classes = check_positive("num_classes", num_classes)
-    make = {"timm": _timm, "torchvision": _torchvision}.get(source)
-    arguments = dict(options or {})
-    model = (
-        make(rest, num_classes, pretrained, arguments) if make else _function(name, num_classes, pretrained, arguments)
+    builders = {"timm": _build_timm, "torchvision": _build_torchvision}
+    model = builders.get(source, _call_function)(
+        rest if source in builders else name, num_classes, pretrained, dict(options or {})
     )
     if stem == "half":
         halve_stem(model, name)
@@ -67,48 +63,49 @@ def build(
 
 
 def preprocess_of(name: str, pretrained: bool | str = True) -> Preprocess:
-    """Give the preprocessing that a pretrained model of timm or torchvision was published with."""
-    source, _, rest = _split(name)
+    """Get the preprocessing that a pretrained model of timm or torchvision was published with."""
+    source, rest = _split(name)
     if source == "timm":
         return _timm_preprocess(rest, pretrained)
     if source != "torchvision":
         raise ValueError(f"only timm and torchvision say how images are prepared; got `{name}`. Write a `Preprocess`.")
     weights = _torchvision_weights(rest, pretrained or True)
-    given = weights.transforms()
-    if not all(hasattr(given, key) for key in ("resize_size", "crop_size", "interpolation", "mean", "std")):
-        raise ValueError(f"`{name}` must be an image classifier; its preprocessing is a {type(given).__name__}.")
-    resize, (crop,) = given.resize_size, given.crop_size
+    published = weights.transforms()
+    if not all(hasattr(published, key) for key in ("resize_size", "crop_size", "interpolation", "mean", "std")):
+        raise ValueError(f"`{name}` must be an image classifier; its preprocessing is a {type(published).__name__}.")
+    resize, (crop,) = published.resize_size, published.crop_size
     return Preprocess(
         resize=resize[0] if len(resize) == 1 else tuple(resize),
         crop=crop,
-        interpolation=given.interpolation.value,
-        mean=tuple(given.mean),
-        std=tuple(given.std),
+        interpolation=published.interpolation.value,
+        mean=tuple(published.mean),
+        std=tuple(published.std),
     )
 
 
-def _split(name: str) -> tuple[str, str, str]:
+def _split(name: str) -> tuple[str, str]:
     source, colon, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (source and colon and rest):
-        near = ""
+        known: list[str] = []
         with contextlib.suppress(ImportError):
-            near = closest(str(name), _library("torchvision", name).models.list_models())
-        raise ValueError(f"a model's `name` must be {_FORMS}; got {name!r}.{near.replace('`', '`torchvision:', 1)}")
-    return source, colon, rest
+            known = _library("torchvision", name).models.list_models()
+        hint = closest(str(name), known).replace("`", "`torchvision:", 1)
+        raise ValueError(f"a model's `name` must be {_FORMS}; got {name!r}.{hint}")
+    return source, rest
 
 
-def _timm(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
+def _build_timm(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
     timm = _library("timm", f"timm:{name}")
     url = ""
     if ":" not in name:  # hf-hub:… and local-dir:… are timm's to find
         name = _timm_name(timm, name, pretrained)
-        known = timm.get_pretrained_cfg(name, allow_unregistered=True)
-        if pretrained and known:
-            _check_classes(f"timm:{name}", num_classes, known.num_classes)
-            url = f"https://huggingface.co/{known.hf_hub_id}" if known.hf_hub_id else known.url
+        config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+        if pretrained and config:
+            _check_classes(f"timm:{name}", num_classes, config.num_classes)
+            url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
     if num_classes is not None:
         options = {"num_classes": num_classes, **options}
-    with _fetching(f"timm:{name}", pretrained, url):
+    with _library_errors(f"timm:{name}", pretrained, url):
         model: nn.Module = timm.create_model(name, pretrained=bool(pretrained), **options)
     return model
 
@@ -147,29 +144,31 @@ def _timm_preprocess(name: str, pretrained: bool | str) -> Preprocess:
     )
 
 
-def _torchvision(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
-    torchvision = _library("torchvision", f"torchvision:{name}")
-    _check_torchvision(torchvision, name)
+def _build_torchvision(
+    name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]
+) -> nn.Module:
+    torchvision = _torchvision_with(name)
     weights = _torchvision_weights(name, pretrained) if pretrained else None
     if weights is not None:
         _check_classes(f"torchvision:{name}", num_classes, len(weights.meta.get("categories", ())) or None)
     if num_classes is not None:
         options = {"num_classes": num_classes, **options}
-    with _fetching(f"torchvision:{name}", weights.name if weights else False, weights.url if weights else ""):
+    with _library_errors(f"torchvision:{name}", weights.name if weights else False, weights.url if weights else ""):
         model: nn.Module = torchvision.models.get_model(name, weights=weights, **options)
     return model
 
 
-def _check_torchvision(torchvision: Any, name: str) -> None:
+def _torchvision_with(name: str) -> Any:
+    """Import torchvision and check that it has this model."""
+    torchvision = _library("torchvision", f"torchvision:{name}")
     known = torchvision.models.list_models()
     if name.lower() not in known:
         raise ValueError(f"torchvision has no model `{name}`.{closest(name, known)}")
+    return torchvision
 
 
 def _torchvision_weights(name: str, pretrained: bool | str) -> Any:
-    torchvision = _library("torchvision", f"torchvision:{name}")
-    _check_torchvision(torchvision, name)
-    known = torchvision.models.get_model_weights(name)
+    known = _torchvision_with(name).models.get_model_weights(name)
     wanted = "DEFAULT" if pretrained is True else str(pretrained)
     if wanted not in known.__members__:
         listed = ", ".join(known.__members__) or "none"
@@ -177,46 +176,29 @@ def _torchvision_weights(name: str, pretrained: bool | str) -> Any:
     return known[wanted]
 
 
-def _check_classes(name: str, num_classes: int | None, theirs: int | None) -> None:
-    if num_classes is not None and theirs is not None and num_classes != theirs:
+def _check_classes(name: str, num_classes: int | None, pretrained_classes: int | None) -> None:
+    if num_classes is not None and pretrained_classes is not None and num_classes != pretrained_classes:
         raise ValueError(
-            f"`num_classes` must be {theirs}, as in the pretrained weights of `{name}`; got {num_classes}, whose head "
-            "would be random. Leave `num_classes` out, or, to train such a head, build the model in a function of your "
-            "own and name that: `package.module:function`."
+            f"`num_classes` must be {pretrained_classes}, as in the pretrained weights of `{name}`; got {num_classes}, "
+            "whose head would be random. Leave `num_classes` out, or, to train such a head, build the model in a "
+            "function of your own and name that: `package.module:function`."
         )
 
 
-def _function(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
-    module_name, _, path = name.partition(":")
+def _call_function(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
+    function = import_function(name, _FORMS)
+    signature = inspect.signature(function)
+    keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    if pretrained and not (keywords or "pretrained" in signature.parameters):
+        raise ValueError(f"`pretrained` must be false for `{name}`, which does not take it. Pass `checkpoint=`.")
+    for key, value in (("num_classes", num_classes), ("pretrained", pretrained or None)):
+        if value is not None and (keywords or key in signature.parameters):
+            options = {key: value, **options}
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ValueError(f"`options` must be what `{name}{signature}` takes: {error}.") from error
     with current_folder():
-        try:
-            function: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-                near = closest(module_name, ("timm", "torchvision"))
-                raise ValueError(
-                    f"`{name}` must be {_FORMS}; no module `{error.name}` is installed or in '{Path.cwd()}'.{near}"
-                ) from error
-            raise
-        for part in path.split("."):
-            if not hasattr(function, part):
-                public = [other for other in vars(function) if not other.startswith("_")]
-                raise ValueError(f"`{module_name}` has no `{path}`.{closest(part, public)}")
-            function = getattr(function, part)
-        if not callable(function):
-            raise ValueError(f"`{name}` must be a function that returns a model; got a {type(function).__name__}.")
-        taken = inspect.signature(function).parameters.values()
-        for key, value in (("num_classes", num_classes), ("pretrained", pretrained or None)):
-            if value is not None and any(p.name == key or p.kind is p.VAR_KEYWORD for p in taken):
-                options = {key: value, **options}
-            elif key == "pretrained" and value:
-                raise ValueError(
-                    f"`pretrained` must be false for `{name}`, which does not take it. Pass `checkpoint=`."
-                )
-        try:
-            inspect.signature(function).bind(**options)
-        except TypeError as error:
-            raise ValueError(f"`options` must be what `{name}{inspect.signature(function)}` takes: {error}.") from error
         model = function(**options)
     if not isinstance(model, nn.Module):
         raise ValueError(f"`{name}` must return a torch.nn.Module; got a {type(model).__name__}.")
@@ -224,8 +206,8 @@ def _function(name: str, num_classes: int | None, pretrained: bool | str, option
 
 
 @contextlib.contextmanager
-def _fetching(name: str, pretrained: bool | str, url: str = "") -> Iterator[None]:
-    """Build a library's model: no code out of files, nothing on stdout, failures in words."""
+def _library_errors(name: str, pretrained: bool | str, url: str = "") -> Iterator[None]:
+    """Build a library's model safely: run no code from files, print nothing on stdout, explain failures."""
     key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(key)
     os.environ[key] = "1"
@@ -255,4 +237,4 @@ def _library(package: str, name: object) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ImportError(f"`{name}` needs {package}: pip install 'sirc[vision]'") from error
+        raise missing_package(f"`{name}`", package) from error

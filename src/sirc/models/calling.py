@@ -1,4 +1,4 @@
-"""How any PyTorch classifier is called, read and watched: batches in, logits (N, K) out, layers seen."""
+"""Model calls: pass any batch to any classifier, read its logits, watch its linear layers."""
 
 import inspect
 import sys
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.arrays import as_tensor
+from sirc._utils.hints import closest
 
 LinearLayer = nn.Linear | nn.Conv2d
 LABEL_KEYS = frozenset({"label", "labels", "label_ids", "target", "targets"})
@@ -30,13 +31,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run `model` as in deployment: evaluation mode, no gradients; every training flag is put back."""
+    """Run `model` in evaluation mode without gradients; restore every training flag afterwards."""
     flags = [(module, module.training) for module in model.modules()]
     try:
-        # Flags are set one by one since some models override train() to merge or freeze weights.
+        # Set flag by flag, since some models override train() to merge or freeze weights.
         for module, _ in flags:
             module.training = False
-        # Not inference_mode: tensors that lazy layers or caches create in this run must still train later.
+        # Not inference_mode: tensors that lazy layers or caches create here must be trainable later.
         with torch.no_grad():
             yield
     finally:
@@ -45,10 +46,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def call_model(model: nn.Module, batch: object) -> object:
-    """Call `model(batch)` on the model's device, floating inputs in its dtype.
+    """Call `model(batch)` on the model's device, with floating inputs in its dtype.
 
-    Of a tuple or list, (inputs, labels, …), the first element is passed. A dict becomes keyword arguments,
-    without its labels; a single input under a key that the model does not know is passed by position.
+    Of a tuple or list, (inputs, labels, …), the first element is passed. A dict is passed as keyword arguments without
+    its labels; a single input under a key that the model does not know is passed by position.
     """
     if isinstance(batch, tuple | list):
         if not batch:
@@ -74,39 +75,33 @@ def call_model(model: nn.Module, batch: object) -> object:
 
 
 def model_logits(output: object) -> Tensor:
-    """Read the logits (N, K) from what a model returned.
+    """Read the logits (N, K) from the output of a model.
 
     A tensor is the logits; an object has them as `.logits`, a dict as `"logits"` or as its only 2-D tensor;
     in a tuple or list they are the first 2-D tensor. (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
     """
-    found = getattr(output, "logits", None)
-    if found is None and isinstance(output, Mapping):
-        found = output.get("logits")
-    if found is None:
-        found = output
-    if isinstance(found, Tensor):
-        logits = _logit_rows(found)
+    values = getattr(output, "logits", None)
+    if values is None and isinstance(output, Mapping):
+        values = output.get("logits")
+    if values is None:
+        values = output
+    if isinstance(values, Tensor):
+        logits = _logit_rows(values)
         if logits is None:
             raise ValueError(
                 f"Logits must be (N, K): one row per input, one column per class; the model gave "
-                f"{tuple(found.shape)}. Wrap the model so that it returns one row per input."
+                f"{tuple(values.shape)}. Wrap the model so that it returns one row per input."
             )
         return logits
-    if isinstance(found, Mapping):
-        matrices = [r for v in found.values() if isinstance(v, Tensor) and (r := _logit_rows(v)) is not None]
-        if len(matrices) == 1:
+    if isinstance(values, Mapping | tuple | list):
+        named = values if isinstance(values, Mapping) else dict(enumerate(values))
+        matrices = [rows for v in named.values() if isinstance(v, Tensor) and (rows := _logit_rows(v)) is not None]
+        if matrices and (len(matrices) == 1 or named is not values):
             return matrices[0]
+        rule = '"logits" in it, or exactly one 2-D tensor' if named is values else "the logits, a 2-D tensor, in it"
         raise ValueError(
-            f'A model that returns a dict must have "logits" in it, or exactly one 2-D tensor; got '
-            f"{_shapes(found)}. Wrap the model so that it returns the logits."
-        )
-    if isinstance(found, tuple | list):
-        for value in found:
-            if isinstance(value, Tensor) and (rows := _logit_rows(value)) is not None:
-                return rows
-        raise ValueError(
-            f"A model that returns a {type(found).__name__} must have the logits, a 2-D tensor, in it; got "
-            f"{_shapes(dict(enumerate(found)))}. Wrap the model so that it returns the logits."
+            f"A model that returns a {'dict' if named is values else type(values).__name__} must have {rule}; got "
+            f"{_shapes(named)}. Wrap the model so that it returns the logits."
         )
     raise ValueError(
         f"A model must return a tensor, a tuple, a dict or an object with `.logits`; got "
@@ -116,7 +111,7 @@ def model_logits(output: object) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """One execution of a linear layer: the shape it was given; its rows in and out, if one per input."""
+    """One execution of a linear layer: the shape of its input; its input and output rows, if one per model input."""
 
     name: str
     layer: LinearLayer
@@ -125,27 +120,27 @@ class LayerRun:
 
 
 def watch(model: nn.Module, example: object) -> tuple[list[LayerRun], object]:
-    """Run the model once: every execution of a linear layer, in order, and what the model returned."""
+    """Run the model once; return every execution of a linear layer, in order, and the model's output."""
     runs: list[LayerRun] = []
 
     def watcher(name: str, layer: LinearLayer) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object) -> None:
-            given = layer_input(args, kwargs)
+            inputs = layer_input(args, kwargs)
             K, L = layer_size(layer)
-            features = as_rows(given, L)
+            features = as_rows(inputs, L)
             outputs = as_rows(output, K) if isinstance(output, Tensor) else None
             rows = None
             if features is not None and outputs is not None:
-                # Cloned, since what follows may work in place: x = fc(x); x /= temperature.
+                # Cloned, since later code may work in place: x = fc(x); x /= temperature.
                 rows = features.clone(), outputs.clone()
-            runs.append(LayerRun(name, layer, tuple(given.shape), rows))
+            runs.append(LayerRun(name, layer, tuple(inputs.shape), rows))
 
         return hook
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            # Parts that were compiled earlier would run without the hooks.
+            # Code compiled earlier would run without the hooks.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, layer in model.named_modules():
             if is_linear_layer(layer):
@@ -155,30 +150,52 @@ def watch(model: nn.Module, example: object) -> tuple[list[LayerRun], object]:
 
 
 def is_linear_layer(layer: nn.Module | None) -> TypeGuard[LinearLayer]:
-    """Whether `layer` is an `nn.Linear` or a 1×1 `nn.Conv2d` that mixes all its channels."""
+    """Tell an `nn.Linear`, or a 1×1 `nn.Conv2d` that mixes all its channels, from other layers."""
     if isinstance(layer, nn.Conv2d):
         return layer.kernel_size == (1, 1) and layer.groups == 1
     return isinstance(layer, nn.Linear)
 
 
+def linear_layer(model: nn.Module, name: str) -> LinearLayer:
+    """Get a linear layer by its name; the error lists those that the model has."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layer = modules.get(name)
+    if is_linear_layer(layer):
+        return layer
+    known = [key for key, module in modules.items() if is_linear_layer(module)]
+    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {type(layer).__name__}"
+    raise ValueError(
+        f"`name` must be an nn.Linear or a 1×1 nn.Conv2d of the model; {wrong}.{closest(name, known, cutoff=0.4)} "
+        f"The last of its linear layers: {', '.join(map(repr, known[-5:])) or 'none'}."
+    )
+
+
 def layer_size(layer: LinearLayer) -> tuple[int, int]:
-    """(K, L): the number of outputs and of inputs."""
+    """Get (K, L), the number of outputs and of inputs."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
     return layer.out_channels, layer.in_channels
 
 
 def layer_input(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
-    """Return the input that a hook was shown: `layer(x)` or `layer(input=x)`."""
+    """Get the input from the arguments of a hook, for `layer(x)` and `layer(input=x)`."""
     return args[0] if args else kwargs["input"]
 
 
 def as_rows(values: Tensor, width: int) -> Tensor | None:
-    """(N, width) from (N, width), (N, width, 1, 1) or (N, 1, width); None for several rows per input."""
-    rows = values.shape[0] if values.ndim else 0  # not len(): a graph for any batch size is traced through here
+    """Reshape (N, width), (N, width, 1, 1) or (N, 1, width) to (N, width); None for several rows per input."""
+    rows = values.shape[0] if values.ndim else 0  # not len(), so that graphs for any batch size can be traced
     if values.ndim < 2 or values.numel() != rows * width:
         return None
     return values.reshape(rows, width)
+
+
+def not_rows(name: str, shape: tuple[int, ...]) -> str:
+    """Word the error for a layer that has several rows per input."""
+    return (
+        f"A head's features are (N, L), one row per input; layer {name!r} ran on {shape}. "
+        f"Pool tokens or pixels before the layer, not after."
+    )
 
 
 def _is_array(value: object) -> bool:
@@ -186,7 +203,7 @@ def _is_array(value: object) -> bool:
 
 
 def _prepare(model: nn.Module, value: object) -> Tensor:
-    """`value` as a tensor where the model is; floating values in the dtype of the model's first weights."""
+    """Convert `value` to a tensor on the model's device; floating values to the dtype of its first weights."""
     if not _is_array(value):
         raise ValueError(
             f"A batch must be a tensor, a tuple that starts with one, or a dict of them; got "
@@ -199,7 +216,7 @@ def _prepare(model: nn.Module, value: object) -> Tensor:
 
 
 def _logit_rows(output: Tensor) -> Tensor | None:
-    """(N, K) from (N, K) or (N, K, 1, 1); None for any other shape."""
+    """Reshape (N, K) or (N, K, 1, 1) to (N, K); None for any other shape."""
     if output.ndim == 4 and output.shape[2:] == (1, 1):
         return output.flatten(1)
     return output if output.ndim == 2 else None

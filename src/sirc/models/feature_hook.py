@@ -1,8 +1,10 @@
-"""Catches the features of a model while it runs: what its head receives, for whoever runs it, in each thread."""
+"""Feature hooks: catch what a model's head receives while the model runs."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -10,13 +12,38 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from sirc.models.calling import as_rows, layer_input, layer_size, unwrap
-from sirc.models.head import _linear_layer
+from sirc.models.calling import LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows, unwrap
+
+
+@contextmanager
+def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tensor]]:
+    """Catch the features (N, L), the input of layer `name`, while the model runs.
+
+    Yields a function that returns the features of the latest forward pass, once. The hook is in the unwrapped model:
+    replicas and code compiled earlier run without it.
+
+        with capture_features(model, head.name) as take:
+            logits = model(images)
+            features = take()
+    """
+    layer = linear_layer(unwrap(model), name)
+    caught: list[Tensor] = []
+
+    def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        caught[:] = [layer_input(args, kwargs)]
+
+    def take() -> Tensor:
+        if not caught:
+            raise ValueError(f"Layer {name!r} did not run since its features were last taken: call the model first.")
+        return _feature_rows(layer, name, caught.pop())
+
+    with layer.register_forward_pre_hook(hook, with_kwargs=True):
+        yield take
 
 
 @final
-class Tap:
-    """Catches what the head receives, in each thread for itself, while a selective classifier runs the model."""
+class FeatureHook:
+    """A hook that stays on the model of a selective classifier and catches features in each thread separately."""
 
     def __init__(self, width: int | None, classes: int | None) -> None:
         self.name: str | None = None
@@ -24,72 +51,77 @@ class Tap:
         self._width = width
         self._classes = classes
         self._layer: Any = None
-        self._here = threading.local()
+        self._thread = threading.local()
         self._traced: list[Tensor] = []
         self._tracing = False
 
     def attach(self, model: nn.Module, name: str, *, last: bool = True) -> RemovableHandle:
-        """Hook the layer of that name; the handle that is returned removes the hook."""
-        layer = _linear_layer(unwrap(model), name)
-        if last and self._classes is not None and layer_size(layer)[0] != self._classes:
-            raise ValueError(
-                f"this scorer was fitted on {self._classes} logits; layer {name!r} gives {layer_size(layer)[0]}. Are "
-                "they of the same model?"
-            )
-        if self._width is not None and layer_size(layer)[1] != self._width:
-            raise ValueError(
-                f"this scorer was fitted on {self._width} features; layer {name!r} receives {layer_size(layer)[1]}. "
-                "Are they of the same model?"
-            )
+        """Hook the layer of that name; the returned handle removes the hook."""
+        layer = linear_layer(unwrap(model), name)
+        outputs, inputs = layer_size(layer)
+        for fitted, size, what in (
+            (self._classes if last else None, outputs, f"logits; layer {name!r} gives"),
+            (self._width, inputs, f"features; layer {name!r} receives"),
+        ):
+            if fitted is not None and fitted != size:
+                raise ValueError(f"this scorer was fitted on {fitted} {what} {size}. Are they of the same model?")
         self.name, self._layer, self.is_last = name, layer, last
         return layer.register_forward_pre_hook(self._catch, with_kwargs=True)
 
     def open(self) -> None:
-        """Begin to catch, in this thread."""
-        # A traced graph has no threads, and no storage of theirs.
+        """Start catching in this thread."""
+        # A traced graph has no threads, and no thread-local storage.
         if torch.compiler.is_compiling():
             self._tracing = True
         else:
-            self._here.caught = []
+            self._thread.caught = []
 
     def _caught(self) -> list[Tensor] | None:
         if torch.compiler.is_compiling():
             return self._traced if self._tracing else None
-        caught: list[Tensor] | None = getattr(self._here, "caught", None)
+        caught: list[Tensor] | None = getattr(self._thread, "caught", None)
         return caught
 
     def _catch(self, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         caught = self._caught()
-        if caught is not None:  # else the model is run by someone else
+        if caught is not None:  # else someone else runs the model
             caught.clear()
             caught.append(layer_input(args, kwargs))
 
     def close(self) -> None:
-        """Stop catching, in this thread."""
-        self._here.caught = None
+        """Stop catching in this thread."""
+        self._thread.caught = None
 
     def take(self) -> Tensor:
-        """Hand over the features of this forward."""
+        """Return the features of this forward pass."""
         caught = self._caught()
         if not caught:
             raise ValueError(f"layer {self.name!r} did not run: is it still the model's head?")
-        given = caught.pop()
+        inputs = caught.pop()
         if torch.compiler.is_compiling():
             self._tracing = False
-        features = as_rows(given, layer_size(self._layer)[1])
-        if features is None:
-            shape = tuple(given.shape)
-            raise ValueError(f"features must be one row for each input; layer {self.name!r} ran on {shape}")
-        return features
+        return _feature_rows(self._layer, str(self.name), inputs)
 
     def exact_logits(self, features: Tensor) -> Tensor:
-        """Logits of the hooked layer in float32, whatever precision the model ran in."""
-        bias = None if self._layer.bias is None else self._layer.bias.float()
-        return functional.linear(features.float(), self._layer.weight.flatten(1).float(), bias)
+        """Compute the logits of the hooked layer in float32, whatever precision the model ran in."""
+        return exact_logits(self._layer, features)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies of a model carry its hooks along; what threads hold stays with them.
-        return {key: value for key, value in vars(self).items() if key not in ("_here", "_traced")}
+        # Copies of a model copy its hooks too, but not what a thread has caught.
+        return {key: value for key, value in vars(self).items() if key not in ("_thread", "_traced")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _here=threading.local(), _traced=[])
+        vars(self).update(state, _thread=threading.local(), _traced=[])
+
+
+def exact_logits(layer: LinearLayer, features: Tensor) -> Tensor:
+    """Apply a linear layer in float32: in bfloat16, confident samples would tie."""
+    bias = None if layer.bias is None else layer.bias.float()
+    return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
+
+
+def _feature_rows(layer: LinearLayer, name: str, inputs: Tensor) -> Tensor:
+    features = as_rows(inputs, layer_size(layer)[1])
+    if features is None:
+        raise ValueError(not_rows(name, tuple(inputs.shape)))
+    return features

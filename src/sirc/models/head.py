@@ -1,26 +1,12 @@
-"""The final linear layer of any classifier: v = W z + b, found by watching the model run."""
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from difflib import get_close_matches
+"""The head: find the final linear layer of any classifier, v = W z + b, by running it."""
 
 import torch
 from torch import Tensor, nn
 
-from sirc.models.calling import (
-    LayerRun,
-    LinearLayer,
-    as_rows,
-    is_linear_layer,
-    layer_input,
-    layer_size,
-    model_logits,
-    unwrap,
-    watch,
-)
+from sirc.models.calling import LayerRun, LinearLayer, layer_size, linear_layer, model_logits, not_rows, unwrap, watch
 from sirc.outputs import Head
 
-__all__ = ["Head", "capture_features", "find_head"]
+_BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
 
 
 def find_head(model: nn.Module, example: object, *, name: str | None = None) -> Head:
@@ -38,7 +24,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     if len(logits) == 0:
         raise ValueError("`example` must hold at least one input; got an empty batch. Pass a batch of two.")
     if name is not None:
-        layer = _linear_layer(model, name)
+        layer = linear_layer(model, name)
         _check_shapes(layer, name, runs, logits)
         return _head_of(layer, name)
     for run in reversed(runs):
@@ -49,41 +35,8 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     raise ValueError(_no_head(runs, logits, output))
 
 
-@contextmanager
-def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tensor]]:
-    """Catch the features (N, L), the input of layer `name`, while the model runs.
-
-    Yields a function that hands over the features of the latest forward pass, once. Layers are watched in the
-    unwrapped model: replicas and code compiled earlier run without it.
-
-        with capture_features(model, head.name) as take:
-            logits = model(images)
-            features = take()
-    """
-    layer = _linear_layer(unwrap(model), name)
-    caught: list[Tensor] = []
-
-    def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        caught[:] = [layer_input(args, kwargs)]
-
-    def take() -> Tensor:
-        if not caught:
-            raise ValueError(f"Layer {name!r} did not run since its features were last taken: call the model first.")
-        given = caught.pop()
-        features = as_rows(given, layer_size(layer)[1])
-        if features is None:
-            raise ValueError(_not_rows(name, tuple(given.shape)))
-        return features
-
-    with layer.register_forward_pre_hook(hook, with_kwargs=True):
-        yield take
-
-
-_BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
-
-
 def _head_of(layer: LinearLayer, name: str) -> Head:
-    # Clones, so that training the model further does not change the head behind its owner's back.
+    # Clones, so that training the model further does not change the head.
     return Head(layer.weight.clone(), None if layer.bias is None else layer.bias.clone(), name)
 
 
@@ -92,10 +45,10 @@ def _same(outputs: Tensor, logits: Tensor) -> bool:
 
 
 def _check_linear(head: Head, kind: str, features: Tensor, outputs: Tensor) -> None:
-    """Refuse a subclass of `nn.Linear` that does something other than W z + b."""
+    """Refuse a subclass of `nn.Linear` that does not compute W z + b."""
     z, W = features.double(), head.weight.double()
     b = W.new_zeros(len(W)) if head.bias is None else head.bias.double()
-    # Autocast and TF32 multiply in a narrower dtype than they show, with about three digits.
+    # Autocast and TF32 multiply in a narrower dtype than the result has, with about three digits.
     tolerance = max(torch.finfo(outputs.dtype).eps, 1e-3) * (z.abs() @ W.abs().T + b.abs())
     if ((z @ W.T + b - outputs).abs() > tolerance).any():
         raise ValueError(
@@ -104,27 +57,12 @@ def _check_linear(head: Head, kind: str, features: Tensor, outputs: Tensor) -> N
         )
 
 
-def _linear_layer(model: nn.Module, name: str) -> LinearLayer:
-    modules = dict(model.named_modules(remove_duplicate=False))
-    layer = modules.get(name)
-    if is_linear_layer(layer):
-        return layer
-    known = [key for key, module in modules.items() if is_linear_layer(module)]
-    close = get_close_matches(name, known, n=1, cutoff=0.4)
-    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {type(layer).__name__}"
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(
-        f"`name` must be an nn.Linear or a 1×1 nn.Conv2d of the model; {wrong}.{hint} "
-        f"The last of its linear layers: {', '.join(map(repr, known[-5:])) or 'none'}."
-    )
-
-
 def _check_shapes(layer: LinearLayer, name: str, runs: list[LayerRun], logits: Tensor) -> None:
     run = next((run for run in reversed(runs) if run.layer is layer), None)
     if run is None:
         raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(runs)}")
     if run.rows is None:
-        raise ValueError(_not_rows(name, run.shape))
+        raise ValueError(not_rows(name, run.shape))
     if run.rows[1].shape != logits.shape:
         raise ValueError(
             f"Layer {name!r} must give the shape of the model's logits, {tuple(logits.shape)}; "
@@ -133,12 +71,12 @@ def _check_shapes(layer: LinearLayer, name: str, runs: list[LayerRun], logits: T
 
 
 def _no_head(runs: list[LayerRun], logits: Tensor, output: object) -> str:
-    """Why no layer was found, what ran, and how to go on."""
+    """Explain why no layer was found, what ran, and how to go on."""
     hints = []
     for run in reversed(runs):
         if run.rows is None:
             if layer_size(run.layer)[0] == logits.shape[1]:
-                hints.append(_not_rows(run.name, run.shape))
+                hints.append(not_rows(run.name, run.shape))
         elif run.rows[1].shape == logits.shape:
             for end in (torch.softmax, torch.log_softmax):
                 if torch.allclose(end(run.rows[1].double(), -1), logits.double(), rtol=1e-2, atol=1e-6):
@@ -162,10 +100,3 @@ def _ran(runs: list[LayerRun]) -> str:
         K, L = layer_size(run.layer)
         layers.append(f"{run.name!r} ({L} → {K}, on {run.shape})")
     return f"The last linear layers that ran: {', '.join(layers)}."
-
-
-def _not_rows(name: str, shape: tuple[int, ...]) -> str:
-    return (
-        f"A head's features are (N, L), one row per input; layer {name!r} ran on {shape}. "
-        f"Pool tokens or pixels before the layer, not after."
-    )

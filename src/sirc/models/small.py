@@ -1,4 +1,4 @@
-"""Two small networks for 32×32 images, quick to train on a laptop's processor: a ResNet and a DenseNet."""
+"""Small networks for 32×32 images, a ResNet and a DenseNet, quick to train on a laptop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resnet(num_classes: int = 26, width: int = 20) -> nn.Module:
 def densenet(num_classes: int = 26, growth: int = 16) -> nn.Module:
     """Build a densely connected network (Huang et al. 2017): blocks of one, three and three layers, 5¼·growth features.
 
-    The first block, where images are largest and layers slowest, is the shortest.
+    The first block is the shortest, since its images are the largest and its layers the slowest.
     """
     growth = check_positive("growth", growth)
     channels, layers = 2 * growth, [_stem(2 * growth)]

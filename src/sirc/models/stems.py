@@ -1,4 +1,4 @@
-"""Stems for small images: the first layers of networks made for 224 px leave too little of an image of 64."""
+"""Stems for small images: first layers that reduce an image of 64 px half as much."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
 
 def halve_stem(model: nn.Module, name: str) -> None:
-    """Make the first layers reduce an image half as much as they do.
+    """Make the first layers reduce an image half as much.
 
-    Where a first convolution of stride 2 is followed by a pooling of stride 2 (ResNet, DenseNet), the pooling goes and
-    the convolution becomes one of 3×3; elsewhere (MobileNet) the convolution's stride becomes 1. New weights are the
-    middle of those that the model drew, scaled to the variance that its rule gives the smaller kernel.
+    Where a first convolution of stride 2 is followed by a pooling of stride 2 (ResNet, DenseNet), the pooling is
+    removed and the convolution becomes 3×3; elsewhere (MobileNet) the convolution's stride becomes 1. The new weights
+    are the centre of the initial ones, scaled to the variance that the initialisation gives a 3×3 kernel.
     """
     first, pool = _first_layers(model)
     if first is None or first[1].stride != (2, 2):
@@ -36,7 +36,7 @@ def halve_stem(model: nn.Module, name: str) -> None:
 
 
 def _first_layers(model: nn.Module) -> tuple[tuple[str, nn.Conv2d] | None, str | None]:
-    """The first convolution, and the pooling of stride 2 between it and the next one, by their names."""
+    """Find the first convolution, and the name of a pooling of stride 2 between it and the next convolution."""
     first: tuple[str, nn.Conv2d] | None = None
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
@@ -54,22 +54,14 @@ def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def _smaller(conv: nn.Conv2d) -> nn.Conv2d:
-    """A convolution of 3×3 in place of a larger one."""
+    """Make a 3×3 convolution from a larger one."""
     if min(conv.kernel_size) <= 3:
         return conv
-    other = nn.Conv2d(
-        conv.in_channels,
-        conv.out_channels,
-        3,
-        stride=2,
-        padding=1,
-        groups=conv.groups,
-        bias=conv.bias is not None,
-        device=conv.weight.device,
-        dtype=conv.weight.dtype,
+    other = nn.Conv2d(conv.in_channels, conv.out_channels, 3, 2, 1, groups=conv.groups, bias=conv.bias is not None).to(
+        conv.weight
     )
     high, wide = ((size - 3) // 2 for size in conv.kernel_size)
-    # The rules by which weights are drawn give them a variance of 1/(k² × channels).
+    # Initialisations give weights a variance proportional to 1/(k² × channels).
     scale = math.sqrt(math.prod(conv.kernel_size) / 9)
     with torch.no_grad():
         other.weight.copy_(conv.weight[:, :, high : high + 3, wide : wide + 3] * scale)

@@ -1,4 +1,4 @@
-"""The weights of a model as files: what they are, how others store them, and whether they fit."""
+"""Weights: fingerprint, save and load them, from any common checkpoint format."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _OLD_DENSENET = re.compile(r"(.*\bdenselayer\d+\.(?:norm|conv))\.([12]\..*)")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """32 hexadecimal digits that tell models apart: a digest of every weight, to the last bit, and of the layers.
+    """Digest every weight, to the last bit, and the layers, as 32 hexadecimal digits that tell models apart.
 
-    Layers count as they describe themselves, so an activation that is swapped is seen; code that is changed is not.
-    Wrappers, the device and the memory layout play no part; the dtype does, as it changes what the model says.
+    Layers count by their repr: a swapped activation changes the fingerprint, changed code does not. Wrappers, the
+    device and the memory layout do not matter; the dtype does, as it changes the outputs.
     """
     inner = unwrap(model)
     digest = hashlib.sha256(_class_name(inner).encode())
     for name, module in inner.named_modules():
-        if not hasattr(module, "_orig_mod"):  # what torch.compile wraps speaks for itself
+        if not hasattr(module, "_orig_mod"):  # the module inside torch.compile's wrapper counts, not the wrapper
             plain = name.replace(_COMPILED, "").removesuffix(_COMPILED[:-1]).removesuffix(".")
-            words = re.sub(r"0x[0-9a-fA-F]+", "", module.extra_repr())
-            digest.update(json.dumps([plain, type(module).__qualname__, words]).encode())
+            description = re.sub(r"0x[0-9a-fA-F]+", "", module.extra_repr())
+            digest.update(json.dumps([plain, type(module).__qualname__, description]).encode())
     for name, value in sorted(_state(inner).items()):
         if isinstance(value, Tensor):
             array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -50,10 +50,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def save_weights(model: nn.Module, path: PathLike, *, overwrite: bool = False) -> None:
-    """Write all weights and buffers to a `.safetensors` file, which any program that knows the format can read.
-
-    Tensors that share memory are written once for each of their names.
-    """
+    """Write all weights and buffers to a `.safetensors` file; tensors with several names are written under each."""
     inner = unwrap(model)
     state = _state(inner)
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
@@ -67,7 +64,7 @@ def save_weights(model: nn.Module, path: PathLike, *, overwrite: bool = False) -
 def load_weights(model: nn.Module, path: PathLike) -> None:
     """Load weights in place from `.safetensors`, a PyTorch file without code in it, or timm's `.npz` formats.
 
-    Every weight must be in the file and fit, and nothing may be left over; else the model stays as it was.
+    The file must have every weight, in the right shape, and no others; else the model stays as it was.
     """
     inner, path = unwrap(model), Path(path)
     if not path.is_file():
@@ -93,7 +90,7 @@ def _read(path: Path) -> Mapping[str, object]:
         raise ValueError(f"a checkpoint must be one of {known}; got '{path}'. Rename or convert it.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it may fail: the errors below say when it does
+            warnings.simplefilter("ignore", UserWarning)  # about failures, which the errors below describe
             content: object = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         needed = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
@@ -117,7 +114,7 @@ def _read(path: Path) -> Mapping[str, object]:
 
 
 def _names(state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, str]:
-    """Map each name of the model to the file's; names that mean nothing to the model stay as they are."""
+    """Map the model's names to the file's; names that the model does not have stay as they are."""
     names = {name: name for name in state}
     shorter = True
     while shorter and names and not names.keys() & own.keys():
@@ -134,7 +131,7 @@ def _names(state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, 
 
 
 def _check(path: Path, model: nn.Module, own: Mapping[str, object], state: Mapping[str, object]) -> None:
-    """Refuse weights that do not fit, with the names that differ and what may have happened."""
+    """Refuse weights that do not fit; say which names differ and guess why."""
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
     shapes = {
@@ -161,9 +158,9 @@ def _check(path: Path, model: nn.Module, own: Mapping[str, object], state: Mappi
 
 
 def _load_npz(model: nn.Module, path: Path) -> None:
-    """Let timm's model read its original format, and see that every weight came from the file.
+    """Let timm's model read its original format, and check that every weight came from the file.
 
-    timm leaves out what has no counterpart in the file (a head of other classes) and keeps its random start.
+    timm keeps the random initial values of weights that are not in the file, such as a head for other classes.
     """
     load = getattr(model, "load_pretrained", None)
     if not callable(load):
@@ -193,17 +190,17 @@ def _load_npz(model: nn.Module, path: Path) -> None:
 
 
 def _check_depth(model: nn.Module, path: Path) -> None:
-    """A deeper BiT's file holds all that a shallower model asks for, and would load without a word."""
+    """Refuse the file of a deeper BiT: it has all weights of a shallower model, which would load it silently."""
     with open(path, "rb") as file:  # NumPy leaves it open when it fails
         names = np.load(file, allow_pickle=False).files
-    units = {found[0] for name in names if (found := re.match(r"resnet/block\d+/unit\d+/", name))}
+    units = {match[0] for name in names if (match := re.match(r"resnet/block\d+/unit\d+/", name))}
     blocks = sum(len(stage.blocks) for stage in getattr(model, "stages", ()) if hasattr(stage, "blocks"))
     if units and len(units) != blocks:
         raise StoreError(f"'{path}' has {len(units)} residual blocks, {_name(model)} {blocks}. Build the same depth.")
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Give the state dict by the names it has when no part is compiled."""
+    """Get the state dict under the names that it has when no part is compiled."""
     return {name.replace(_COMPILED, ""): value for name, value in model.state_dict().items()}
 
 
@@ -225,6 +222,6 @@ def _listed(names: Sequence[object], most: int = 3) -> str:
 
 
 def _first(error: BaseException) -> str:
-    """Give the first sentence of an error that goes on for a page."""
+    """Get the first sentence of a long error."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return line.split(". ")[0].rstrip(".:")

@@ -1,4 +1,4 @@
-"""Training a network on images: the recipe, the loop, augmentation, checkpoints."""
+"""Training of networks on images: the recipe, the loop, augmentation and checkpoints."""
 
 from sirc.training.checkpoint import Epoch
 from sirc.training.loop import train

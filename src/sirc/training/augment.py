@@ -1,4 +1,4 @@
-"""Random crops and flips for training, seeded by (seed, epoch, index): image by image, or batched on the device."""
+"""Augmentation: seeded random crops and flips, one image at a time or batched on the device."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the centr
 
 
 def random_key(use: Use, *numbers: int) -> int:
-    """One seed from several numbers, well mixed: a sample's randomness depends on these and on nothing else.
+    """Mix several numbers into one seed, on which all randomness of a sample depends.
 
-    `use` says what is drawn, so that the order of an epoch has nothing in common with the crop of some image.
+    `use` says what is drawn, so that the order of an epoch is independent of the crop of an image.
     """
-    # Not NumPy's SeedSequence, to which (1, 2) and (1, 2, 0) are the same.
+    # NumPy's SeedSequence would not tell (1, 2) from (1, 2, 0).
     digest = hashlib.blake2b(" ".join([use, *map(str, numbers)]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
-    """The transform of one image to uint8 (3, H, W); it draws from torch's default generator.
+    """Make the transform of one image to uint8 (3, H, W); it draws from torch's default generator.
 
-    `Normalise` follows on the device: workers then hand over a quarter of the bytes.
+    `Normalise` follows on the device, so that workers hand over a quarter of the bytes.
     """
     from torchvision.transforms import InterpolationMode, v2
 
@@ -50,27 +50,27 @@ def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Im
             steps.append(v2.RandomCrop(crop_size(preprocess), padding=augment.padding))
     if augment.flip:
         steps.append(v2.RandomHorizontalFlip(augment.flip))
-    whole: Callable[[Image], Tensor] = v2.Compose([*steps, v2.PILToTensor()])
-    return whole
+    transform: Callable[[Image], Tensor] = v2.Compose([*steps, v2.PILToTensor()])
+    return transform
 
 
 def crop_size(preprocess: Preprocess) -> list[int]:
-    """(height, width) of a random crop."""
+    """Get the (height, width) that random crops are scaled to."""
     size = preprocess.size
     if size is None:
         raise ValueError(
-            "`preprocess.crop` or `preprocess.resize` must be given to crop at random, as it says how large the crop "
-            "becomes; both are absent. Set one."
+            "`preprocess.crop` or `preprocess.resize` must be given to crop at random, as the size of the crop; both "
+            "are absent. Set one."
         )
     return [size, size] if isinstance(size, int) else list(size)
 
 
 @final
 class DeviceAugment:
-    """The same for batches of uint8 images of one size, on the device they are on.
+    """Augments batches of uint8 images of one size, on their device.
 
-    Crops are bilinear, without antialiasing: where the crop is smaller than the output, as nearly always with small
-    images, that is what torchvision gives.
+    Crops are bilinear without antialiasing, which gives torchvision's result where a crop is smaller than the output,
+    as it nearly always is for small images.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DeviceAugment:
     ) -> None:
         self.augment = augment
         self.images = images
-        self.rows = rows  # which of the images these are; all, if None
+        self.rows = rows  # of `images` to train on; all, if None
         self.seed = seed
         height, width = images.shape[-2:]
         self.count = len(images if rows is None else rows)
@@ -89,13 +89,13 @@ class DeviceAugment:
         self._boxes: Tensor | None = None
 
     def start(self, epoch: int) -> None:
-        """Draw the crops and flips of all images for an epoch."""
+        """Draw the crops and flips of all images of an epoch."""
         generator = torch.Generator().manual_seed(random_key("boxes", self.seed, epoch))
         boxes = _draw(self.count, self.input, self.augment, generator)
         self._boxes = boxes.to(self.images.device, non_blocking=True)
 
     def __call__(self, index: Tensor) -> Tensor:
-        """The augmented, normalised images of these indices."""
+        """Augment and normalise the images of these indices."""
         if self._boxes is None:
             raise ValueError("Call `start(epoch)` before the first batch: it draws the crops.")
         images = self.images[index if self.rows is None else self.rows[index]].float()  # crops have fractions
@@ -105,7 +105,7 @@ class DeviceAugment:
 
 @final
 class Normalise:
-    """uint8 values, or floats on that scale, to what the network sees."""
+    """Normalises uint8 images, or floats on that scale, for the network."""
 
     def __init__(self, preprocess: Preprocess, device: torch.device) -> None:
         mean = torch.tensor(preprocess.mean, device=device)
@@ -121,8 +121,8 @@ class Normalise:
 def resample(images: Tensor, boxes: Tensor, output: tuple[int, int], *, clamp: bool) -> Tensor:
     """Cut a box out of each float image (N, C, H, W) and scale it to `output`, bilinearly.
 
-    A box is (top, left, height, width, flip), in pixels. With `clamp` nothing outside the box is looked at, as when it
-    is cropped first; without, what lies outside the image is black.
+    A box is (top, left, height, width, flip), in pixels. With `clamp` no pixel outside the box is used, as if the image
+    were cropped first; without it, everything outside the image is black.
     """
     height, width = images.shape[-2:]
     top, left, tall, wide, flip = boxes.to(images.dtype).unbind(-1)
@@ -136,7 +136,7 @@ def resample(images: Tensor, boxes: Tensor, output: tuple[int, int], *, clamp: b
 
 
 def _positions(start: Tensor, length: Tensor, count: int, clamp: bool) -> Tensor:
-    """Where the pixel centres of the output lie in the image, (N, count)."""
+    """Locate the pixel centres of the output in the image, (N, count)."""
     steps = (torch.arange(count, device=start.device, dtype=start.dtype) + 0.5) / count
     at = start[:, None] + steps * length[:, None] - 0.5
     if not clamp:
@@ -145,7 +145,7 @@ def _positions(start: Tensor, length: Tensor, count: int, clamp: bool) -> Tensor
 
 
 def _draw(count: int, size: tuple[int, int], augment: Augment, generator: torch.Generator) -> Tensor:
-    """A box for each image: (count, 5) float32."""
+    """Draw a box for each image: (count, 5) float32."""
     height, width = size
 
     def uniform(*shape: int) -> Tensor:
@@ -165,7 +165,7 @@ def _draw(count: int, size: tuple[int, int], augment: Augment, generator: torch.
 def _resized_crops(
     uniform: Callable[..., Tensor], count: int, height: int, width: int, augment: Augment
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A random share of the area in a random shape; where ten of them do not fit, the central crop that does."""
+    """Draw boxes of random area and shape; where ten of them do not fit, take the central crop that does."""
     (low, high), (narrow, broad) = augment.scale, augment.ratio
     area = height * width * (low + (high - low) * uniform(count, _TRIES))
     ratio = (math.log(narrow) + (math.log(broad) - math.log(narrow)) * uniform(count, _TRIES)).exp()

@@ -1,4 +1,4 @@
-"""What a training run leaves on disk: a checkpoint after each epoch, the history beside it, the weights at the end."""
+"""Files of a training run: a checkpoint and the history after each epoch, weights at the end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FORMAT = "sirc.training/1"
 @final
 @dataclass(frozen=True)
 class Epoch:
-    """One line of the history. Errors are shares of wrong predictions; those on training images are augmented ones.
+    """One line of the history. Errors are shares of wrong predictions; `error` is that on augmented training images.
 
-    `unreadable` is how many images, of training and validation, could not be read and did not count.
+    `unreadable` is the number of training and validation images that could not be read and did not count.
     """
 
     epoch: int
@@ -43,8 +43,8 @@ class Epoch:
 
 
 @final
-class Records:
-    """The files of one run, all of which know the recipe that they come from and refuse another."""
+class RunFiles:
+    """The files of one run; each records its recipe, and is refused for another."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, object]) -> None:
         self.folder = folder
@@ -55,18 +55,18 @@ class Records:
         self._files = self.weights, self.checkpoint, self.history
 
     def clear(self) -> None:
-        """Delete what an earlier run left."""
+        """Delete the files of an earlier run."""
         for file in self._files:
             file.unlink(missing_ok=True)
         self.sweep()
 
     def sweep(self) -> None:
-        """Delete the temporary files of writers that were killed; one that is still alive keeps its own."""
+        """Delete temporary files of processes that were killed, but not those of processes still running."""
         for file in self._files:
-            ours = re.compile(rf"\.{re.escape(file.name)}\.(\d+)-[0-9a-f]+\.tmp")
+            temporary = re.compile(rf"\.{re.escape(file.name)}\.(\d+)-[0-9a-f]+\.tmp")
             for path in self.folder.glob(f".{file.name}.*.tmp"):
-                found = ours.fullmatch(path.name)
-                if found and not _writes(int(found[1])):
+                match = temporary.fullmatch(path.name)
+                if match and not _may_be_writing(int(match[1])):
                     with suppress(PermissionError):  # Windows does not delete what is open
                         path.unlink(missing_ok=True)
 
@@ -79,7 +79,7 @@ class Records:
         return history
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Epoch]:
-        """Load the last checkpoint, if there is one; the history says how many epochs are done."""
+        """Load the last checkpoint, if there is one; return the history of the finished epochs."""
         if not self.checkpoint.exists():
             return []
         tensors, history = self._read(self.checkpoint)
@@ -94,7 +94,7 @@ class Records:
         return history
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[Epoch]) -> None:
-        """Write the checkpoint, then the history: killed in between, the next run writes the same line again."""
+        """Write the checkpoint, then the history: if killed in between, the next run writes the same line again."""
         tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
         for number, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
@@ -104,7 +104,7 @@ class Records:
         self._write_history(history)
 
     def finish(self, model: nn.Module, history: list[Epoch]) -> None:
-        """Write the weights; the checkpoint has served."""
+        """Write the final weights and delete the checkpoint."""
         write_safetensors(self.weights, model.state_dict(), self._metadata(history), overwrite=True)
         self._write_history(history)
         self.checkpoint.unlink(missing_ok=True)
@@ -118,9 +118,9 @@ class Records:
         tensors, metadata = read_safetensors(path)
         if metadata.get("format") != _FORMAT:
             raise StoreError(f"'{path}' was not written by a training run of sirc. Choose another folder.")
-        if words := differences(json.loads(metadata["recipe"]), self.recipe):
+        if differing := differences(json.loads(metadata["recipe"]), self.recipe):
             raise StoreError(
-                f"'{path}' comes from another recipe: {words}. Train into another folder (`out` or `name` in the "
+                f"'{path}' comes from another recipe: {differing}. Train into another folder (`out` or `name` in the "
                 "TOML), or delete what is there with `overwrite=True` (`--overwrite`; `sirc run` has `--redo train`)."
             )
         rows: list[dict[str, Any]] = json.loads(metadata["history"])
@@ -134,14 +134,14 @@ class Records:
         atomic_write(self.history, lambda file: file.write(text.getvalue().encode()))
 
 
-def _writes(process: int) -> bool:
-    """Whether a process of this machine may still be writing; this one writes nothing while it sweeps."""
-    if process == os.getpid() or os.name == "nt":  # there, asking would end it
+def _may_be_writing(process: int) -> bool:
+    """Check if a process of this machine still runs; this one does not count, as it writes nothing while it sweeps."""
+    if process == os.getpid() or os.name == "nt":  # on Windows `os.kill` would end the process
         return False
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # it runs, and is another user's
+        pass
     return True

@@ -1,4 +1,4 @@
-"""A training step recorded once as a CUDA graph: small networks wait for launches, and a graph is one launch."""
+"""CUDA graph of a training step: one launch in place of many, for small networks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn.functional import cross_entropy
 
 from sirc.progress import Progress
 from sirc.training.batches import IGNORED, Batch
-from sirc.training.preflight import undone
+from sirc.training.preflight import step_undone
 
-_WARM_UP = 3  # steps that libraries take to choose their kernels, which cannot be recorded
+_WARM_UP = 3  # steps in which libraries choose their kernels; such choices cannot be captured
 
 
 @final
 class CapturedStep:
-    """Forward and backward of a full batch, replayed; the numbers are those of the same kernels run one by one.
+    """Forward and backward pass of a full batch, replayed with the same results as the kernels run one by one.
 
-    Gradients stay in the graph's own memory and are overwritten by each replay, so they must not be set to None.
+    Gradients stay in the graph's memory, and each replay overwrites them, so they must not be set to None.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class CapturedStep:
         self.labels = batch.labels.clone()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with undone(model), torch.cuda.stream(side):
+        with step_undone(model), torch.cuda.stream(side):
             for _ in range(_WARM_UP):
                 self._step(logits, scale)[0].backward()  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().wait_stream(side)
@@ -48,18 +48,18 @@ class CapturedStep:
         return loss * scale, loss.detach(), out.detach()
 
     def takes(self, batch: Batch) -> bool:
-        """Whether the graph is for batches of this size."""
+        """Check that the graph is for batches of this size."""
         return batch.total == self.total and batch.images.shape == self.images.shape
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Leave the gradients of this batch; its loss and logits are good until the next."""
+        """Compute the gradients of this batch; the loss and logits returned are valid until the next."""
         self.images.copy_(batch.images)
         self.labels.copy_(batch.labels)
         self.graph.replay()
         return self.loss, self.out
 
 
-def captured(
+def capture_step(
     logits: Callable[[Tensor], Tensor],
     model: nn.Module,
     batch: Batch,
@@ -68,7 +68,7 @@ def captured(
     channels_last: bool,
     progress: Progress,
 ) -> CapturedStep | None:
-    """The step as a graph, or None, with a word why, where the network cannot be recorded."""
+    """Capture the step as a graph; None, with a note that says why, where that is not possible."""
     try:
         return CapturedStep(logits, model, batch, scale, channels_last)
     except RuntimeError as error:

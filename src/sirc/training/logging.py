@@ -1,4 +1,4 @@
-"""What a training run tells about itself: a line for each epoch, curves for TensorBoard, images it could not read."""
+"""Training logs: a line for each epoch, TensorBoard curves, a list of unreadable images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sirc.training.checkpoint import Epoch
 
-_NAMED = 20  # unreadable images that a note lists
+_LISTED = 20  # unreadable images in one note
 
 
 @contextmanager
 def tensorboard(folder: Path, wanted: bool, done: int) -> Iterator[Callable[[Epoch], None]]:
-    """Somewhere to log epochs to, if it is wanted."""
+    """Yield a function that logs an epoch to TensorBoard, or does nothing if that is not wanted."""
     if not wanted:
         yield lambda line: None
         return
@@ -32,18 +32,18 @@ def tensorboard(folder: Path, wanted: bool, done: int) -> Iterator[Callable[[Epo
         yield log
 
 
-def words(line: Epoch) -> str:
-    """One epoch for the eye."""
-    tested = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
+def epoch_summary(line: Epoch) -> str:
+    """Describe one epoch on one line."""
+    validation = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
     return (
-        f"epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{tested}, learning rate {line.lr:g}, "
+        f"epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{validation}, learning rate {line.lr:g}, "
         f"{line.images_per_second:.0f} images/s"
     )
 
 
-def list_of(lost: set[str]) -> str:
-    """The images that could not be read: how many, and which."""
-    named = sorted(lost)[:_NAMED]
-    more = [f"and {len(lost) - _NAMED} more"] if len(lost) > _NAMED else []
+def unreadable_summary(lost: set[str]) -> str:
+    """Count and list the images that could not be read."""
+    listed = sorted(lost)[:_LISTED]
+    more = [f"and {len(lost) - _LISTED} more"] if len(lost) > _LISTED else []
     count = "1 image" if len(lost) == 1 else f"{len(lost)} images"
-    return "\n  ".join([f"{count} could not be read, and training goes on without:", *named, *more])
+    return "\n  ".join([f"{count} could not be read, and training goes on without:", *listed, *more])

@@ -1,4 +1,4 @@
-"""The training recipe: optimiser, schedule, precision and augmentation, with the paper's values as defaults."""
+"""Training recipe: optimiser, schedule, precision and augmentation, by default the paper's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sirc.errors import OnError
 @final
 @dataclass(frozen=True)
 class Augment:
-    """How training images are varied.
+    """Random variation of the training images.
 
-    `crop`: "resized" takes a random part of `scale` of the area, `ratio` wide to high, scaled to the network's size;
-    "padded" resizes as in a test, adds `padding` black pixels all around and crops at random; "none" is as in a test.
-    `flip` is the probability of a mirror image.
+    `crop`: "resized" scales a random part of the image to the network's size, with an area in `scale` of the whole and
+    a width-to-height ratio in `ratio`; "padded" resizes as in a test, adds `padding` black pixels on all sides and
+    crops at random; "none" does as in a test. `flip` is the probability of a mirror image.
     """
 
     crop: Literal["resized", "padded", "none"] = "resized"
@@ -40,12 +40,12 @@ class Augment:
 @final
 @dataclass(frozen=True)
 class Train:
-    """The recipe: SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
+    """SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
 
     `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
-    In the first `warmup` epochs the learning rate rises in a straight line, from a hundredth of what it would be.
-    `cache = "device"` keeps all images, resized, on the accelerator. `graph` records the step as a CUDA graph, where
-    one process trains on a GPU. `on_error = "skip"` goes on without images that cannot be read.
+    In the first `warmup` epochs the learning rate rises linearly from a hundredth of its value. `cache = "device"`
+    keeps all images, resized, on the accelerator. `graph` captures the step as a CUDA graph, where one process trains
+    on a GPU. `on_error = "skip"` leaves out images that cannot be read.
     """
 
     epochs: int = 90

@@ -1,11 +1,12 @@
-"""The paper's image sets: what each is called, where it comes from, how its files lie and how many there are."""
+"""The paper's benchmarks: name, source, file layout and size of each image set."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
+
+from sirc._utils.hints import closest
 
 if TYPE_CHECKING:
     from sirc.data.preprocess import Interpolation
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Split:
-    """One part of a benchmark: in which of `folders` its images lie, and how many there are (None: not known)."""
+    """One part of a benchmark: the possible names of its folder, and the number of its images (None: unknown)."""
 
     name: Literal["train", "test"]
     folders: tuple[str, ...]
@@ -26,9 +27,9 @@ class Split:
 class Benchmark:
     """One of the paper's image sets.
 
-    `folder` is its place under a data root. ID sets have one folder a class. `lists` are names of a file list that
-    lies in `folder` and says which images count. `overlaps` are the ID sets that share classes with an OOD set, so that
-    it is left out for them. `scaled` is the interpolation with which small images go straight to the network's size.
+    `folder` is its folder below the data root. ID sets have one folder a class. `lists` are the possible names of a
+    file in `folder` that lists the images to use. `overlaps` are the ID sets that share classes with an OOD set, which
+    is left out for them. `scaled` is the interpolation that resizes small images straight to the network's size.
     """
 
     key: str
@@ -47,20 +48,16 @@ class Benchmark:
     note: str = ""
 
     def split(self, name: str | None) -> Split:
-        """Give the part called `name`; the error says which parts there are."""
+        """Get a part by its name; the error says which parts there are."""
         for part in self.splits:
             if part.name == name:
                 return part
         parts = " or ".join(f'"{part.name}"' for part in self.splits)
         raise ValueError(f"`split` must be {parts} for {self.title}; got {name!r}. Pass one of those.")
 
-    def size(self, split: str) -> int | None:
-        """How many images a part has, where that is known."""
-        return self.split(split).size
-
     @property
     def layout(self) -> str:
-        """How the files must lie, for people: one line for each part."""
+        """The expected files, for people to read: one line for each part."""
         lines = []
         for part in self.splits:
             below = "one folder for each class" if self.role == "ID" else "images, in folders or not"
@@ -205,21 +202,21 @@ _BENCHMARKS = (
 
 
 def benchmarks() -> tuple[Benchmark, ...]:
-    """All of them: the ID sets, then the OOD sets in the order of the paper's columns."""
+    """List all benchmarks: the ID sets, then the OOD sets in the order of the paper's columns."""
     return _BENCHMARKS
 
 
 def benchmark(name: str) -> Benchmark:
-    """Find one by its key or its title, in any case; the error for another name lists them and the closest."""
+    """Find a benchmark by its key or title, in any case; the error for another name lists them and the closest."""
     wanted = name.strip().lower()
     for known in _BENCHMARKS:
         if wanted in (known.key, known.title.lower()):
             return known
-    raise ValueError(unknown("`name`", name, [known.key for known in _BENCHMARKS]))
+    raise ValueError(unknown_name("`name`", name, [known.key for known in _BENCHMARKS]))
 
 
 def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
-    """The OOD sets of an ID set, in the order of the paper's columns, without those that share its classes."""
+    """List the OOD sets of an ID set, in the order of the paper's columns, without those that share its classes."""
     chosen = benchmark(id_name)
     if chosen.role != "ID":
         known = ", ".join(one.key for one in _BENCHMARKS if one.role == "ID")
@@ -227,10 +224,6 @@ def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
     return tuple(one for one in _BENCHMARKS if one.role == "OOD" and chosen.key not in one.overlaps)
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Word the error for a name that nothing has: the known ones, and the closest."""
-    listed = list(known)
-    lowered = {one.lower(): one for one in listed}
-    close = difflib.get_close_matches(name.strip().lower(), lowered, n=1)
-    hint = f" Did you mean {lowered[close[0]]}?" if close else ""
-    return f"{what} must be one of {', '.join(listed)}; got {name!r}.{hint}"
+def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
+    """Word the error for an unknown name: the known ones, and the closest."""
+    return f"{what} must be one of {', '.join(known)}; got {name!r}.{closest(name, known)}"

@@ -1,4 +1,4 @@
-"""Colonoscopy, the paper's OOD set of video frames: fetches the videos and writes each frame as an image."""
+"""Colonoscopy: download the videos of the paper's OOD set and write their frames as images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, final
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write
-from sirc.data.decode import missing_package, printable
-from sirc.data.fetch import fetch
+from sirc._utils.imports import missing_package
+from sirc.data.decode import printable
+from sirc.data.download import download
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
 
@@ -25,7 +26,7 @@ _QUALITY = 95
 @final
 @dataclass(frozen=True)
 class ColonoscopyFrames:
-    """What was written: the number of frames of each video, under `folder/images`."""
+    """The frames that were written: their number for each video, in `folder/images`."""
 
     folder: Path
     frames: Mapping[str, int] = field(default_factory=dict)
@@ -33,12 +34,12 @@ class ColonoscopyFrames:
 
     @property
     def total(self) -> int:
-        """How many frames there are in all."""
+        """The number of all frames."""
         return sum(self.frames.values())
 
     @property
     def ok(self) -> bool:
-        """Whether the number is the paper's; true too where the paper has no number for this choice of videos."""
+        """True if the number is the paper's, or if the paper has none for this choice of videos."""
         return self.expected in (None, self.total)
 
     def __str__(self) -> str:
@@ -59,13 +60,13 @@ def fetch_colonoscopy(
 ) -> ColonoscopyFrames:
     """Fetch the first `videos` NBI videos of each lesion into `folder/videos`, and their frames into `folder/images`.
 
-    What an interrupted run finished is kept: whole videos are not fetched again, and only a video whose frames are not
-    all there is cut anew. A video that cannot be decoded is named once all others are done.
+    An interrupted run continues: complete videos are not fetched again, and only those with missing frames are decoded
+    again. Videos that cannot be decoded are named once all others are done.
     """
     folder, videos = Path(folder), check_positive("videos", videos)
-    _av()  # before hours of fetching
+    _av()  # fail before hours of downloads, not after
     frames: dict[str, int] = {}
-    broken: dict[str, str] = {}
+    broken: list[str] = []
     wanted = [(lesion, number) for lesion in LESIONS for number in range(1, videos + 1)]
     with progress.task("colonoscopy", len(wanted), unit="videos") as task:
         for lesion, number in wanted:
@@ -75,19 +76,21 @@ def fetch_colonoscopy(
             if count is None:
                 video = folder / "videos" / f"{name}.mp4"
                 url = f"{base.rstrip('/')}/{lesion}/{case}/videos/NBI.mp4"
-                fetch(url, video, progress=progress, retries=retries, timeout=timeout, sleep=sleep)
+                download(url, video, progress=progress, retries=retries, timeout=timeout, sleep=sleep)
+                _remove_frames(folder, name)  # of a run that was killed, or of another version of the video
                 try:
-                    count = _cut(video, folder / "images", name, progress)
+                    count = write_frames(video, folder / "images", name, progress=progress)
                 except ImageError as error:
-                    broken[name] = str(error)
+                    _remove_frames(folder, name)
+                    broken.append(str(error))
                     continue
-                note = json.dumps({"frames": count}).encode()
-                atomic_write(_note(folder, name), lambda file, note=note: file.write(note))  # type: ignore[misc]
+                done = json.dumps({"frames": count}).encode()
+                atomic_write(_done_file(folder, name), lambda file, done=done: file.write(done))  # type: ignore[misc]
             frames[name] = count
             task.advance()
     if broken:
         raise ImageError(
-            f"{len(broken)} of {len(wanted)} videos cannot be decoded: {'; '.join(broken.values())}. "
+            f"{len(broken)} of {len(wanted)} videos cannot be decoded: {'; '.join(broken)}. "
             "Delete those files and run this again: they are fetched anew, the others are kept."
         )
     return ColonoscopyFrames(folder, frames, FRAMES if videos == 10 else None)
@@ -96,8 +99,8 @@ def fetch_colonoscopy(
 def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Progress = SILENT) -> int:
     """Write every frame of a video as `name_00000.jpg`, …; return how many there are.
 
-    JPEG at quality 95 with full colour: the videos are compressed already, and PNG would take ten times the room for
-    the errors of that compression.
+    JPEG at quality 95 with full colour: the videos are compressed already, so PNG would take ten times the space to
+    keep compression errors exactly.
     """
     av, folder = _av(), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,19 +121,10 @@ def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Prog
     return count
 
 
-def _cut(video: Path, folder: Path, name: str, progress: Progress) -> int:
-    _remove_frames(folder, name)  # of a run that was killed, or of another version of the video
-    try:
-        return write_frames(video, folder, name, progress=progress)
-    except ImageError:
-        _remove_frames(folder, name)
-        raise
-
-
 def _finished(folder: Path, name: str) -> int | None:
-    """How many frames a video has, if an earlier run wrote them all and they are still there."""
+    """The number of frames of a video, if an earlier run wrote them all and they are still there."""
     try:
-        count = int(json.loads(_note(folder, name).read_text(encoding="utf-8"))["frames"])
+        count = int(json.loads(_done_file(folder, name).read_text(encoding="utf-8"))["frames"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     there = {file.name for file in (folder / "images").glob(f"{name}_*.jpg")}
@@ -138,7 +132,7 @@ def _finished(folder: Path, name: str) -> int | None:
 
 
 def _remove_frames(folder: Path, name: str) -> None:
-    for file in folder.glob(f"{name}_*.jpg"):
+    for file in (folder / "images").glob(f"{name}_*.jpg"):
         file.unlink()
 
 
@@ -146,7 +140,7 @@ def _frame(name: str, number: int) -> str:
     return f"{name}_{number:05}.jpg"
 
 
-def _note(folder: Path, name: str) -> Path:
+def _done_file(folder: Path, name: str) -> Path:
     return folder / "videos" / f"{name}.json"
 
 

@@ -1,11 +1,12 @@
-"""Where the parts of a benchmark lie on disk: the folder of a split, its list, ImageNet's archives."""
+"""Benchmark files on disk: find the folder and list of a split, unpack ImageNet's archives."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from sirc._utils.imports import missing_package
 from sirc.data.catalogue import Benchmark, Split
-from sirc.data.decode import missing_package, printable
+from sirc.data.decode import printable
 from sirc.data.folder import FileSet, image_folder
 from sirc.data.lists import file_list
 
@@ -15,25 +16,25 @@ DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 
 
 def find_folder(path: Path, split: Split) -> Path | None:
-    """The folder of a part, by the first of its names that is there."""
+    """Find the folder of a part, by the first of its names that exists."""
     return next((path / name for name in split.folders if (path / name).is_dir()), None)
 
 
 def find_list(path: Path, known: Benchmark) -> Path | None:
-    """The list file of a benchmark, by the first of its names that is there."""
+    """Find the list file of a benchmark, by the first of its names that exists."""
     return next((path / name for name in known.lists if (path / name).is_file()), None)
 
 
 def archives_of(path: Path, known: Benchmark, split: Split) -> bool:
-    """Whether torchvision can unpack this part of ImageNet-1k from what is here."""
+    """Check for the archives from which torchvision can unpack this part of ImageNet-1k."""
     if known.key != "imagenet1k" or not (path / TARS[split.name]).is_file():
         return False
     return (path / DEVKIT).is_file() or (path / "meta.bin").is_file()
 
 
-def cut_short(path: Path, split: Split) -> str | None:
-    """Say so if an unpacking of this part has not ended: its folder looks whole, and is not."""
-    if not (mark := _mark(path, split)).exists():
+def unfinished_unpacking(path: Path, split: Split) -> str | None:
+    """Describe an unpacking of this part that has not ended: its folder looks complete, but is not."""
+    if not (mark := _marker(path, split)).exists():
         return None
     folder = path / split.folders[0]
     return (
@@ -45,11 +46,11 @@ def cut_short(path: Path, split: Split) -> str | None:
 def open_split(
     known: Benchmark, path: Path, split: str | None, *, labelled: bool, list_name: str | None = None
 ) -> FileSet:
-    """Open one part of a benchmark whose files lie in `path`; the error says what is missing there."""
+    """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
     part = known.split(split)
     folder = find_folder(path, part)
-    if words := cut_short(path, part):
-        raise FileNotFoundError(f"{known.title} cannot be read: {words}")
+    if unfinished := unfinished_unpacking(path, part):
+        raise FileNotFoundError(f"{known.title} cannot be read: {unfinished}")
     if folder is None and archives_of(path, known, part):
         folder = _unpack(path, part)
     if folder is None:
@@ -70,9 +71,9 @@ def open_split(
 
 
 def split_folder(path: Path, split: str, *, required: bool) -> Path:
-    """The folder of a part of a user's own data: `path/train`, `path/test` or `path/val`; or `path`, if it has none.
+    """Find the folder of a split of a user's own data: `path/train`, `path/test` or `path/val`; else `path` itself.
 
-    With `required`, or where the other part has a folder, the part must have one.
+    With `required`, or where the other split has a folder, this split must have one.
     """
     names = {"train": ("train",), "test": TESTS}
     for name in names[split]:
@@ -94,7 +95,7 @@ def _unpack(path: Path, split: Split) -> Path:
         from torchvision.datasets import ImageNet
     except ImportError as error:
         raise missing_package("unpacking ImageNet-1k", "torchvision") from error
-    mark = _mark(path, split)
+    mark = _marker(path, split)
     mark.touch()
     try:
         ImageNet(str(path), split="train" if split.name == "train" else "val")
@@ -107,5 +108,5 @@ def _unpack(path: Path, split: Split) -> Path:
     return path / split.folders[0]
 
 
-def _mark(path: Path, split: Split) -> Path:
+def _marker(path: Path, split: Split) -> Path:
     return path / f".unpacking-{split.name}"

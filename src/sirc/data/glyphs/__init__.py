@@ -1,7 +1,7 @@
-"""Glyphs, the study that needs no download: letters A–Z from matplotlib's fonts, and OOD sets near and far.
+"""Glyphs: letters drawn with matplotlib's fonts, and OOD sets near and far, without downloads.
 
-Image i of a set depends on the set's name, its split, its seed and i, on nothing else: splits share no random number,
-and a longer set begins with the shorter one. The functions are for experiments: `dataset = "sirc.data.glyphs:letters"`.
+Image i of a set depends only on the set's name, split, seed and i: splits share no random numbers, and a longer set
+begins with the shorter one. The functions are for experiments: `dataset = "sirc.data.glyphs:letters"`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import string
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 
 from sirc._utils.checks import check_positive
+from sirc._utils.imports import missing_package
 from sirc.data.base import ImageSet, check_seed
-from sirc.data.decode import missing_package
-from sirc.data.glyphs.draw import SIDE, draw, generator
+from sirc.data.glyphs.draw import SIDE, draw_character, generator
 from sirc.data.glyphs.fonts import FONTS, SCRIPTS, fonts_digest
 from sirc.data.noise import Noise
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LETTERS = string.ascii_uppercase
-# No Α Β Ε Ζ Η Ι Κ Μ Ν Ο Ρ Τ Υ Χ: they are the Latin ones.
+# Without Α Β Ε Ζ Η Ι Κ Μ Ν Ο Ρ Τ Υ Χ, which look like Latin letters.
 GREEK = "ΓΔΘΛΞΠΣΦΨΩ"
-# No А В Е Ё З І Ј К М Н О Р С Ѕ Т У Х Ь, for the same reason, and no Г П Ф, which are Greek above.
+# Without А В Е Ё З І Ј К М Н О Р С Ѕ Т У Х Ь, for the same reason, and without Г П Ф, which are among the Greek.
 CYRILLIC = "БДЖИЛЦЧШЩЪЫЭЮЯ"
-# No 0 and 1, which many a font draws as O and I.
+# Without 0 and 1, which many fonts draw as O and I.
 DIGITS = "23456789"
 COUNT = 3000
 
-_VERSION = 1  # of the rendering: another one makes other images
-_BLOCK = 128  # images made together, when the first of them is asked for
-_KEPT = 320  # blocks, 126 MB: a study's sets are made once in a process
+_VERSION = 1  # of the rendering, which decides the pixels
+_BLOCK = 128  # images made together, when the first of them is needed
+_CACHED_BLOCKS = 320  # 126 MB, enough to make a study's sets once in a process
 _HANDWRITTEN = 1797
 _PATCH = (32, 400)  # the side of a patch of a photograph before it is scaled
 
@@ -55,7 +55,7 @@ _PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn"}
 
 @final
 class Glyphs(ImageSet):
-    """Images of 32×32 pixels that are made in blocks as they are asked for; this module's functions name the sets."""
+    """A set of 32×32 images, made in blocks when they are needed; the functions of this module make the sets."""
 
     def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
         if what not in (known := (*_DRAWN, *_NEEDS)):
@@ -69,9 +69,9 @@ class Glyphs(ImageSet):
         self.what, self.split = what, split
         self._count, self.seed = check_positive("count", count), check_seed(seed)
         for module in _NEEDS.get(what, ("PIL", "matplotlib")):
-            if importlib.util.find_spec(module) is None:  # now, not when an hour of training is over
+            if importlib.util.find_spec(module) is None:  # fail now, not after an hour of training
                 raise missing_package(f"the set '{what}'", _PACKAGES.get(module, module), "demo")
-        # In turn, so that classes are balanced whatever the count.
+        # Labels in turn keep the classes balanced, whatever the count.
         labels = torch.arange(self._count) % len(LETTERS) if what == "letters" else None
         super().__init__(name=what, labels=labels, classes=() if labels is None else tuple(LETTERS))
 
@@ -79,14 +79,14 @@ class Glyphs(ImageSet):
         return self._count
 
     def image(self, index: int) -> Image:
-        """Take one image out of its block."""
+        """Get one image from its block."""
         from PIL import Image
 
         index = self._number(index)
         return Image.fromarray(_block(self.what, self.split, self.seed, index // _BLOCK)[index % _BLOCK])
 
     def where(self, index: int) -> str:
-        """Name the set, the seed and the number."""
+        """Name the image by set, seed and number."""
         return f"image {index} of {self.what} ({self.split}, seed {self.seed})"
 
     def _identity(self) -> str:
@@ -101,17 +101,17 @@ def letters(split: str = "test", count: int = COUNT, seed: int = 0) -> Glyphs:
 
 
 def greek(count: int = COUNT, seed: int = 0) -> Glyphs:
-    """Greek capitals that do not look like Latin ones, drawn as `letters` are; Close."""
+    """Greek capitals that do not look like Latin ones, drawn like `letters`; Close."""
     return Glyphs("greek", count=count, seed=seed)
 
 
 def cyrillic(count: int = COUNT, seed: int = 0) -> Glyphs:
-    """Cyrillic capitals that look neither like Latin nor like Greek ones, drawn as `letters` are; Close."""
+    """Cyrillic capitals that look neither like Latin nor like Greek ones, drawn like `letters`; Close."""
     return Glyphs("cyrillic", count=count, seed=seed)
 
 
 def digits(count: int = COUNT, seed: int = 0) -> Glyphs:
-    """Digits 2–9, drawn as `letters` are; Close."""
+    """Digits 2–9, drawn like `letters`; Close."""
     return Glyphs("digits", count=count, seed=seed)
 
 
@@ -121,7 +121,7 @@ def handwritten(count: int = _HANDWRITTEN) -> Glyphs:
 
 
 def photos(count: int = COUNT, seed: int = 0) -> Glyphs:
-    """Square patches of scikit-learn's two photographs, of random place and size; Far."""
+    """Square patches of scikit-learn's two photographs, at random places and sizes; Far."""
     return Glyphs("photos", count=count, seed=seed)
 
 
@@ -130,7 +130,7 @@ def noise(count: int = COUNT, seed: int = 0) -> Glyphs:
     return Glyphs("noise", count=count, seed=seed)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED_BLOCKS)
 def _block(what: str, split: str, seed: int, number: int) -> Pixels:
     make = _maker(what, split, seed)
     end = (number + 1) * _BLOCK
@@ -142,7 +142,7 @@ def _block(what: str, split: str, seed: int, number: int) -> Pixels:
 
 
 def _maker(what: str, split: str, seed: int) -> Callable[[int], Pixels]:
-    """Give what makes image `index` of a set."""
+    """Make the function that draws image `index` of a set."""
     stream = f"{what} {split} {seed}"
     if what == "handwritten":
         return _handwritten_digit
@@ -151,13 +151,13 @@ def _maker(what: str, split: str, seed: int) -> Callable[[int], Pixels]:
     if what == "noise":
         return lambda index: np.asarray(Noise(index + 1, seed, size=SIDE).image(index))
     characters, fonts = _DRAWN[what]
-    return lambda index: draw(characters[index % len(characters)], fonts, generator(stream, index))
+    return lambda index: draw_character(characters[index % len(characters)], fonts, generator(stream, index))
 
 
 def _handwritten_digit(index: int) -> Pixels:
     from PIL import Image
 
-    # Dark on light, as the letters are: what gives them away shall be their shape.
+    # Dark on light like the letters, so that only the shape gives them away.
     grey = np.rint(255 - _digit_images()[index] * (255 / 16)).astype(np.uint8)
     return np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB"))
 
@@ -167,20 +167,20 @@ def _photo_patch(random: np.random.Generator) -> Pixels:
 
     photo = _photographs()[int(random.integers(2))]
     low, high = _PATCH
-    # Even in the logarithm: as many patches between 40 and 80 pixels as between 160 and 320.
+    # Log-uniform: as many patches between 40 and 80 pixels as between 160 and 320.
     side = round(low * (high / low) ** random.random())
     left, top = (int(random.integers(length - side + 1)) for length in photo.size)
     box = (left, top, left + side, top + side)
     return np.asarray(photo.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box))
 
 
-@lru_cache(maxsize=1)
+@cache
 def _digit_images() -> npt.NDArray[np.float64]:
     images: npt.NDArray[np.float64] = importlib.import_module("sklearn.datasets").load_digits().images
     return images
 
 
-@lru_cache(maxsize=1)
+@cache
 def _photographs() -> tuple[Image, ...]:
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""How a glyph becomes an image: font, size, place, slant, colours, blur and noise, all from the image's own numbers."""
+"""Glyph drawing: one character as an image with random font, size, place, slant, colours, blur and noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sirc.data.glyphs.fonts import CANVAS, CAPITAL, bitmap
 
 SIDE = 32
-_FINE = 2  # glyphs are turned and blurred on a grid this much finer, so that their edges stay smooth
+_FINE = 2  # glyphs are rotated and blurred on a grid this much finer, so that edges stay smooth
 
 HEIGHT = (11.0, 24.0)  # of a capital, in pixels
 SHIFT = 4.0  # at most, in pixels, along either side
@@ -30,12 +30,12 @@ def _key(stream: str) -> npt.NDArray[np.uint64]:
 
 
 def generator(stream: str, index: int) -> np.random.Generator:
-    """Give the random numbers of image `index` of a stream; no two images, and no two streams, share any."""
-    # The index is the counter's highest word: a stream would need 2¹⁹² numbers to reach its neighbour's.
+    """Make the random generator of image `index` of a stream; images and streams share no random numbers."""
+    # The index is the counter's highest word: an image would need 2¹⁹² numbers to reach the next one's.
     return np.random.Generator(np.random.Philox(key=_key(stream), counter=np.array([0, 0, 0, index], np.uint64)))
 
 
-def draw(character: str, fonts: tuple[str, ...], random: np.random.Generator) -> npt.NDArray[np.uint8]:
+def draw_character(character: str, fonts: tuple[str, ...], random: np.random.Generator) -> npt.NDArray[np.uint8]:
     """Draw one character as (32, 32, 3) pixels."""
     from PIL import Image, ImageFilter
 
@@ -67,7 +67,7 @@ def _between(low: float, high: float, at: float) -> float:
 
 
 def _affine(height: float, right: float, down: float, turn: float, shear: float) -> tuple[float, ...]:
-    """Give where in the bitmap each pixel comes from: a, b, c, d, e, f of x' = a·x + b·y + c, y' = d·x + e·y + f."""
+    """Map pixels to places in the bitmap: a, b, c, d, e, f of x' = a·x + b·y + c, y' = d·x + e·y + f."""
     scale = CAPITAL / (height * _FINE)
     cos, sin = scale * math.cos(turn), scale * math.sin(turn)
     a, b, d, e = cos - shear * sin, sin + shear * cos, -sin, cos

@@ -1,4 +1,4 @@
-"""The fonts that matplotlib ships and that have letters, and each character of them as one large grey bitmap."""
+"""Fonts: the text fonts that matplotlib ships, and their characters as large grey bitmaps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPITAL = 48  # the height of an H in it
 
 @cache
 def bitmap(font: str, character: str) -> Image:
-    """One character, white on black, its ink in the middle, as large as it is beside an H of 48 pixels."""
+    """Draw one character white on black and centred, at the size at which an H is 48 pixels high."""
     from PIL import Image, ImageDraw
 
     wide = Image.new("L", (3 * CANVAS, 3 * CANVAS))
@@ -38,7 +38,7 @@ def bitmap(font: str, character: str) -> Image:
 
 @cache
 def fonts_digest(fonts: tuple[str, ...]) -> str:
-    """Say which fonts these are: a digest of their names and files, as another version draws other letters."""
+    """Digest the names and files of fonts, as another version of a font draws other letters."""
     digest = hashlib.sha256()
     for font in fonts:
         digest.update(font.encode() + hashlib.sha256(font_file(font).read_bytes()).digest())
@@ -46,7 +46,7 @@ def fonts_digest(fonts: tuple[str, ...]) -> str:
 
 
 def font_file(font: str) -> Path:
-    """Where matplotlib keeps a font."""
+    """Find the file of a font that comes with matplotlib."""
     import matplotlib
 
     file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
@@ -62,7 +62,7 @@ def font_file(font: str) -> Path:
 def _opened(font: str) -> FreeTypeFont:
     from PIL import ImageFont
 
-    # Raqm is not everywhere, and lays out a single letter no better.
+    # The Raqm layout engine is not installed everywhere, and lays out a single letter no better.
     basic, file = ImageFont.Layout.BASIC, str(font_file(font))
     trial = 200
     _, top, _, bottom = ImageFont.truetype(file, trial, layout_engine=basic).getbbox("H")

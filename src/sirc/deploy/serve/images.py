@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING, final
 
-from sirc.data import missing_package, printable, to_rgb
+from sirc._utils.imports import missing_package
+from sirc.data import printable, to_rgb
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:

@@ -1,0 +1,26 @@
+"""Functions by name: moved modules are found, and earlier runs stay valid."""
+
+import pytest
+
+from sirc._utils.imports import import_function, stored_name
+from sirc.models import small
+
+
+def test_the_old_path_of_a_moved_module_is_understood():
+    assert import_function("sirc.small:resnet", "a name") is small.resnet
+    assert import_function("sirc.models.small:resnet", "a name") is small.resnet
+
+
+def test_runs_store_a_moved_module_by_its_old_path():
+    assert stored_name("sirc.models.small:resnet") == stored_name("sirc.small:resnet") == "sirc.small:resnet"
+    assert stored_name("timm:resnet50") == "timm:resnet50"
+    assert stored_name("my.models.small:resnet") == "my.models.small:resnet"
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ValueError, match=r"`no_such.module:f` must be a name; no module `no_such` is installed or in"):
+        import_function("no_such.module:f", "a name")
+    with pytest.raises(ValueError, match=r"`sirc.models.small` has no `resnt`. Did you mean `resnet`\?"):
+        import_function("sirc.small:resnt", "a name")
+    with pytest.raises(ValueError, match="`string:digits` must be a function; got a str"):
+        import_function("string:digits", "a name")
