@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import final
 
 from sirc._utils.arrays import ArrayLike
@@ -14,7 +14,7 @@ from sirc.deploy.monitor.betting import Bets, interval_anywhere, rate_interval
 from sirc.deploy.monitor.ood_share import OodShare
 from sirc.deploy.threshold.counts import as_confidences
 from sirc.deploy.threshold.result import Threshold
-from sirc.deploy.threshold.text import certainty, percent, percent_above, percent_below
+from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below
 from sirc.metrics import as_scores, interval
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
@@ -76,6 +76,10 @@ class Monitoring:
         for name, text in parts.items():
             lines += textwrap.wrap(text, 110, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON; infinities and NaN are strings."""
+        return {key: as_plain(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
 def _limits(interval: tuple[float, float]) -> str:
