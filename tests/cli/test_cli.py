@@ -134,7 +134,7 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sirc.experiment.stages.train_run", interrupted)
+    monkeypatch.setattr("sirc.experiment.train_run", interrupted)
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
     assert "stopped; what was finished is kept, and the same command goes on from there" in err
