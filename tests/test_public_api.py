@@ -1,12 +1,17 @@
 """What is public is what `__all__` says, and all of it is explained."""
 
+import ast
 import inspect
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
 import sirc
+import sirc.report.page
 from sirc import functional
 
 
@@ -14,16 +19,40 @@ def test_all_is_exactly_what_is_public():
     assert sirc.SelectiveMetrics is sirc.metrics.SelectiveMetrics  # made when first asked for
     assert issubclass(sirc.SelectiveClassifier, torch.nn.Module)
     assert sirc.Decision._fields == ("label", "confidence", "accepted", "logits")
+    modules = {name for name in sirc.__all__ if isinstance(getattr(sirc, name), types.ModuleType)}  # imports all names
     public = {
         name
         for name, value in vars(sirc).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "TYPE_CHECKING"
     }
-    modules = {name for name in sirc.__all__ if isinstance(getattr(sirc, name), types.ModuleType)}
     assert set(sirc.__all__) == public | modules
     assert {"functional", "moments"} <= modules
     assert sorted(sirc.__all__) == list(sirc.__all__)
     assert len(set(sirc.__all__)) == len(sirc.__all__)
+
+
+def test_type_checkers_see_what_is_imported_on_first_use():
+    (block,) = (node for node in ast.parse(Path(sirc.__file__).read_text()).body if isinstance(node, ast.If))
+    imported = {(node.module, alias.name) for node in block.body for alias in node.names}
+    modules = {tuple(path.rsplit(".", 1)) for path in sirc._MODULES.values()}
+    names = {(room, name) for room, names in sirc._NAMES.items() for name in names}
+    assert imported == modules | names
+    assert sorted(name for _, name in imported) == sorted(sirc.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        sirc.nonsense  # noqa: B018
+
+
+def test_what_is_not_used_is_not_imported():
+    program = """
+import sys
+import sirc
+assert "torch" not in sys.modules
+sirc.fit, sirc.Outputs, sirc.find_head, sirc.extract
+assert "pandas" not in sys.modules, "fit"
+sirc.SelectiveClassifier, sirc.threshold, sirc.monitor
+assert not {"pandas", "fastapi", "onnxruntime"} & set(sys.modules), "deploy"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_contract_s_names_are_there():

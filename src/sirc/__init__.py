@@ -1,13 +1,13 @@
 """Selective classification with out-of-distribution data: scores that accept what a classifier gets right.
 
-Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns. Each name is
-imported when it is first asked for, so that `import sirc` and the command line start at once.
+Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns. A name is
+imported on first use, so that `import sirc` and the command line start at once.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers and editors; a test holds it together with the two tables below
     from sirc import data, metrics, models
     from sirc._utils import distributed
     from sirc.deploy import Decision, SelectiveClassifier, monitor, threshold
@@ -74,17 +74,17 @@ _NAMES = {
     "sirc.outputs": ("Head", "OutputStore", "Outputs"),
     "sirc.scores": ("Fitter", "Moments", "Scorer", "fit", "known_names", "score"),
 }
-_HOMES = {name: room for room, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         value: object = importlib.import_module(_MODULES[name])
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value  # asked for once
+        room = next((room for room, names in _NAMES.items() if name in names), None)
+        if room is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(room), name)
+    globals()[name] = value  # not looked for again
     return value
 
 

@@ -270,7 +270,7 @@ def test_a_pretrained_experiment_is_not_trained(study, command):
 def test_the_datasets_are_listed_with_all_that_is_known_of_them(command):
     code, out, err = command("data", "list")
     assert (code, err) == (0, "")
-    for benchmark in sirc.data.catalogue():
+    for benchmark in sirc.data.benchmarks():
         (line,) = (line for line in out.splitlines() if line.startswith(benchmark.key + " "))
         assert benchmark.title in line
         assert benchmark.source in line
@@ -298,3 +298,25 @@ def test_help_has_an_example_for_every_command(command):
         assert "Example: sirc " + " ".join(name) in out
     assert "Example: sirc data colonoscopy" in command("data", "colonoscopy", "--help")[1]
     assert command("--version")[1] == f"sirc {sirc.__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    program = """
+import contextlib, io, sys
+from sirc.cli import COMMANDS, data, main
+
+names = [[command.__name__] for command in COMMANDS]
+names += [["data", command.name or command.callback.__name__] for command in data.app.registered_commands]
+for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--help"] for name in names)):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            main(arguments)
+        except SystemExit as stop:
+            assert not stop.code, arguments
+    shown = "sirc 0" if arguments == ["--version"] else "Usage: " + " ".join(["sirc", *arguments[:-1]])
+    assert shown in out.getvalue(), arguments
+    heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib"} & set(sys.modules)
+    assert not heavy, (arguments, heavy)
+assert len(names) == 20
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

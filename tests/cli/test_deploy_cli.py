@@ -22,7 +22,7 @@ from PIL import Image
 
 import sirc
 from sirc import SelectiveClassifier
-from sirc.cli.production import read_confidences
+from sirc.cli.monitor import read_confidences
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, fit_run, train_run
 

@@ -1,6 +1,5 @@
 """The service decides as the graph alone does, and answers everything else in words, however it is pressed."""
 
-import asyncio
 import contextlib
 import http.client
 import importlib
@@ -25,11 +24,10 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from sirc.data.preprocess import Preprocess
-from sirc.deploy.onnx_model import Decided
+from sirc.deploy.onnx_model import OnnxDecision
 from sirc.deploy.serve import make_app
-from sirc.deploy.serve.budget import Budget
-from sirc.deploy.serve.images import open_image
 from sirc.deploy.serve.metrics import KINDS
+from sirc.deploy.serve.uploads import Upload, open_image
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 
 LIMITS = {"max_bytes": 100_000, "max_images": 20, "max_pixels": 1_000_000, "max_body": 500_000}
@@ -264,7 +262,7 @@ def test_16_bit_images_keep_their_high_byte_and_take_little_memory(mode):
     file.seek(0)
     tracemalloc.start()
     try:
-        image = open_image(file, "it", PREPROCESS, 1 << 30)
+        image = open_image(Upload("it", file), PREPROCESS, 1 << 30)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -382,7 +380,7 @@ def test_what_goes_wrong_inside_is_logged_and_not_told(app, client, monkeypatch,
 
 def test_confidences_that_are_no_numbers_are_strings_and_do_not_spoil_the_histogram(app, client, monkeypatch):
     values = [np.inf, -np.inf, np.nan, 1.5]
-    fake = Decided(np.zeros(4, np.int64), np.array(values), np.array([True, False, False, True]))
+    fake = OnnxDecision(np.zeros(4, np.int64), np.array(values), np.array([True, False, False, True]))
     monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: fake)
     answer = post(client, encoded(1))
     decisions = json.loads(answer.text, parse_constant=pytest.fail)["decisions"]
@@ -395,56 +393,27 @@ def test_confidences_that_are_no_numbers_are_strings_and_do_not_spoil_the_histog
 
 
 def test_too_many_requests_at_once_are_sent_away(app, client):
-    app.state.service._room = 0
+    app.state.service._max_requests = 0
     answer = post(client, encoded(1))
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
 
 
-def test_bytes_beyond_the_budget_wait_and_somebody_always_goes_on():
-    async def story():
-        budget = Budget(10)
-        with budget.share() as first, budget.share() as second, budget.share() as third:
-            await first.take(4)
-            await second.take(6)
-            waits = asyncio.create_task(second.take(1))
-            last = asyncio.create_task(third.take(1))
-            await asyncio.sleep(0)
-            assert second.waits
-            assert third.waits
-            await first.take(5)  # the oldest goes on, as nobody else would
-            assert budget.used == 15
-            first.whole()
-            await asyncio.sleep(0)
-            assert not waits.done()  # the first will be answered: that is worth waiting for
-            first.give_back()
-            await asyncio.gather(waits, last)
-            assert budget.used == 8
-            alone = asyncio.create_task(third.take(3))
-            await asyncio.sleep(0)
-            second.give_back()
-            await alone
-            await third.take(100)
-        assert budget.used == 0
-        with budget.share() as vanishes, budget.share() as other:
-            await vanishes.take(10)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(other.take(1), 0.01)
-            assert other.waits
-            assert other.held == 0
-        assert budget.used == 0
-
-    asyncio.run(story())
-
-
-def test_who_waits_for_room_too_long_is_sent_away(graph):
-    app = make_app(graph, max_held=1, read_seconds=0.2)
-    with app.state.service._budget.share() as other:
-        answer = post(TestClient(app), encoded(1))
+def test_all_requests_together_hold_a_limited_number_of_bytes(graph):
+    app = make_app(graph, max_held=1000)
+    client, reader = TestClient(app), app.state.service._reader
+    assert len(encoded(1)) > 1000
+    assert post(client, encoded(1)).status_code == 200  # one alone is always read
+    reader.held = 500  # another request's
+    for _ in range(2):
+        answer = post(client, encoded(1))
         assert (answer.status_code, answer.json()["kind"]) == (503, "busy")
-        assert other.held == 0
-    assert post(TestClient(app), encoded(1)).status_code == 200
-    assert app.state.service._budget.used == 0
+        assert post(client, b"hello").json()["kind"] == "not_an_image"
+        assert client.post("/predict", files={"image": encoded(1)}).status_code == 503
+        assert reader.held == 500
+    reader.held = 0
+    assert client.post("/predict", files={"image": encoded(1)}).status_code == 200
+    assert reader.held == 0
 
 
 def test_an_image_that_the_graph_cannot_take_is_refused(tmp_path):
@@ -502,7 +471,7 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
 
 SERVER = """
 import sys
-from sirc.serve import make_app, run
+from sirc.deploy.serve import make_app, run
 app = make_app(sys.argv[1], read_seconds=3, threads=1, max_held=32 << 20, max_bytes=1 << 20, max_body=4 << 20)
 run(app, port=0, quiet=True, started=lambda address: print(address, flush=True))
 """

@@ -1,4 +1,8 @@
-"""The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (wrongly called)."""
+"""The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (wrongly called).
+
+To add a command, write a function with its options and an example in a module of this room, and name it in `COMMANDS`.
+Modules import typer and nothing heavy: a function imports what it computes with, so that `--help` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,30 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import check, data, deploy, results, select, show, study
+from sirc.cli import calibrate, choose, data, deploy, monitor, results, show, stages
 from sirc.cli.console import say
 from sirc.errors import ConfigError
 
+__all__ = ["main"]
+
+COMMANDS = (
+    stages.train,
+    stages.extract,
+    stages.fit,
+    results.run,
+    results.demo,
+    results.evaluate,
+    show.table,
+    show.plot,
+    show.report,
+    choose.check,
+    choose.select,
+    calibrate.calibrate,
+    deploy.predict,
+    deploy.export,
+    deploy.serve,
+    monitor.monitor,
+)
 _INTERRUPTED = 130
 
 app = typer.Typer(
@@ -22,12 +46,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-study.add_to(app)
-results.add_to(app)
-show.add_to(app)
-check.add_to(app)
-select.add_to(app)
-deploy.add_to(app)
+for command in COMMANDS:
+    app.command()(command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,16 +60,16 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, ImportError, MemoryError) as error:
         say(f"error: {error}")
         sys.exit(1)
-    except (KeyboardInterrupt, SystemExit) as ended:
-        # Newer versions of typer make an exit of an interrupt, without a word.
-        if isinstance(ended, SystemExit) and ended.code != _INTERRUPTED:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Newer versions of typer turn an interrupt into an exit without a message.
+        if isinstance(stop, SystemExit) and stop.code != _INTERRUPTED:
             raise
         say("stopped; what was finished is kept, and the same command goes on from there")
         sys.exit(_INTERRUPTED)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         import sirc
 
         typer.echo(f"sirc {sirc.__version__}")
@@ -59,7 +79,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

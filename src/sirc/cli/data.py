@@ -1,4 +1,4 @@
-"""`sirc data`: which datasets there are, whether what is on disk is one, and two that are made here."""
+"""Commands for datasets: list and check them, make Noise and Colonoscopy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sirc.cli.console import reporting, result, stdout
+from sirc.cli.options import Quiet
 from sirc.errors import ConfigError
 
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
@@ -15,8 +16,6 @@ COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
 app = typer.Typer(
     help="Datasets: list the benchmarks, check what is on disk, make Noise and Colonoscopy.", no_args_is_help=True
 )
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results and errors.")]
 
 
 @app.command("list")

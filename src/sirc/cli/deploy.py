@@ -1,111 +1,23 @@
-"""The commands that put a model to work: calibrate, predict, export, serve, monitor."""
+"""Commands that use a calibrated classifier: predict, export, serve."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli.console import result, say
-from sirc.cli.show import Replace, refuse_existing
-from sirc.cli.study import Device, Quiet, started
+from sirc.cli.console import result
+from sirc.cli.options import Device, Quiet, Replace, RunFolder, RunSeed, find_runs, on_device, refuse_existing
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of an experiment that was run, or of one of its seeds.")
-]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Which seed's network, where there are several.")]
-Saved = Annotated[Path, typer.Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")]
-
-
-def calibrate(
-    run: RunFolder,
-    seed: Seed = None,
-    score: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Default: `sirc(entropy, residual)`, or the first `sirc(…)`.")
-    ] = None,
-    recall: Annotated[float | None, typer.Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
-    coverage: Annotated[float | None, typer.Option(help="Or: accept at least this share of ID input.")] = None,
-    risk: Annotated[
-        float | None, typer.Option(help="Or: at most this share of errors among accepted ID input.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The promise holds with probability 1 − δ.")] = 0.05,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="The estimate alone, without a promise (not with --risk).")
-    ] = False,
-    val: Annotated[
-        Path | None,
-        typer.Option(help="Labelled ID outputs that nothing was fitted on: a file, or the folder of a store."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("selective.safetensors"),
-    overwrite: Replace = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-) -> None:
-    """Set the threshold of a run's network on labelled ID data, and print what it promises.
-
-    Which data: `--val`; or else the experiment's validation images, if no score was tuned on them; or else its test
-    images, whose own figures are then no longer honest. A promise that the data cannot bear is refused, and nothing is
-    written.
-
-    Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
-    """
-    from sirc.cli.deploying import calibration_data, choose_score, class_names, find_run
-
-    goals = {"recall": recall, "coverage": coverage, "risk": risk}
-    chosen = {name: value for name, value in goals.items() if value is not None} or {"recall": 0.95}
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"give one of --recall, --coverage and --risk; got {' and '.join(f'--{name}' for name in chosen)}."
-        )
-    if plain and risk is not None:
-        raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
-    for name, value in {**chosen, "delta": delta}.items():
-        if not 0 < value <= 1 or (name == "delta" and value == 1):
-            raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
-    study, one = find_run(run, seed)
-    refuse_existing(out, overwrite)
-    with started(device, quiet) as (where, progress):
-        from sirc.deploy import SelectiveClassifier
-        from sirc.experiment import load_head, network
-        from sirc.scores import Scorer
-
-        if not one.scorer.exists():
-            raise FileNotFoundError(f"there is no '{one.scorer}'. Fit the scores first: `sirc fit …`.")
-        scorer = Scorer.load(one.scorer)
-        spec = choose_score(scorer, score)
-        model = network(study, one)
-        data = calibration_data(study, one, val, model, device=where, progress=progress)
-        selective = SelectiveClassifier(
-            model,
-            scorer,
-            spec,
-            head=load_head(one.head)[0],
-            classes=class_names(study, scorer.num_classes, progress),
-            preprocess=study.preprocess,
-        )
-        if val is None and study.extract.precision != "fp32":
-            progress.note(
-                f"note: the outputs that set the threshold were computed in {study.extract.precision}; decisions are "
-                "in fp32, with confidences that differ a little. The promise needs `extract.precision` to be fp32."
-            )
-        goal: dict[str, Any] = {**chosen, "delta": None if plain else delta}
-        selective.calibrate(data, **goal)
-    assert selective.threshold is not None
-    result(f"{spec}\n{selective.threshold}")
-    if not selective.threshold.feasible:
-        say("error: nothing was written, as no threshold keeps this promise; see the advice above")
-        raise typer.Exit(1)
-    selective.save(out, overwrite=overwrite)
-    result(str(out))
+    from sirc.deploy import SelectiveClassifier
+    from sirc.experiment import Experiment
 
 
 def predict(
@@ -115,7 +27,7 @@ def predict(
         Path | None, typer.Option("--run", metavar="RUN", help="With --model: where its network is.")
     ] = None,
     onnx: Annotated[Path | None, typer.Option(help="Or: what `sirc export` wrote.")] = None,
-    seed: Seed = None,
+    seed: RunSeed = None,
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("decisions.csv"),
     overwrite: Replace = False,
     batch_size: Annotated[int, typer.Option(help="Images that the network sees at once.", min=1)] = 32,
@@ -132,16 +44,17 @@ def predict(
 
     With an exported graph: `sirc predict photos --onnx model.onnx`
     """
-    from sirc.cli.deploying import load_selective
     from sirc.deploy import predict_folder, save_decisions
 
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
     refuse_existing(out, overwrite)
-    with started(device, quiet) as (where, progress):
+    with on_device(device, quiet) as (where, progress):
+        classifier: SelectiveClassifier | Path
         if model is not None and run is not None:
-            classifier: Any = load_selective(model, run, seed)[0].to(where)
+            classifier = _load_selective(model, run, seed)[0].to(where)
         else:
+            assert onnx is not None
             classifier = onnx
         table = predict_folder(classifier, folder, batch_size=batch_size, workers=workers, progress=progress)
     save_decisions(table, out, overwrite=overwrite)
@@ -151,9 +64,9 @@ def predict(
 
 def export(
     run: RunFolder,
-    model: Saved,
+    model: Annotated[Path, typer.Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")],
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("model.onnx"),
-    seed: Seed = None,
+    seed: RunSeed = None,
     overwrite: Replace = False,
 ) -> None:
     """Write the calibrated network as one ONNX graph: images to label, confidence, accepted and logits.
@@ -163,12 +76,10 @@ def export(
 
     Example: `sirc export runs/resnet50_imagenet200 --model selective.safetensors --out model.onnx`
     """
-    from sirc.cli.deploying import example_images, load_selective
-
     refuse_existing(out, overwrite)
-    selective, study = load_selective(model, run, seed)
+    selective, study = _load_selective(model, run, seed)
     size = None if selective.preprocess is None else selective.preprocess.size
-    example = example_images(study, size)
+    example = _example_images(study, size)
     selective.export_onnx(out, example, overwrite=overwrite)
     height, width = example.shape[-2:]
     result(f"{out}  {out.stat().st_size / 2**20:.1f} MiB, images (n, 3, {height}, {width})")
@@ -209,48 +120,35 @@ def serve(
         run(app, host=host, port=port, quiet=quiet, started=lambda address: result(f"serving {onnx} on {address}"))
 
 
-def monitor(
-    calibration: Annotated[Path, typer.Option(metavar="FILE", help="What `sirc calibrate` wrote.")],
-    confidences: Annotated[
-        Path, typer.Option(help="Production's confidences, in the order they came: `.csv`, `.npy` or `.npz`.")
-    ],
-    column: Annotated[str, typer.Option(help="The CSV's column, or the array's name in the `.npz`.")] = "confidence",
-    delta: Annotated[float, typer.Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
-) -> None:
-    """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
+def _load_selective(path: Path, folder: Path, seed: int | None) -> tuple[SelectiveClassifier, Experiment]:
+    """Load a classifier with the network that it was calibrated for, one of the runs in the folder."""
+    from sirc.deploy import SelectiveClassifier, read
+    from sirc.experiment import network
+    from sirc.models import fingerprint
 
-    No labels are needed. Rows of a CSV without a confidence, such as broken images', are left out, and counted.
-
-    Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
-    """
-    from sirc.cli.production import read_confidences
-    from sirc.deploy import read
-    from sirc.deploy.monitor import monitor as compare
-    from sirc.deploy.threshold import Threshold
-
-    if not 0 < delta < 1:
-        raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
-    facts, tensors = read(calibration)
-    if not len(tensors["calibration"]):
-        raise ValueError(f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated.")
-    values, lost = read_confidences(confidences, column)
-    if lost:
-        say(f"note: {lost} rows without a confidence were left out")
-    found = compare(tensors["calibration"], values, Threshold.from_dict(facts["threshold"]), delta=delta)
-    if as_json:
-        typer.echo(json.dumps({key: _plain(value) for key, value in asdict(found).items()}, indent=1))
-    else:
-        result(str(found))
-    if found.alarm and fail_on_alarm:
-        raise typer.Exit(1)
+    wanted = read(path)[0]["model"]
+    study, runs = find_runs(folder, seed)
+    for run in runs:
+        model = network(study, run)
+        if len(runs) == 1 or fingerprint(model) == wanted:
+            return SelectiveClassifier.load(path, model), study  # which refuses any other model
+    seeds = ", ".join(str(run.seed) for run in runs)
+    raise ValueError(f"'{path}' was calibrated for none of the networks in '{folder}' (seeds {seeds}). Calibrate anew.")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    for command in (calibrate, predict, export, serve, monitor):
-        app.command()(command)
+def _example_images(study: Experiment, size: int | tuple[int, int] | None) -> Tensor:
+    """Noise to export with, of the network's image size, or of a test image's if the preprocessing fixes none."""
+    import torch
+
+    from sirc.experiment import images_of
+
+    if size is None:
+        item = images_of(study, "test")[0]
+        image = item[0] if isinstance(item, tuple) else item
+        assert isinstance(image, torch.Tensor)
+        size = (image.shape[-2], image.shape[-1])
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def _summary(table: pd.DataFrame) -> str:
@@ -262,9 +160,3 @@ def _summary(table: pd.DataFrame) -> str:
         for reason, count in reasons.items()
     ]
     return "\n".join(lines)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value

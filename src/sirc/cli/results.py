@@ -1,4 +1,4 @@
-"""The commands that end in results: run, demo, evaluate."""
+"""Commands that compute results: run, demo, evaluate."""
 
 from __future__ import annotations
 
@@ -9,18 +9,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc._utils import distributed
-from sirc.cli.console import reporting, result
-from sirc.cli.show import Formats, Open, chosen_formats, open_page, refuse_existing
-from sirc.cli.study import Device, Overrides, Overwrite, Quiet, started
+from sirc.cli.console import is_main, open_page, reporting, result
+from sirc.cli.options import (
+    Device,
+    Formats,
+    HeadFile,
+    OodFiles,
+    Open,
+    Overrides,
+    Overwrite,
+    Quiet,
+    TrainFile,
+    TuningFile,
+    chosen_formats,
+    named_pairs,
+    on_device,
+    refuse_existing,
+)
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.experiment import RunResults, Study
+    from sirc.experiment import Study
 
 
 class Stage(StrEnum):
-    """What may be done again though it is there."""
+    """Stages that `--redo` may repeat."""
 
     train = "train"
     extract = "extract"
@@ -61,7 +74,7 @@ def run(
     from sirc.experiment import Experiment, run_study
 
     studies = [Experiment.read(path, set_ or ()) for path in experiment]
-    with started(device, quiet) as (where, progress):
+    with on_device(device, quiet) as (where, progress):
         study = run_study(
             studies,
             folder=out,
@@ -71,8 +84,7 @@ def run(
             redo=[stage.value for stage in redo or ()],
             progress=progress,
         )
-    _tell(study)
-    _end(study, open_)
+    _show(study, open_)
 
 
 def demo(
@@ -92,27 +104,19 @@ def demo(
     """
     from sirc.experiment.demo import run_demo
 
-    with started(device, quiet) as (where, progress):
-        again = [stage.value for stage in redo or ()]
-        study, found = run_demo(out, device=where, figures=figures, redo=again, progress=progress)
-    _tell(study, negatives=["wrong", "OOD mean", "Close", "Far"])
-    for finding in found:
-        result(f"{finding.claim}: {finding.verdict}. {finding.measured}.")
-    _end(study, open_)
+    with on_device(device, quiet) as (where, progress):
+        stages = [stage.value for stage in redo or ()]
+        study, findings = run_demo(out, device=where, figures=figures, redo=stages, progress=progress)
+    verdicts = [f"{finding.claim}: {finding.verdict}. {finding.measured}." for finding in findings]
+    _show(study, open_, negatives=["wrong", "OOD mean", "Close", "Far"], verdicts=verdicts)
 
 
 def evaluate(
     id_: Annotated[Path, typer.Option("--id", help="ID test outputs, with labels.")],
-    train: Annotated[
-        Path | None, typer.Option(help="ID training outputs, to fit on; `head_weight` and `head_bias` may be in it.")
-    ] = None,
-    val: Annotated[
-        Path | None, typer.Option(help="Other labelled ID outputs, which scores such as `tempered_msp` are tuned on.")
-    ] = None,
-    ood: Annotated[
-        list[str] | None, typer.Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")
-    ] = None,
-    head: Annotated[Path | None, typer.Option(help="A file with the `weight` and `bias` of the last layer.")] = None,
+    train: TrainFile = None,
+    val: TuningFile = None,
+    ood: OodFiles = None,
+    head: HeadFile = None,
     spec: Annotated[
         list[str] | None, typer.Option("--score", metavar="SPEC", help="`msp`, `sirc(entropy, residual)`, …; repeat.")
     ] = None,
@@ -145,73 +149,49 @@ def evaluate(
     groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
     with reporting(quiet=quiet) as progress:
         training = None if train is None else arrays.load_outputs(train)
-        layer = arrays.find_head_in(head, train)
-        found = arrays.evaluate_arrays(
+        run = arrays.evaluate_arrays(
             training,
             arrays.load_outputs(id_),
             sets,
             specs=spec,
-            head=layer,
+            head=arrays.find_head_in(head, train),
             crossfit="auto" if crossfit == "auto" else _whole("--crossfit", crossfit),
             val=None if val is None else arrays.load_outputs(val),
             groups=groups or None,
             model=name,
             progress=progress,
         )
-        if not spec and len(found.scorer.specs) < 16:
-            progress.note(_left_out(found))
-        if val is not None and not Needs.of(found.scorer.specs).tuned:
+        if not spec and len(run.scorer.specs) < 16:
+            progress.note(_left_out(run.scorer.specs))
+        if val is not None and not Needs.of(run.scorer.specs).tuned:
             progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
         study = save_results(
-            [found], out, figures=figures, formats=chosen_formats(format_), overwrite=overwrite, progress=progress
+            [run], out, figures=figures, formats=chosen_formats(format_), overwrite=overwrite, progress=progress
         )
-    _tell(study)
-    _end(study, open_)
+    _show(study, open_)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    for command in (run, demo, evaluate):
-        app.command()(command)
-
-
-def _tell(study: Study, negatives: Sequence[str] | None = None) -> None:
-    """End with the table and the paths of what was made."""
+def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
+    """Print the table, the paths of the files made and the verdicts; the page comes last, and opens if asked."""
     from sirc.experiment import reported_scores
     from sirc.report.tables import table as make
 
-    if not len(study.results):
-        return  # another process tells
-    known = set(study.results["negative"])
-    wanted = [n for n in negatives if n in known] if negatives else None
-    scores = reported_scores(list(study.results["score"].unique()), study.experiments)
-    result(make(study.results[study.results["score"].isin(scores)], negatives=wanted).text())
-    for path in study.files:
-        if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
-            result(str(path))
-    if figures := sorted({path.parent for path in study.files if path.suffix in (".pdf", ".svg", ".png")}):
-        result("\n".join(f"{folder}/" for folder in figures))
-
-
-def _end(study: Study, open_: bool) -> None:
-    """Leave the page as the last thing that is read."""
+    if len(study.results):  # only the main process has them
+        present = set(study.results["negative"])
+        scores = reported_scores(list(study.results["score"].unique()), study.experiments)
+        rows = study.results[study.results["score"].isin(scores)]
+        result(make(rows, negatives=[name for name in negatives if name in present] or None).text())
+        for path in study.files:
+            if path.suffix in (".csv", ".md", ".tex", ".html", ".npz") and path != study.page:
+                result(str(path))
+        if figures := sorted({path.parent for path in study.files if path.suffix in (".pdf", ".svg", ".png")}):
+            result("\n".join(f"{folder}/" for folder in figures))
+    for verdict in verdicts:
+        result(verdict)
     if study.page is not None:
         result(f"\nopen {study.page}")
-        if open_ and distributed.is_main():
+        if open_ and is_main():
             open_page(study.page)
-
-
-def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
-    """Read the NAME=VALUE of an option that may be repeated."""
-    pairs = []
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise ConfigError(f"`{option}` must be NAME=VALUE; got {text!r}.")
-        pairs.append((name, value))
-    if len(dict(pairs)) < len(pairs):
-        raise ConfigError(f"`{option}` must have each name once; got {', '.join(name for name, _ in pairs)}.")
-    return pairs
 
 
 def _whole(option: str, text: str) -> int:
@@ -221,10 +201,10 @@ def _whole(option: str, text: str) -> int:
         raise ConfigError(f"`{option}` must be auto or a whole number; got {text!r}.") from None
 
 
-def _left_out(found: RunResults) -> str:
+def _left_out(specs: Sequence[str]) -> str:
     from sirc.experiment import PAPER_SPECS
 
-    missing = [spec for spec in PAPER_SPECS if spec not in found.scorer.specs]
+    missing = [spec for spec in PAPER_SPECS if spec not in specs]
     return (
         f"left out for want of features, training outputs, labels or head weights: {', '.join(missing)}. A `--train` "
         "file with `features`, `labels`, `head_weight` and `head_bias` allows all."

@@ -1,8 +1,7 @@
-"""The commands that show results that are there: table, plot, report."""
+"""Commands that show stored results: table, plot, report."""
 
 from __future__ import annotations
 
-import webbrowser
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli.console import reporting, result, say
-from sirc.cli.study import Quiet
+from sirc.cli.console import open_page, reporting, result
+from sirc.cli.options import Formats, Open, Quiet, Replace, chosen_formats, refuse_existing
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TableFormat(StrEnum):
-    """How a table is printed."""
+    """Formats of a printed table."""
 
     text = "text"
     csv = "csv"
@@ -36,20 +35,6 @@ _ENDINGS = {
 }
 
 
-class FigureFormat(StrEnum):
-    """How a figure is written."""
-
-    pdf = "pdf"
-    svg = "svg"
-    png = "png"
-
-
-Formats = Annotated[
-    list[FigureFormat] | None,
-    typer.Option("--format", help="Formats of the figures; repeat for several. Default: all."),
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
 Studies = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` made, or `results.csv` files.")
 ]
@@ -155,35 +140,8 @@ def report(
         open_page(page)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    for command in (table, plot, report):
-        app.command()(command)
-
-
-def open_page(path: Path) -> None:
-    """Open a page in the browser, or say that there is none."""
-    try:
-        opened = webbrowser.open(path.resolve().as_uri())
-    except webbrowser.Error:
-        opened = False
-    if not opened:
-        say(f"no browser could be opened; open '{path}' yourself")
-
-
-def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Refuse to replace what is there, before any work, and name the option that does."""
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
-
-
-def chosen_formats(chosen: list[FigureFormat] | None) -> tuple[str, ...]:
-    """Give the formats asked for, each once; all if none was."""
-    return tuple(dict.fromkeys(kind.value for kind in chosen or FigureFormat))
-
-
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
-    """The scores that the studies want shown; None, for all, where a path is no study's folder."""
+    """The scores that the studies ask to be shown; None, for all, if a path is not the folder of a study."""
     from sirc.experiment import load_studies, reported_scores
 
     try:

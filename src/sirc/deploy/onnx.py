@@ -1,4 +1,4 @@
-"""A calibrated classifier as one ONNX graph: images in; label, confidence, accepted and logits out."""
+"""ONNX export: a calibrated classifier as one graph, from images to decisions."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def export(
 
 
 def facts_of(session: Any) -> dict[str, Any]:
-    """What a graph says of itself; a graph from elsewhere is refused."""
-    known = session.get_modelmeta().custom_metadata_map
-    written = known.get(KEY)
+    """The description in a graph's metadata; a graph from elsewhere is refused."""
+    metadata = session.get_modelmeta().custom_metadata_map
+    written = metadata.get(KEY)
     if written is None:
         raise ValueError("the graph must be one that `export_onnx` wrote; it does not say how it was calibrated")
-    if known.get(DIGEST) != _digest(written):
+    if metadata.get(DIGEST) != _digest(written):
         raise StoreError("what the graph says of its calibration was changed after `export_onnx`: export it again")
     facts: dict[str, Any] = json.loads(written)
     return facts
@@ -96,8 +96,8 @@ def _check(session: Any, selective: SelectiveClassifier, example: Tensor) -> Non
     wide = torch.cat((example, example, example))
     for rows in sorted({1, 2, len(example), len(wide)}):
         expected = selective(wide[:rows])
-        found = session.run(None, {"images": wide[:rows].cpu().numpy()})
-        label, confidence, accepted, logits = (torch.as_tensor(value) for value in found)
+        outputs = session.run(None, {"images": wide[:rows].cpu().numpy()})
+        label, confidence, accepted, logits = (torch.as_tensor(value) for value in outputs)
         half = expected.logits.dtype == torch.float16 or wide.dtype == torch.float16
         for name, got, want in (("confidence", confidence, expected.confidence), ("logits", logits, expected.logits)):
             off = (got.double() - want.cpu().double()).abs()
@@ -120,18 +120,18 @@ def _digest(text: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's talk to itself; what goes wrong is raised."""
-    talkers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [talker.level for talker in talkers]
+    """Silence the exporter's logs and warnings; errors are still raised."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
     try:
-        for talker in talkers:
-            talker.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for talker, level in zip(talkers, levels, strict=True):
-            talker.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _libraries() -> tuple[Any, Any]:

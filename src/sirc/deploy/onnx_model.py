@@ -1,4 +1,4 @@
-"""An exported graph that can be asked: its session, and what it says of its threshold, classes and preprocessing."""
+"""OnnxModel: run an exported graph, with its threshold, classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sirc.deploy.onnx import facts_of
 from sirc.deploy.saved import preprocess_from
 from sirc.deploy.threshold import Threshold
 
-_ASKED = ("label", "confidence", "accepted")
+_OUTPUTS = ("label", "confidence", "accepted")
 
 
-class Decided(NamedTuple):
-    """What the graph says of a batch: one row each."""
+class OnnxDecision(NamedTuple):
+    """The decisions about a batch, one row for each image."""
 
     label: npt.NDArray[np.int64]
     confidence: npt.NDArray[np.float64]
@@ -27,10 +27,10 @@ class Decided(NamedTuple):
 
 
 @final
-class Deployed:
-    """The graph of a file that `export_onnx` wrote, on the CPU; threads may ask it at the same time.
+class OnnxModel:
+    """A graph that `export_onnx` wrote, run on the CPU; several threads may call it at the same time.
 
-    `threads` is how many of its own onnxruntime uses for one batch; 0 is one for each core.
+    `threads` is how many threads onnxruntime uses for one batch; 0 is one for each core.
     """
 
     def __init__(self, path: PathLike, *, threads: int = 0) -> None:
@@ -45,7 +45,7 @@ class Deployed:
             self.threshold = Threshold.from_dict(self.facts["threshold"])
             preprocess = preprocess_from(self.facts["preprocess"])
             shape = self._session.get_inputs()[0].shape
-            missing = set(_ASKED) - {output.name for output in self._session.get_outputs()}
+            missing = set(_OUTPUTS) - {output.name for output in self._session.get_outputs()}
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"'{path}' must say how it was calibrated; what it says is damaged. Export it again."
@@ -66,21 +66,20 @@ class Deployed:
         self.size: tuple[int | None, int | None] = (height, width)
 
     def fits(self, image: npt.NDArray[np.float32]) -> bool:
-        """Whether a prepared image has the height and width that the graph takes."""
-        pairs = zip(self.size, image.shape[-2:], strict=True)
-        return all(wanted in (None, got) for wanted, got in pairs)
+        """Tell whether a prepared image has the height and width that the graph takes."""
+        return all(side in (None, got) for side, got in zip(self.size, image.shape[-2:], strict=True))
 
-    def __call__(self, images: npt.NDArray[np.float32]) -> Decided:
+    def __call__(self, images: npt.NDArray[np.float32]) -> OnnxDecision:
         """Decide about prepared images, (n, 3, H, W)."""
-        return Decided(*self._session.run(list(_ASKED), {"images": images}))
+        return OnnxDecision(*self._session.run(list(_OUTPUTS), {"images": images}))
 
     def blank(self) -> npt.NDArray[np.float32]:
-        """A batch of one image that says nothing, to see that the graph answers."""
+        """A batch of one black image, to try the graph with."""
         height, width = (side or 32 for side in self.size)
         return np.zeros((1, 3, height, width), dtype=np.float32)
 
     def name_of(self, label: int) -> str | None:
-        """The name of a class, where classes have names."""
+        """The name of a class, if classes have names."""
         return None if self.classes is None else self.classes[label]
 
 
@@ -94,10 +93,12 @@ def _session(path: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Threads that wait by spinning would take the cores from the requests that run beside them.
+    # Threads that spin while they wait would take the cores from other requests.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has errors of its own, which share no class
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"'{path}' must be an ONNX graph that onnxruntime can run: {why}. Export it again.") from error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"'{path}' must be an ONNX graph that onnxruntime can run: {reason}. Export it again."
+        ) from error

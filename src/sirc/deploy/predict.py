@@ -1,4 +1,4 @@
-"""A folder of images to a table of decisions: one row for each image, in sorted order, broken ones included."""
+"""Predictions for a folder: one row of decisions for each image, broken ones included."""
 
 from __future__ import annotations
 
@@ -7,43 +7,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import pandas as pd
 from torch import Tensor
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.data import DatasetReader, FileNames, FileSet, IndexedBatch, Preprocess, image_folder, printable
-from sirc.deploy.onnx_model import Deployed
+from sirc.deploy.onnx_model import OnnxModel
 from sirc.deploy.selective import SelectiveClassifier
-from sirc.deploy.serve.images import check_pixels
 from sirc.errors import ImageError, NotFittedError
 from sirc.progress import SILENT, Progress
 
 if TYPE_CHECKING:
+    import pandas as pd
     from PIL.Image import Image
 
-__all__ = ["COLUMNS", "decisions", "predict_folder", "save_decisions"]
-
+COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"]
 _PIXELS = 178_956_970  # what PIL decodes at most
 
 
 class Row(NamedTuple):
-    """What is said of one image."""
+    """The decision about one image."""
 
     path: str
     """Relative to the folder, with forward slashes."""
     accepted: bool
     label: int | None
     name: str | None
-    """The class, where classes have names."""
+    """The class, if classes have names."""
     confidence: float | None
     reason: str
-    """Of a rejection: "softmax", or the S2 that took the confidence away; an exported graph tells only "rejected"."""
+    """Of a rejection: "softmax", or the S2 that took the confidence away; an exported graph gives only "rejected"."""
     error: str
-    """Why the image could not be read."""
-
-
-COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"]
+    """The reason why the image could not be read."""
 
 
 def predict_folder(
@@ -60,6 +55,8 @@ def predict_folder(
     The columns are path, accepted, label, class, confidence, reason and error; rows are sorted by path. An image that
     cannot be read has its error, no label, and is not accepted. `preprocess` is needed where the classifier has none.
     """
+    import pandas as pd
+
     rows = decisions(
         classifier, folder, preprocess=preprocess, batch_size=batch_size, workers=workers, progress=progress
     )
@@ -76,19 +73,19 @@ def decisions(
     workers: int = 0,
     progress: Progress = SILENT,
 ) -> Iterator[Row]:
-    """The rows of `predict_folder` as they are found, batch by batch."""
+    """The rows of `predict_folder`, batch by batch."""
     decider = _Module(classifier) if isinstance(classifier, SelectiveClassifier) else _Graph(classifier)
-    how = preprocess or decider.preprocess
-    if how is None:
+    preprocess = preprocess or decider.preprocess
+    if preprocess is None:
         raise ValueError(
             "images must be prepared as the model was trained; this classifier does not say how. Pass `preprocess=` "
             "here, or to `SelectiveClassifier`"
         )
     found = image_folder(folder, labelled=False)
     names = sorted(found._names)
-    images = FileSet(found.root, FileNames(names), name=found.name, transform=_Prepared(how))
-    # Images of different sizes make no batch.
-    one_size = how.crop is not None or isinstance(how.resize, tuple)
+    images = FileSet(found.root, FileNames(names), name=found.name, transform=_Prepare(preprocess))
+    # Images of different sizes cannot form a batch.
+    one_size = preprocess.crop is not None or isinstance(preprocess.resize, tuple)
     plan = DatasetReader(images, check_positive("batch_size", batch_size) if one_size else 1, workers)
     return _rows(decider, plan, names, Path(found.root), one_size, progress)
 
@@ -105,37 +102,36 @@ def _rows(
 ) -> Iterator[Row]:
     with progress.task("predict", len(names)) as task:
         for reading in plan.read([range(len(names))]):
-            yield from _rows_of(decider, reading, names, root, alone=plan.batch_size == 1 and not one_size)
+            yield from _rows_of(decider, reading, names, root, one_size)
             task.advance(len(reading.index) + len(reading.lost))
 
 
 def _rows_of(
-    decider: _Module | _Graph, reading: IndexedBatch, names: list[str], root: Path, *, alone: bool
+    decider: _Module | _Graph, reading: IndexedBatch, names: list[str], root: Path, one_size: bool
 ) -> list[Row]:
-    """Ask about a batch; `alone`: one image of any size, which the model may be unable to take."""
     for lost in reading.lost:
-        if lost.fatal and os.access(root / names[lost.index], os.R_OK):  # else it went away, or is not for us to read
-            which = printable(names[lost.index])
-            raise OSError(f"'{which}' could not be read, for a reason that is not its own: {lost.why}")
+        if lost.fatal and os.access(root / names[lost.index], os.R_OK):  # else it was deleted, or may not be read
+            broken = printable(names[lost.index])
+            raise OSError(f"'{broken}' could not be read, for a reason that is not its own: {lost.why}")
     rows = {lost.index: _broken(names[lost.index], lost.why) for lost in reading.lost}
     if reading.index:
         assert isinstance(reading.batch, Tensor)
         try:
             answers = decider.decide(reading.batch)
         except (ImageError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not alone:
-                raise  # not an image's fault
+            # A model may be unable to take one image of any size; in a batch of equal sizes the fault is the model's.
+            if isinstance(error, RuntimeError) and one_size:
+                raise
             rows |= {index: _broken(names[index], str(error)) for index in reading.index}
         else:
-            for index, answer in zip(reading.index, answers, strict=True):
-                accepted, label, confidence, reason = answer
+            for index, (accepted, label, confidence, reason) in zip(reading.index, answers, strict=True):
                 name = None if decider.classes is None else decider.classes[label]
                 rows[index] = Row(printable(names[index]), accepted, label, name, confidence, reason, "")
     return [rows[index] for index in sorted(rows)]
 
 
-def _broken(name: str, why: str) -> Row:
-    return Row(printable(name), False, None, None, None, "", why)
+def _broken(name: str, error: str) -> Row:
+    return Row(printable(name), False, None, None, None, "", error)
 
 
 _Answer = tuple[bool, int, float, str]
@@ -143,7 +139,7 @@ _Answer = tuple[bool, int, float, str]
 
 @final
 class _Module:
-    """Asks a calibrated classifier."""
+    """Decides by a calibrated classifier."""
 
     def __init__(self, classifier: SelectiveClassifier) -> None:
         if classifier.threshold is None:
@@ -151,20 +147,20 @@ class _Module:
         self.classifier, self.preprocess, self.classes = classifier, classifier.preprocess, classifier.classes
 
     def decide(self, images: Tensor) -> list[_Answer]:
-        found, reasons = self.classifier.explain(images)
-        columns = (found.accepted.tolist(), found.label.tolist(), found.confidence.tolist(), reasons)
+        decision, reasons = self.classifier.explain(images)
+        columns = (decision.accepted.tolist(), decision.label.tolist(), decision.confidence.tolist(), reasons)
         return list(zip(*columns, strict=True))
 
 
 @final
 class _Graph:
-    """Asks an exported graph, which does not tell what drove a rejection."""
+    """Decides by an exported graph, which gives no reason for a rejection."""
 
     def __init__(self, path: PathLike) -> None:
         if not isinstance(path, str | Path):
             kind = type(path).__name__
             raise ValueError(f"`classifier` must be a SelectiveClassifier or the path of an exported graph; got {kind}")
-        self.model = Deployed(path)
+        self.model = OnnxModel(path)
         self.preprocess, self.classes = self.model.preprocess, self.model.classes
 
     def decide(self, images: Tensor) -> list[_Answer]:
@@ -178,16 +174,36 @@ class _Graph:
 
 
 @final
-class _Prepared:
-    """The preprocessing, for images that it would not blow up."""
+class _Prepare:
+    """Prepares images, and refuses those that would take too much memory."""
 
     def __init__(self, preprocess: Preprocess) -> None:
-        self.preprocess = preprocess
-        self.steps = preprocess.test()
+        self._preprocess = preprocess
+        self._steps = preprocess.test()
 
     def __call__(self, image: Image) -> Tensor:
         try:
-            check_pixels(image.size, self.preprocess, _PIXELS)
-        except ImageError as error:
+            check_pixels(image.size, self._preprocess, _PIXELS)
+        except PixelsError as error:
             raise ImageError(f"it {error}") from error
-        return self.steps(image)
+        return self._steps(image)
+
+
+@final
+class PixelsError(ImageError):
+    """An image that would take more memory than it may."""
+
+
+def check_pixels(size: tuple[int, int], preprocess: Preprocess, max_pixels: int) -> None:
+    """Refuse an image that has too many pixels, or would have once its shorter side is scaled."""
+    width, height = size
+    if width * height > max_pixels:
+        raise PixelsError(f"has {width} × {height} pixels; at most {max_pixels:,} are taken. Scale it down")
+    # One pixel high and a million wide, an image has few bytes; with the shorter side at 256 it would fill the memory.
+    short = min(width, height)
+    if isinstance(preprocess.resize, int) and short:
+        scale = preprocess.resize / short
+        if width * scale * height * scale > max_pixels:
+            raise PixelsError(
+                f"has {width} × {height} pixels, too narrow to be scaled to a shorter side of {preprocess.resize}"
+            )

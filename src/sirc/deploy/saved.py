@@ -1,4 +1,4 @@
-"""A calibrated classifier as one file: everything but the model, which is known by its fingerprint."""
+"""Saved classifiers: one file with everything but the model, which it knows by its fingerprint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "sirc-selective"
 _VERSION = 1
-_KEPT = 100_000  # calibration confidences, for monitoring; of more, a random sample
+_SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random sample
 
 
 def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None:
@@ -38,7 +38,7 @@ def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None
 
 
 def about(selective: SelectiveClassifier) -> dict[str, Any]:
-    """What there is to say of a calibrated classifier, as JSON values."""
+    """The description of a calibrated classifier, as JSON values."""
     if selective.threshold is None:
         raise NotFittedError("there is no threshold to save: call `calibrate(val, recall=0.95)` first")
     model = fingerprint(selective.model)
@@ -66,14 +66,14 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
 
 
 def load(path: Path, model: nn.Module) -> SelectiveClassifier:
-    """Read a calibrated classifier for the model that it was made with."""
+    """Read a classifier that was calibrated for this model."""
     from sirc.deploy.selective import SelectiveClassifier
 
     facts, tensors = read(path)
-    if (mine := fingerprint(model)) != facts.get("model"):
+    if (actual := fingerprint(model)) != facts.get("model"):
         raise StoreError(
             f"'{path}' was calibrated for another model: its fingerprint is {facts.get('model')}, this one's is "
-            f"{mine}. A threshold holds for the weights it was set with: load those, or calibrate anew"
+            f"{actual}. A threshold holds for the weights it was set with: load those, or calibrate anew"
         )
     try:
         scorer = Scorer(
@@ -84,7 +84,7 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
             fitted_on=tensors.get("fitted_on"),
             fitted_rows=facts["fitted_rows"],
         )
-        made = SelectiveClassifier(
+        selective = SelectiveClassifier(
             model,
             scorer,
             facts["spec"],
@@ -92,12 +92,12 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
             classes=facts["classes"],
             preprocess=preprocess_from(facts["preprocess"]),
         )
-        made._tap.is_last = bool(facts["head_is_last"])
-        made._with(Threshold.from_dict(facts["threshold"]))
-        made.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
+        selective._tap.is_last = bool(facts["head_is_last"])
+        selective._with(Threshold.from_dict(facts["threshold"]))
+        selective.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
-    return made
+    return selective
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -126,7 +126,7 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 
 def _used(name: str, spec: str, scorer: Scorer) -> bool:
-    """Whether a tensor of the scorer is of this spec; a scorer may hold what others need."""
+    """Tell whether a tensor belongs to this spec; a scorer may hold those of others."""
     from sirc.scores import needed_leaves, parse
 
     parsed = parse(spec)
@@ -134,7 +134,7 @@ def _used(name: str, spec: str, scorer: Scorer) -> bool:
 
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:
-    """The 5%, 10%, …, 95% quantiles of the calibration, by which a service sorts what it sees."""
+    """The 5%, 10%, …, 95% quantiles of the calibration, the bounds of a service's histogram."""
     if confidences is None:
         return None
     finite = _sample(confidences[confidences.isfinite()]).numpy()
@@ -145,6 +145,6 @@ def _sample(confidences: Tensor | None) -> Tensor:
     if confidences is None:
         return torch.empty(0, dtype=torch.float64)
     values = confidences.double().cpu()
-    if len(values) <= _KEPT:
+    if len(values) <= _SAMPLE:
         return values
-    return values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:_KEPT]]
+    return values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:_SAMPLE]]

@@ -1,4 +1,4 @@
-"""SelectiveClassifier: a model that also says whether to trust it, with a threshold set on labelled data."""
+"""SelectiveClassifier: a model with a confidence score and a calibrated threshold."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_l
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import Scorer
 
-_FINDING = threading.Lock()  # one thread looks for a head at a time
-_SEEN = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
+_HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
+_MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
 
 
 class Decision(NamedTuple):
-    """What is said of a batch: one row each."""
+    """The decisions about a batch, one row for each input."""
 
     label: Tensor
     """The predicted class, int64."""
     confidence: Tensor
     """The score, float64; higher means accept."""
     accepted: Tensor
-    """Whether the confidence reaches the threshold."""
+    """True where the confidence reaches the threshold."""
     logits: Tensor
 
 
 @final
 class SelectiveClassifier(nn.Module):
-    """A classifier that knows when to keep quiet: one forward of `model` gives labels, confidences and decisions.
+    """A classifier that may abstain: one forward of `model` gives labels, confidences and decisions.
 
     ```python
     sel = SelectiveClassifier(model, scorer, "sirc(entropy, residual)").calibrate(val, recall=0.95, delta=0.05)
     label, confidence, accepted, logits = sel(images)
     ```
 
-    `spec` is one of the scorer's. Features are caught at `head`, the final linear layer: a `Head`, its name, or None to
-    find it on the first batch. `classes` names the columns of the logits; `preprocess` is how images are prepared.
+    `spec` is one of the scorer's. Features are the input of `head`, the final linear layer: a `Head`, its name, or None
+    to find it on the first batch. `classes` names the columns of the logits; `preprocess` is how images are prepared.
     The model is put into evaluation mode, and stays in it.
     """
 
@@ -99,7 +99,7 @@ class SelectiveClassifier(nn.Module):
 
     @property
     def head_name(self) -> str | None:
-        """The layer at which features are caught, once it is known."""
+        """The layer whose input is the features, once it is known."""
         return self._tap.name
 
     def forward(self, images: Any) -> Decision:
@@ -147,11 +147,11 @@ class SelectiveClassifier(nn.Module):
     def _find_head(self, images: Any) -> None:
         if torch.compiler.is_compiling():
             raise ValueError("the head must be known before compiling: name it, `head=…`, or run one batch first")
-        with _FINDING:
+        with _HEAD_LOCK:
             if self._tap.name is not None:
-                return  # another thread was faster
+                return  # another thread found it
             try:
-                self._attach(find_head(self.model, _few(images)).name)
+                self._attach(find_head(self.model, _first_rows(images)).name)
             except ValueError:
                 if self.graph.needs_features:
                     raise
@@ -170,19 +170,19 @@ class SelectiveClassifier(nn.Module):
         beta: float | None = None,
         reject_cost: float | None = None,
     ) -> Self:
-        """Set the threshold on labelled ID validation data; `self.threshold` reports what it promises.
+        """Set the threshold on labelled ID validation data; `self.threshold` has its guarantee.
 
-        `val` is `Outputs` or a store, or a loader or dataset of images and labels, which the model then sees.
+        `val` is `Outputs` or a store, or a loader or dataset of images and labels to run the model on.
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
         at most that, with probability 1 − δ (0.05 by default). With `ood`, `alpha` and `beta`: the least expected cost,
         a rejected input costing `reject_cost`, or under the floor `recall`.
 
-        With a guarantee, more than 1% of rows that `spec` was fitted on are refused (see `Scorer.seen`).
+        A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
         """
         outputs = self._as_outputs(val, labelled=coverage is None)
         guaranteed = delta is not None or risk is not None
-        if guaranteed and (share := self.scorer.seen(outputs)) > _SEEN:
+        if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
             raise ValueError(
                 "rows that a score was fitted on may not set a threshold with a guarantee; about "
                 f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that `sirc.fit` did "
@@ -195,7 +195,7 @@ class SelectiveClassifier(nn.Module):
             if delta is not None:
                 raise ValueError("a threshold of least cost has no guarantee: leave `delta` out")
             other = self._confidence(self._as_outputs(ood, labelled=False))
-            found = at_cost(
+            threshold = at_cost(
                 confidence, outputs.correct, other, alpha=alpha, beta=beta, reject_cost=reject_cost, recall=recall
             )
         else:
@@ -204,22 +204,21 @@ class SelectiveClassifier(nn.Module):
             if sum(goal is not None for goal in (recall, coverage, risk)) != 1:
                 raise ValueError("give exactly one of recall=, coverage= and risk=, or `ood` with alpha= and beta=")
             if recall is not None:
-                found = at_recall(confidence, outputs.correct, recall, delta=delta)
+                threshold = at_recall(confidence, outputs.correct, recall, delta=delta)
             elif coverage is not None:
-                found = at_coverage(confidence, coverage, delta=delta)
+                threshold = at_coverage(confidence, coverage, delta=delta)
             else:
                 assert risk is not None
-                found = at_risk(confidence, outputs.correct, risk, delta=0.05 if delta is None else delta)
+                threshold = at_risk(confidence, outputs.correct, risk, delta=0.05 if delta is None else delta)
         self.calibration = confidence.cpu()
-        return self._with(found)
+        return self._with(threshold)
 
     def set_threshold(self, value: float) -> Self:
         """Take a threshold from elsewhere, which promises nothing."""
         number = check_number("threshold", value)
-        words = "none: the threshold was given"
-        plain = Threshold(number, "given", None, None, True, {}, {}, {}, words, "")
         self.calibration = None
-        return self._with(plain)
+        text = "none: the threshold was given"
+        return self._with(Threshold(number, "given", None, None, True, {}, {}, {}, text, ""))
 
     def _with(self, threshold: Threshold) -> Self:
         self.threshold = threshold
@@ -233,25 +232,25 @@ class SelectiveClassifier(nn.Module):
 
     def _as_outputs(self, data: Outputs | OutputStore | Iterable[object], labelled: bool = True) -> Outputs:
         if isinstance(data, Outputs):
-            found = data
+            outputs = data
         elif isinstance(data, OutputStore):
             data.check_model(fingerprint(self.model))
-            found = data.load()
+            outputs = data.load()
         else:
             from sirc.extraction import extract
 
             features = self.graph.needs_features
-            made = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)
-            assert isinstance(made, Outputs)
-            found = made
-        if labelled and found.labels is None:
+            extracted = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)
+            assert isinstance(extracted, Outputs)
+            outputs = extracted
+        if labelled and outputs.labels is None:
             raise ValueError("validation data must have labels, to know which predictions are right; these have none")
-        return found
+        return outputs
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
         """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.
 
-        It is the softmax's where the input would be rejected without the features' part; accepted inputs have "".
+        It is "softmax" if the input would be rejected even without the features' part; accepted inputs have "".
         """
         self._check_threshold()
         logits, features = self.outputs(images)
@@ -263,10 +262,10 @@ class SelectiveClassifier(nn.Module):
             names = list(terms)
             largest = torch.stack(list(terms.values())).argmax(0).tolist()
             by_softmax = (first < self.limit.value).tolist()
-            words = ["softmax" if soft else names[i] for soft, i in zip(by_softmax, largest, strict=True)]
+            drivers = ["softmax" if soft else names[i] for soft, i in zip(by_softmax, largest, strict=True)]
         else:
-            words = [self.spec if self.graph.needs_features else "softmax"] * len(logits)
-        reasons = ["" if ok else word for ok, word in zip(accepted.tolist(), words, strict=True)]
+            drivers = [self.spec if self.graph.needs_features else "softmax"] * len(logits)
+        reasons = ["" if ok else driver for ok, driver in zip(accepted.tolist(), drivers, strict=True)]
         return Decision(logits.argmax(-1), confidence, accepted, logits), reasons
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
@@ -285,9 +284,9 @@ class SelectiveClassifier(nn.Module):
     def export_onnx(
         self, path: PathLike, example: Tensor, *, overwrite: bool = False, opset: int | None = None
     ) -> None:
-        """Write one graph, images → label, confidence, accepted, logits, for batches of any size, and try it.
+        """Write one graph, images → label, confidence, accepted, logits, for batches of any size, and test it.
 
-        Needs `pip install 'sirc[onnx]'`. The file says in its metadata what `save` writes.
+        Needs `pip install 'sirc[onnx]'`. The metadata of the file has what `save` writes.
         """
         from sirc.deploy.onnx import export
 
@@ -302,7 +301,7 @@ class SelectiveClassifier(nn.Module):
         return super().train(mode)
 
     def extra_repr(self) -> str:
-        """Say which score decides, and at which threshold."""
+        """The score and its threshold."""
         return f"{self.spec!r}, threshold={None if self.threshold is None else self.threshold.value}"
 
 
@@ -317,24 +316,24 @@ class _Limit(FixedDtypeModule):
 
 
 @contextmanager
-def _rounding_nothing(device: torch.device) -> Iterator[None]:
+def _unrounded(device: torch.device) -> Iterator[None]:
     with full_products(), torch.autocast(device.type, enabled=False):
         yield
 
 
 def _precisely(device: torch.device) -> AbstractContextManager[object]:
-    """Leave a caller's autocast, and TF32: they are for the network, and would round the score."""
+    """Switch off a caller's autocast and TF32, which are for the network and would round the score."""
     if not torch.compiler.is_compiling():
-        return _rounding_nothing(device)
+        return _unrounded(device)
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
-def _few(images: Any) -> Any:
+def _first_rows(images: Any) -> Any:
     if isinstance(images, Tensor):
         return images[:2]
     if isinstance(images, tuple | list):
-        return [_few(images[0])]
-    return {key: _few(value) for key, value in images.items()} if isinstance(images, Mapping) else images
+        return [_first_rows(images[0])]
+    return {key: _first_rows(value) for key, value in images.items()} if isinstance(images, Mapping) else images
 
 
 def _check_classes(classes: Sequence[str] | None, wanted: int | None) -> list[str] | None:

@@ -1,8 +1,8 @@
-"""A test that may be looked at after every input: bets against the promised acceptance rate, and their capital.
+"""Betting: a sequential test of the acceptance rate, valid after every input.
 
-If the rate is at most u, who bets on q > u gets (q/u)^accepted · ((1−q)/(1−u))^rejected, which on average never grows;
-so for q < l if the rate is at least l. Capital spread over many q is an e-process: it exceeds 1/δ at any time with
-probability at most δ (Ville). It depends on the counts only, so that it needs no memory.
+If the rate is at most u, a bet on q > u pays (q/u)^accepted · ((1−q)/(1−u))^rejected, which on average never grows; the
+same holds for q < l if the rate is at least l. Capital spread over many q is an e-process: it ever exceeds 1/δ with
+probability at most δ (Ville). It depends on the counts only, so no inputs are stored.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# From the rate to its end, 1 or 0: half of the way is a gross change, 2⁻¹⁴ of it one that takes millions to see.
-_WAYS = np.concatenate(([0.97, 0.85], 2.0 ** -(0.5 * np.arange(1, 29))))
+# Bets, as fractions of the way from the rate to 1 or 0: a half is a gross change, 2⁻¹⁴ takes millions of inputs to see.
+_STEPS = np.concatenate(([0.97, 0.85], 2.0 ** -(0.5 * np.arange(1, 29))))
 _CHUNK = 1 << 12  # inputs bet on together, so that the bets stay in a CPU's cache
 
 
@@ -26,16 +26,16 @@ class Bets:
 
     def __init__(self, low: float, high: float) -> None:
         self.accepted = self.rejected = 0
-        self.log_capital = self.log_most = 0.0
-        self._sides: list[Floats] = []  # the logarithm of what an accepted and a rejected input multiply each bet by
-        # A side that no rate can be on keeps its half of the capital.
+        self.log_capital = self.log_peak = 0.0
+        self._sides: list[Floats] = []  # log of the factors of each bet, for an accepted and for a rejected input
+        # If no rate lies on a side, its half of the capital is kept.
         if high < 1:
-            self._sides.append(np.stack((np.log1p(_WAYS * (1 - high) / high), np.log1p(-_WAYS))))
+            self._sides.append(np.stack((np.log1p(_STEPS * (1 - high) / high), np.log1p(-_STEPS))))
         if low > 0:
-            self._sides.append(np.stack((np.log1p(-_WAYS), np.log1p(_WAYS * low / (1 - low)))))
+            self._sides.append(np.stack((np.log1p(-_STEPS), np.log1p(_STEPS * low / (1 - low)))))
 
     def update(self, accepts: NDArray[np.bool_], log_alarm: float) -> int | None:
-        """Take inputs in order; the index, among all seen, of the first at which the capital reaches the alarm."""
+        """Take inputs in order; give the index, among all so far, of the first whose capital reaches the alarm."""
         first = None
         for start in range(0, len(accepts), _CHUNK):
             some = accepts[start : start + _CHUNK]
@@ -46,7 +46,7 @@ class Bets:
             high = capital >= log_alarm
             if first is None and high.any():
                 first = before + int(high.argmax())
-            self.log_most = max(self.log_most, float(capital.max()))
+            self.log_peak = max(self.log_peak, float(capital.max()))
             self.log_capital = float(capital[-1])
             self.accepted, self.rejected = int(right[-1]), int(left[-1])
         return first
@@ -56,39 +56,39 @@ class Bets:
         logs = [np.zeros(len(counts))] * (2 - len(self._sides))
         for gains in self._sides:
             bets = counts @ gains
-            most = bets.max(axis=1, keepdims=True)
-            logs.append(most[:, 0] + np.log(np.exp(bets - most).sum(axis=1) / len(_WAYS)))
+            largest = bets.max(axis=1, keepdims=True)
+            logs.append(largest[:, 0] + np.log(np.exp(bets - largest).sum(axis=1) / len(_STEPS)))
         return np.asarray(np.logaddexp(logs[0], logs[1]) - math.log(2), dtype=np.float64)
 
 
 def rate_interval(accepted: int, total: int, delta: float) -> tuple[float, float]:
-    """A confidence sequence for a constant rate: it holds the rate at all times at once with probability 1 − δ.
+    """A confidence sequence for a constant rate: it contains the rate at all times at once with probability 1 − δ.
 
-    The rates p against which a bettor with Jeffreys' prior, Beta(½, ½), has not yet reached 1/δ.
+    It consists of the rates against which a bettor with Jeffreys' prior, Beta(½, ½), has not yet reached 1/δ.
     """
     low, high = rates_below(np.array([accepted, total - accepted]), total, delta).tolist()
     return low, 1 - high
 
 
 def interval_anywhere(accepted: int, n: int, delta: float) -> tuple[float, float]:
-    """Limits of the acceptance rate of a population, of which n rows were seen, at whatever threshold.
+    """Limits of a population's acceptance rate, from n rows of it, that hold at all thresholds at once.
 
-    They hold at all thresholds at once (Dvoretzky, Kiefer and Wolfowitz 1956, with the constant of Massart 1990).
+    By Dvoretzky, Kiefer and Wolfowitz (1956), with the constant of Massart (1990).
     """
     reach = math.sqrt(math.log(2 / delta) / (2 * n))
     return max(0.0, accepted / n - reach), min(1.0, accepted / n + reach)
 
 
 def rates_below(counts: NDArray[np.int64], total: int, delta: float) -> Floats:
-    """The lower ends of the confidence sequences for the rates of several events, 0 where none was seen."""
-    seen = counts[counts > 0].astype(np.float64)
-    rest = total - seen
-    logs = [math.lgamma(k + 0.5) + math.lgamma(total - k + 0.5) for k in seen.tolist()]
+    """The lower ends of the confidence sequences for the rates of several events; 0 for those that never happened."""
+    positive = counts[counts > 0].astype(np.float64)
+    rest = total - positive
+    logs = [math.lgamma(k + 0.5) + math.lgamma(total - k + 0.5) for k in positive.tolist()]
     mixture = np.array(logs) - math.lgamma(total + 1) - math.log(math.pi)
-    low, high = np.zeros(len(seen)), seen / total
+    low, high = np.zeros(len(positive)), positive / total
     for _ in range(60):
         p = (low + high) / 2
-        won = mixture - seen * np.log(p) - rest * np.log1p(-p) >= -math.log(delta)
+        won = mixture - positive * np.log(p) - rest * np.log1p(-p) >= -math.log(delta)
         low, high = np.where(won, p, low), np.where(won, high, p)
     ends = np.zeros(len(counts))
     ends[counts > 0] = low

@@ -1,8 +1,8 @@
-"""How much of the input cannot be ID: the excess of low confidences over what ID data has.
+"""OOD share: a lower bound from the excess of low confidences over those of ID data.
 
 Input is α ID and 1 − α OOD, so for every t, P(S < t) ≤ α·P_ID(S < t) + (1 − α), that is
-1 − α ≥ (F(t) − F_ID(t)) / (1 − F_ID(t)). With F from below and F_ID from above, at some fixed ranks of the calibration
-sample at once, the largest of these is a lower bound.
+1 − α ≥ (F(t) − F_ID(t)) / (1 − F_ID(t)). With F bounded from below and F_ID from above, at several fixed ranks of the
+calibration sample at once, the largest of these is a lower bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sirc.metrics import lower_limit
 
 Floats = NDArray[np.float64]
 
-# Where OOD input shows: below most ID confidences if it is easy to tell, among the lower half if it is hard.
+# Easy OOD input lies below most ID confidences, hard OOD input among their lower half.
 _LEVELS = np.array([0, 0.001, 0.003, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
 
 
@@ -40,16 +40,16 @@ class OodShare:
         self._total += len(confidences)
 
     def bound(self) -> float:
-        """The lower bound on 1 − α; valid at all times at once, as the confidence sequences that it is made of."""
+        """The lower bound on 1 − α; like its confidence sequences it is valid at all times at once."""
         rates = rates_below(self._below, self._total, self._part)
         return max(0.0, float((1 - (1 - rates) / self._id_above).max()))
 
 
 @lru_cache(maxsize=16)
 def _id_limits(n: int, delta: float) -> tuple[NDArray[np.int64], Floats, float]:
-    """The ranks looked at, what at least P_ID(S ≥ t) is at each, and the part of δ that each of the limits has.
+    """The ranks, a lower limit of P_ID(S ≥ t) at each, and the part of δ that each limit has.
 
-    Half of δ is for each sample. P_ID(S ≥ j-th lowest) is Beta(n + 1 − j, j), or more with ties: its lower quantile is
+    Each sample gets half of δ. P_ID(S ≥ j-th lowest) is Beta(n + 1 − j, j), or more with ties; its lower quantile is
     Clopper–Pearson's lower limit of the n + 1 − j rows at or above.
     """
     ranks = np.unique(np.maximum(1, np.ceil(_LEVELS * n)).astype(np.int64))

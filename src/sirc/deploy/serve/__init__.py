@@ -1,4 +1,4 @@
-"""A small HTTP service over an exported graph: an image in, a decision out, with limits, health and counters.
+"""The HTTP service over an exported graph: an image in, a decision out, with limits, health and counters.
 
 ```python
 app = sirc.deploy.serve.make_app("model.onnx")   # run it with uvicorn, or `sirc serve model.onnx`
@@ -6,11 +6,11 @@ app = sirc.deploy.serve.make_app("model.onnx")   # run it with uvicorn, or `sirc
 
 `POST /predict` takes an image as the body (`Content-Type: image/…`) or one or more as files of a form, and answers
 `{"decisions": [{"label", "class", "confidence", "accepted"}, …], "spec", "threshold"}`, in the order of the files. A
-request gets all of its decisions, or an error `{"error": words, "kind": word}` with a status: 400 malformed or empty,
+request gets all of its decisions, or an error `{"error": text, "kind": word}` with a status: 400 malformed or empty,
 408 too slow, 413 too large, 415 no image by its type, 422 no image by its bytes, 503 too many requests at once. JSON
 has no infinities: a confidence that is no finite number is the string "inf", "-inf" or "nan".
-`GET /health`, `/ready`, `/metrics` and `/` tell whether it lives, whether it answers, what it counted and what it is;
-`/openapi.json` describes them to programs.
+`GET /health` and `/ready` tell whether the process and the graph answer, `/metrics` has the counters, `/` describes
+what is served, and `/openapi.json` all of this for programs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import sirc
 from sirc._utils.files import PathLike
-from sirc.deploy.onnx_model import Deployed
+from sirc.deploy.onnx_model import OnnxModel
 
 try:
     import prometheus_client  # noqa: F401
@@ -34,9 +34,9 @@ except ImportError as error:
         "serving needs fastapi, uvicorn, python-multipart and prometheus-client: pip install 'sirc[serve]'"
     ) from error
 
-from sirc.deploy.serve.body import Limits
 from sirc.deploy.serve.metrics import Metrics
 from sirc.deploy.serve.service import Service
+from sirc.deploy.serve.uploads import Limits
 
 __all__ = ["make_app", "run"]
 
@@ -69,16 +69,15 @@ def make_app(
     max_waiting: int = 256,
     threads: int = 0,
 ) -> FastAPI:
-    """Make the service for a file that `export_onnx` wrote; it holds the graph, and no state between requests.
+    """Make the service for a file that `export_onnx` wrote; no state is kept between requests.
 
     An image has at most `max_bytes` and `max_pixels`; a request at most `max_images`, four times `max_pixels` and, as a
-    form, `max_body` bytes; it must arrive within `read_seconds`. `concurrency` requests are computed at once, up to
-    `max_waiting` more are read or wait. What they have sent is kept up to `max_held` bytes in all; beyond that, the
-    rest waits unread, so that memory stays bounded. `threads` are onnxruntime's own for each computation; 0 is one for
-    each core.
+    form, `max_body` bytes; it must arrive within `read_seconds`. `concurrency` requests are computed at once, and up to
+    `max_waiting` more are read or wait. All requests together hold at most `max_held` bytes; one that would exceed it
+    is answered with 503. `threads` are onnxruntime's own for each computation; 0 is one for each core.
     """
     limits = Limits(max_bytes, max_images, max_pixels, max_body, read_seconds)
-    service = Service(Deployed(onnx_path, threads=threads), limits, concurrency, max_held, max_waiting)
+    service = Service(OnnxModel(onnx_path, threads=threads), limits, concurrency, max_held, max_waiting)
     app = FastAPI(
         title="sirc",
         summary="A classifier that knows when to keep quiet.",
@@ -100,8 +99,8 @@ def make_app(
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Whether the graph answers")
     async def ready() -> Response:
-        answers = await service.answers()
-        return JSONResponse({"ready": answers}, 200 if answers else 503)
+        is_ready = await service.is_ready()
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     @app.get("/metrics", summary="Counters for Prometheus")
     async def metrics() -> Response:
@@ -113,8 +112,8 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
-        words = f"{error.detail}; there are POST /predict, GET /health, /ready, /metrics, /openapi.json and /"
-        return JSONResponse({"error": words, "kind": "http"}, error.status_code, headers=error.headers)
+        text = f"{error.detail}; there are POST /predict, GET /health, /ready, /metrics, /openapi.json and /"
+        return JSONResponse({"error": text, "kind": "http"}, error.status_code, headers=error.headers)
 
     return app
 
@@ -127,7 +126,7 @@ def run(
     quiet: bool = False,
     started: Callable[[str], object] = lambda _: None,
 ) -> None:
-    """Serve until stopped; `started` is told the address, which port 0 leaves to the system."""
+    """Serve until stopped. `started` gets the address; with port 0 the system chooses the port."""
     try:
         import uvicorn
     except ImportError as error:

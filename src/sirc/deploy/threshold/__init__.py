@@ -1,8 +1,8 @@
-"""Operating points: the threshold at a recall, a coverage, a risk or the least cost, and what it promises.
+"""Thresholds at a recall, a coverage, a risk or the least cost, with guarantees.
 
-Each function takes confidences of ID validation rows and gives a `Threshold`: accept where confidence ≥ value. With
-δ, what it promises holds with probability at least 1 − δ over the draw of those rows, for data drawn as they were. The
-rows must be fresh: those that trained the model, fitted or tuned the score, or chose it, are no evidence here.
+Each function takes confidences of ID validation rows and gives a `Threshold`: accept where confidence ≥ value. With δ,
+its promise holds with probability at least 1 − δ over the draw of those rows, for data from the same distribution. The
+rows must be fresh: not those that trained the model, or that fitted, tuned or chose the score.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
 from sirc.deploy.threshold import risk_test
-from sirc.deploy.threshold import text as words
 from sirc.deploy.threshold.counts import Counts, Floats, Rows, as_confidences, as_rows, first_reaching
 from sirc.deploy.threshold.result import Threshold
+from sirc.deploy.threshold.text import chance, number, percent, percent_above, percent_below
 from sirc.metrics import least_count
 
 __all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
@@ -27,10 +27,10 @@ def at_recall(
 ) -> Threshold:
     """The highest threshold that accepts at least `recall` of ID✓.
 
-    Without δ: on these rows, as `Ranking.threshold(recall=…)`, the paper's rule; on future data the recall falls short
-    about every other time. With δ: on future data, with probability at least 1 − δ. Of n ID✓ rows, the future recall at
-    the j-th highest confidence is Beta(j, n + 1 − j), so that j is the smallest with P(Binomial(n, recall) ≥ j) ≤ δ;
-    equal confidences only raise the recall. The plain threshold is then among the `estimates`.
+    Without δ it does so on these rows, by the paper's rule, that of `Ranking.threshold(recall=…)`; on future data the
+    recall falls short about every other time. With δ it does so on future data with probability at least 1 − δ. Of n
+    ID✓ rows, the future recall at the j-th highest confidence is Beta(j, n + 1 − j), so j is the smallest with
+    P(Binomial(n, recall) ≥ j) ≤ δ; ties only raise the recall. The plain threshold is then among the `estimates`.
     """
     recall = _share("recall", recall)
     rows = as_rows(confidence, correct)
@@ -42,8 +42,8 @@ def at_recall(
 def at_coverage(confidence: ArrayLike, coverage: float, *, delta: float | None = None) -> Threshold:
     """The highest threshold that accepts at least `coverage` of ID input; it needs no labels.
 
-    Without δ on these rows, with δ on future ID data with probability at least 1 − δ: the order statistic of
-    `at_recall`, of all rows.
+    Without δ it does so on these rows, with δ on future ID data with probability at least 1 − δ, by the order statistic
+    of `at_recall` over all rows.
     """
     coverage = _share("coverage", coverage)
     values = as_confidences("confidence", confidence)
@@ -54,21 +54,17 @@ def at_coverage(confidence: ArrayLike, coverage: float, *, delta: float | None =
 def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: float = 0.05) -> Threshold:
     """The lowest threshold found whose selective risk, the share of errors among accepted ID input, is at most `risk`.
 
-    With probability at least 1 − δ the risk on future ID data is at most `risk`; where that can be shown for no
-    threshold the result is not `feasible`. Whole numbers of errors are tested with the exact binomial tail (the test
-    of which Clopper–Pearson's limit is the inverse), in a sequence of thresholds fixed by rank before any label is
-    seen: from few accepted rows to all, beginning at n/32, n/16, … n (as far as r* and δ let them succeed), until a
-    test fails. Each beginning has its share of δ, and a run that reaches the next one adds that share to its own.
-    Against a grid of coverages with δ divided among them this tests every threshold, most of them at a larger level.
-    A larger `risk` may allow more beginnings, with smaller shares, and can so be infeasible where a smaller is not; the
-    estimate "lowest_risk" of an infeasible result is the lowest feasible one above it, 1 if there is none.
+    With probability at least 1 − δ the risk on future ID data is at most `risk`; if no threshold can be shown to keep
+    it, the result is not `feasible`. Thresholds are tested with the exact binomial tail, in an order fixed before any
+    label is seen; `risk_test` describes it. A larger `risk` may allow more starts of that sequence, each with a smaller
+    share of δ, and so be infeasible where a smaller one is feasible; the estimate "lowest_risk" of an infeasible result
+    is the lowest feasible risk above it, 1 if there is none.
 
-    What exactly is shown: above a rank the accepted rows are a random sample of all that is accepted there, so their
-    errors are binomial and each single test is exact. Over the whole sequence, the promise holds exactly where the risk
-    as a function of the threshold passes `risk` once, as it does if less confidence never means fewer errors; and, for
-    any shape, for inputs with the confidences of these rows (given the confidences, errors are independent with rates
-    of their own, and such a sum is no more spread than the binomial of their mean: Hoeffding 1956). A `risk` chosen
-    after seeing what is feasible is not covered by δ.
+    Above a rank, the accepted rows are a random sample of all that is accepted there, so their errors are binomial and
+    each single test is exact. The whole sequence is exact if the risk crosses `risk` once as the threshold falls, as it
+    does if less confidence never means fewer errors. For any other shape it is exact for inputs with the confidences of
+    these rows: given those, errors are independent with different rates, and their sum spreads no more than the
+    binomial of the mean rate (Hoeffding 1956). A `risk` chosen after seeing what is feasible is not covered by δ.
     """
     risk, delta = _inner("risk", risk), _inner("delta", delta)
     rows = as_rows(confidence, correct)
@@ -81,15 +77,15 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
         )
     at = risk_test.certified(accepted, rows.wrong, risk, delta)
     outlook = risk_test.outlook(accepted, rows.wrong, risk, delta, feasible=at >= 0)
-    lowest = words.percent_above(outlook.lowest_risk)
+    lowest = percent_above(outlook.lowest_risk)
     if at < 0:
-        asked = f"{100 * risk:g}%"
+        target = f"{100 * risk:g}%"
         larger = (
             f"The lowest risk above it that these rows can show is {lowest}"
             if outlook.lowest_risk < 1
             else "These rows can show no larger risk either"
         )
-        many = (
+        needed_rows = (
             f"about {outlook.rows:,} ID rows would be needed at the error rates seen"
             if outlook.rows
             else "with the error rates seen no number of rows would do: a better score or model is needed"
@@ -97,12 +93,12 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
         return Threshold(
             rows.nothing(), "risk", risk, delta, False,
             {**rows.estimates(-1), "lowest_risk": outlook.lowest_risk}, {}, sizes,
-            f"None: a risk of at most {asked} could not be shown at any threshold with δ = {delta:g}.",
-            f"{larger}; for {asked}, {many}.",
+            f"None: a risk of at most {target} could not be shown at any threshold with δ = {delta:g}.",
+            f"{larger}; for {target}, {needed_rows}.",
         )  # fmt: skip
     return Threshold(
         float(rows.values[at]), "risk", risk, delta, True, rows.estimates(at), {"risk": risk}, sizes,
-        f"{words.chance(delta)}, at most {words.percent_above(risk)} of the accepted ID inputs are errors.",
+        f"{chance(delta)}, at most {percent_above(risk)} of the accepted ID inputs are errors.",
         f"The lowest risk that these rows can show, if need be at a smaller coverage, is {lowest}.",
     )  # fmt: skip
 
@@ -120,9 +116,9 @@ def at_cost(
     """The threshold of least expected cost per input, for a share α of ID input.
 
     An accepted ID✗ costs β, an accepted OOD input 1 − β, and a rejected input of any kind `reject_cost`; or rejecting
-    is free, down to a recall of ID✓ that must be kept. Both may be given. The estimates tell the cost at this threshold
-    if α is in truth 0.1 or 0.2 more or less, at most 1 and at least 0 ("cost@alpha=0.4"), and how much of it the best
-    threshold for that α would save ("regret@alpha=0.4").
+    is free as long as the `recall` of ID✓ is kept. Both may be given. In case α is misjudged by 0.1 or 0.2, the
+    estimates have the cost of this threshold at the true α ("cost@alpha=0.4") and how much the best threshold for that
+    α would save ("regret@alpha=0.4").
     """
     alpha, beta = check_fraction("alpha", alpha), check_fraction("beta", beta)
     if reject_cost is None and recall is None:
@@ -145,20 +141,20 @@ def at_cost(
     estimates = rows.estimates(best - 1)
     estimates["ood"] = int(rows.ood[best - 1]) / rows.sizes[2] if best else 0.0
     estimates["cost"] = float(mixed[best])
-    told = []
+    misjudged = []
     shifted = (min(1.0, max(0.0, round(alpha + shift, 12))) for shift in (-0.2, -0.1, 0.1, 0.2))
     for name, other in {f"{other:g}": other for other in shifted if other != alpha}.items():
         costs = other * inside + (1 - other) * outside
         regret = max(0.0, float(costs[best] - costs[first:].min()))
         estimates[f"cost@alpha={name}"], estimates[f"regret@alpha={name}"] = float(costs[best]), regret
-        told.append(f"{words.number(costs[best])} at α = {name} ({words.number(regret)} above the best)")
+        misjudged.append(f"{number(costs[best])} at α = {name} ({number(regret)} above the best)")
     rule = [] if reject_cost is None else [f"a rejected input costs {price:g}"]
-    rule += [] if recall is None else [f"at least {words.percent_below(recall)} of ID✓ is accepted"]
+    rule += [] if recall is None else [f"at least {percent_below(recall)} of ID✓ is accepted"]
     return Threshold(
         float(rows.values[best - 1]) if best else rows.nothing(), "cost", None, None, True, estimates, {},
         dict(zip(("correct", "wrong", "ood"), rows.sizes, strict=True)),
         f"None, an estimate: the least cost on these rows for α = {alpha:g}, β = {beta:g}, where {' and '.join(rule)}.",
-        f"If α is misjudged, the cost is {', '.join(told)}.",
+        f"If α is misjudged, the cost is {', '.join(misjudged)}.",
     )  # fmt: skip
 
 
@@ -173,7 +169,7 @@ def _costs(rows: Rows, beta: float, price: float) -> tuple[Floats, Floats]:
 def _at_share(
     rule: str, share: float, delta: float | None, values: Floats, counts: Counts, rows: Rows | None
 ) -> Threshold:
-    """At a recall or a coverage: counts are the cumulative numbers of the group that the share is of."""
+    """The threshold at a share of a group, whose cumulative `counts` belong to the `values`."""
     n = int(counts[-1])
     group = "ID✓" if rows else "ID"
     sizes = {"correct": rows.sizes[0], "wrong": rows.sizes[1]} if rows else {"id": n}
@@ -184,9 +180,7 @@ def _at_share(
 
     plain, estimates = reached(first_reaching(n, share))
     if delta is None:
-        guarantee = (
-            f"None, an estimate: at least {words.percent_below(share)} of the {group} rows at hand are accepted."
-        )
+        guarantee = f"None, an estimate: at least {percent_below(share)} of the {group} rows at hand are accepted."
         advice = f"`delta=0.05` makes it a promise for future data; {_rows_for(share, 0.05, group)}."
         return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice)
     delta = _inner("delta", delta)
@@ -198,24 +192,24 @@ def _at_share(
         )
     value, guaranteed = reached(rank)
     both = {**guaranteed, "plain_threshold": plain, f"plain_{rule}": estimates[rule]}
-    told = f"{words.number(plain)}, would accept {words.percent(estimates[rule])} of the rows at hand"
-    takes = f"The guarantee takes {words.percent(guaranteed[rule])} of the rows at hand"
+    plain_text = f"{number(plain)}, would accept {percent(estimates[rule])} of the rows at hand"
+    takes = f"The guarantee takes {percent(guaranteed[rule])} of the rows at hand"
     if value < plain:
-        beside = f"The plain threshold, {told}, without a promise."
+        comparison = f"The plain threshold, {plain_text}, without a promise."
         margin = f"{takes}; four times the rows would halve that margin."
     elif value == plain:
-        beside, margin = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
-    else:  # with a large δ less than the share at hand is enough
-        beside = f"The plain threshold, {told}: it is lower, and keeps this too."
+        comparison, margin = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
+    else:  # a large δ allows less than the share at hand
+        comparison = f"The plain threshold, {plain_text}: it is lower, and keeps this too."
         margin = f"{takes}, fewer than the plain threshold: δ = {delta:g} is large. A smaller δ takes more."
-    promise = f"at least {words.percent_below(share)} of future {group} inputs are accepted."
-    guarantee = f"{words.chance(delta)}, {promise} ({beside})"
-    advice = f"{margin} The highest {rule} that {n:,} rows can promise is {words.percent_below(delta ** (1 / n))}."
+    promise = f"at least {percent_below(share)} of future {group} inputs are accepted."
+    guarantee = f"{chance(delta)}, {promise} ({comparison})"
+    advice = f"{margin} The highest {rule} that {n:,} rows can promise is {percent_below(delta ** (1 / n))}."
     return Threshold(value, rule, share, delta, True, both, {rule: share}, sizes, guarantee, advice)
 
 
 def _rows_for(share: float, delta: float, group: str) -> str:
-    """How many rows an order statistic needs: shareⁿ ≤ δ."""
+    """Say how many rows an order statistic needs: shareⁿ ≤ δ."""
     if share == 1:
         return "no number of rows can promise all of the inputs to come"
     return f"that needs at least {math.ceil(math.log(delta) / math.log(share) - 1e-9):,} {group} rows"

@@ -1,4 +1,4 @@
-"""The counts that every threshold accepts: confidences sorted once, equal ones taken together."""
+"""Counts of accepted rows at every threshold, from one sort; equal confidences go together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Counts = NDArray[np.int64]
 @final
 @dataclass(frozen=True)
 class Rows:
-    """The distinct confidences from the highest on, and how many of each group are at or above each of them."""
+    """The distinct confidences in falling order, and how many rows of each group are at or above each."""
 
     values: Floats
     correct: Counts
@@ -49,10 +49,10 @@ def as_rows(confidence: ArrayLike, correct: ArrayLike, ood: ArrayLike | None = N
     """Check labelled ID confidences, and OOD ones if given, and sort them."""
     scores = as_scores("confidence", confidence)
     right = as_flags("correct", correct, scores).cpu().numpy()
-    inside = some("confidence", scores.cpu().double().numpy())
+    inside = _nonempty("confidence", scores.cpu().double().numpy())
     groups = np.where(right, 0, 1).astype(np.int8)
     if ood is not None:
-        outside = some("ood", as_scores("ood", ood).cpu().double().numpy())
+        outside = _nonempty("ood", as_scores("ood", ood).cpu().double().numpy())
         inside = np.concatenate((inside, outside))
         groups = np.concatenate((groups, np.full(len(outside), 2, dtype=np.int8)))
     order = np.argsort(-inside)
@@ -63,7 +63,7 @@ def as_rows(confidence: ArrayLike, correct: ArrayLike, ood: ArrayLike | None = N
     return Rows(values[last], counts[0][last], counts[1][last], counts[2][last], sizes)
 
 
-def some(name: str, values: Floats) -> Floats:
+def _nonempty(name: str, values: Floats) -> Floats:
     """Refuse an empty sample."""
     if not len(values):
         raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of the calibration rows.")
@@ -72,7 +72,7 @@ def some(name: str, values: Floats) -> Floats:
 
 def as_confidences(name: str, values: ArrayLike) -> Floats:
     """Check confidences without labels; at least one."""
-    return some(name, as_scores(name, values).cpu().double().numpy())
+    return _nonempty(name, as_scores(name, values).cpu().double().numpy())
 
 
 def first_reaching(count: int, share: float) -> int:

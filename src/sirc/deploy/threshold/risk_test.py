@@ -1,11 +1,12 @@
-"""The thresholds whose selective risk is proved, by a sequence of exact tests that was fixed before any label was seen.
+"""Risk test: certify thresholds by exact binomial tests, in an order fixed before labels are seen.
 
-A hypothesis belongs to each threshold t: "of the inputs with S > t, more than r* are errors". It is rejected where so
-few errors among the accepted rows have probability at most the level under a rate of r*. The sequence runs from few
-accepted rows to all, through every distinct confidence. It begins at a rank and ends at the first test that fails; to
-survive a failure by chance it may begin again at other ranks, n/2ⁱ, each with its equal share of δ. Where the run from
-one rank reaches the next, the shares add up (the fallback procedure, Wiens 2003), so that a run without failures ends
-at the whole δ. A grid of G coverages with δ/G each would have no more than that share anywhere.
+The hypothesis at a threshold t is "more than r* of the inputs with S > t are errors". It is rejected if so few errors
+among the accepted rows have probability at most the level under a rate of r*: the test of which Clopper–Pearson's limit
+is the inverse. The sequence runs through every distinct confidence, from few accepted rows to all, and ends at the
+first test that fails. To survive a failure by chance it may start again at other ranks, n/32, n/16, … n, as far as r*
+and δ let them succeed, each with an equal share of δ. A run that reaches the next start adds that share to its own (the
+fallback procedure, Wiens 2003), so that a run without failures ends with the whole δ. A grid of G coverages with δ/G
+each would have no more than that share anywhere.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def _ranks(n: int, count: int) -> list[int]:
 
 
 def _least_risk(n: int, count: int, delta: float) -> float:
-    """The risk from which on `count` starts can each succeed, at least without errors."""
+    """The least risk at which each of `count` starts can succeed if there are no errors."""
     rows = n if count == 1 else _ranks(n, count)[0] - 1
     return -math.expm1(math.log(delta / count) / rows) if rows > 0 else 1.0
 
 
 def start_ranks(n: int, risk: float, delta: float) -> list[int]:
-    """The ranks at which the sequence may begin, from few rows to all: they depend on n, r* and δ only."""
+    """The ranks at which the sequence may start, from few rows to all; they depend on n, r* and δ only."""
     for count in range(MOST_STARTS, 0, -1):
         if _least_risk(n, count, delta) <= risk * (1 + 1e-9):
             return _ranks(n, count)
@@ -56,35 +57,35 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(accepted)], strict=True)):
         level = level + share if alive else share
         if not alive:
-            # At a rank, the rows above it are a random sample of what is accepted there; the row itself is not. Rows
-            # that all tie at the top are one, and so are all rows.
-            above = start == 0 or number == len(starts) - 1
-            alive = above or bool(rejects(wrong[start - 1], accepted[start - 1], risk, level)[0])
+            # The rows above a rank are a random sample of what is accepted there, without the row at the rank itself.
+            # Rows that all tie at the top are such a sample too, and so are all rows.
+            is_sample = start == 0 or number == len(starts) - 1
+            alive = is_sample or bool(rejects(wrong[start - 1], accepted[start - 1], risk, level)[0])
         if alive and end > start:
             passed = rejects(wrong[start:end], accepted[start:end], risk, level)
             alive = bool(passed.all())
-            held = len(passed) if alive else int(passed.argmin())
-            best = start + held - 1 if held else best
+            count = len(passed) if alive else int(passed.argmin())
+            best = start + count - 1 if count else best
     return best
 
 
 @final
 @dataclass(frozen=True)
 class Outlook:
-    """What these rows could prove at best, and how many would be needed for the risk asked."""
+    """The lowest risk that these rows can prove, and the number of rows that the target risk needs."""
 
     lowest_risk: float
-    """Above the risk asked where that is infeasible: more risk may mean more starts, each with a smaller share of δ, so
-    that a lower risk can be feasible where a higher one is not. 1 where none is."""
+    """If the target is infeasible, the lowest feasible risk above it, since a lower one may be feasible by having fewer
+    starts with larger shares of δ; 1 if there is none."""
     rows: int | None
-    """About how many ID rows prove the risk asked if the error rates stay as seen; None where none would."""
+    """About how many ID rows would prove the target at the error rates seen; None if no number would."""
 
 
 def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> Outlook:
-    """The lowest risk for which `certified` finds a threshold, and the rows needed for the one asked.
+    """The lowest risk for which `certified` finds a threshold, and the rows needed for the target risk.
 
-    A risk has a threshold where one start has: where the rows above its rank and those down to it pass. Starts that
-    fall on the same value have their shares together once the rows above have passed.
+    A risk is feasible if one start succeeds: if the rows above its rank, and those down to it, pass. Starts at the same
+    value add up their shares once the rows above have passed.
     """
     n = int(accepted[-1])
     counts = range(1, MOST_STARTS + 1)
@@ -110,7 +111,7 @@ def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasi
 
 
 def _rows_for(accepted: Counts, wrong: Counts, n: int, risk: float, level: float) -> int | None:
-    """The least number of ID rows, over the starts, if a start's error rate stays; half an error is added to each.
+    """The least number of ID rows over the starts, if their error rates stay, with half an error added to each.
 
     By the bound of `rejects`: m accepted rows with k errors are enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
     """

@@ -1,4 +1,4 @@
-"""How a threshold is told: its report in words, and its plain values for JSON."""
+"""Text and JSON of thresholds and monitors: rounded shares, wrapped reports, plain values."""
 
 from __future__ import annotations
 
@@ -7,32 +7,24 @@ import textwrap
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-GROUPS = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD", "id": "ID"}
-NAMES = {
-    "recall": "recall of ID✓",
-    "coverage": "coverage of ID",
-    "risk": "errors among accepted ID",
-    "ood": "OOD accepted",
-}
-
 
 def percent(share: float) -> str:
-    """0.95 as "95%"; three digits, more where it is near 1."""
+    """0.95 as "95%": three digits, more near 1."""
     return f"{100 * share:.{_digits(share)}g}%"
 
 
 def percent_below(share: float | Decimal) -> str:
-    """A share as percent, rounded down: what is promised as "at least" must not be more than what holds."""
+    """A share as percent, rounded down, for promises of "at least"."""
     return _percent(share, ROUND_FLOOR)
 
 
 def percent_above(share: float | Decimal) -> str:
-    """A share as percent, rounded up: what is promised as "at most" must not be less than what holds."""
+    """A share as percent, rounded up, for promises of "at most"."""
     return _percent(share, ROUND_CEILING)
 
 
 def _percent(share: float | Decimal, rounding: str) -> str:
-    # A float stands for the decimal number that it is written as: 0.07 is 7%, although 100 * 0.07 is a little more.
+    # By the decimal digits of the float: 0.07 is 7%, although 100 * 0.07 is a little more.
     exact = share if isinstance(share, Decimal) else Decimal(repr(float(share)))
     digits = _digits(float(share))
     return f"{float(100 * Context(prec=digits, rounding=rounding).plus(exact)):.{digits}g}%"
@@ -43,7 +35,7 @@ def _digits(share: float) -> int:
 
 
 def certainty(delta: float) -> str:
-    """1 − δ, in decimals: as floats 1 − 0.9 is below 0.1."""
+    """1 − δ as percent, computed in decimals: as floats 1 − 0.9 is below 0.1."""
     return percent_below(1 - Decimal(repr(delta)))
 
 
@@ -52,41 +44,21 @@ def chance(delta: float) -> str:
     return f"With probability at least {certainty(delta)} over the draw of the calibration rows"
 
 
-def counted(sizes: Mapping[str, int]) -> str:
-    """{"correct": 1200, "wrong": 300} as "1,200 ID✓, 300 ID✗"."""
-    return ", ".join(f"{count:,} {GROUPS.get(group, group)}" for group, count in sizes.items())
-
-
 def number(value: float) -> str:
     """A threshold or a cost in six digits."""
     return f"{value:.6g}"
 
 
-def report(value: float, feasible: bool, parts: Mapping[str, str]) -> str:
-    """The first line says what to do; each part follows under its name, wrapped."""
-    if feasible and not math.isfinite(value) and value != -math.inf:
-        first = "Accept nothing"
-    elif feasible:
-        first = f"Accept where confidence ≥ {number(value)}"
-    else:
-        first = "Infeasible: no threshold keeps this promise, accept nothing"
-    lines = [first]
+def report(title: str, parts: Mapping[str, str]) -> str:
+    """A title and, below it, each part that is not empty, wrapped beside its name."""
+    lines = [title]
     for name, text in parts.items():
-        if text:
-            lines += textwrap.wrap(text, 110, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
+        lines += textwrap.wrap(text, 110, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
     return "\n".join(lines)
 
 
-def estimated(estimates: Mapping[str, float]) -> str:
-    """The main figures of the calibration data."""
-    figures = [f"{NAMES[key]} {percent(estimates[key])}" for key in NAMES if key in estimates]
-    if "cost" in estimates:
-        figures.append(f"cost {number(estimates['cost'])} per input")
-    return ", ".join(figures)
-
-
 def as_plain(value: float) -> float | str:
-    """A float as JSON has it: infinities and NaN as words."""
+    """A float for JSON, which has no infinities and no NaN: these become strings."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
@@ -103,7 +75,7 @@ def from_plain(name: str, value: object) -> float:
 
 
 def from_plain_map(name: str, value: object) -> dict[str, float]:
-    """The mapping of names to floats that was written."""
+    """The mapping of names to floats, each of which `as_plain` wrote."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError(f"`{name}` of a stored threshold must map names to numbers; got {value!r}. Calibrate again.")
     return {key: from_plain(f"{name}[{key!r}]", number) for key, number in value.items()}

@@ -1,27 +1,23 @@
-"""The commands that take an experiment's TOML: train, extract, fit."""
+"""Commands that run one stage of an experiment: train, extract, fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sirc.cli.console import reporting, result
+from sirc.cli.console import is_main, result
+from sirc.cli.options import Device, Overrides, Overwrite, Quiet, on_device
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
-
     from sirc.experiment import Experiment, Run
-    from sirc.progress import Progress
 
 
 class OnErrorChoice(StrEnum):
-    """What to do with an image that cannot be read."""
+    """Reactions to an image that cannot be read."""
 
     stop = "stop"
     skip = "skip"
@@ -34,17 +30,10 @@ Seeds = Annotated[
     list[int] | None,
     typer.Option("--seed", metavar="N", help="Which of the experiment's seeds; repeat for several. Default: all."),
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: `--set train.lr=0.05`. Repeat for several."),
-]
 OnErrorOption = Annotated[
     OnErrorChoice | None,
     typer.Option(help="At an unreadable image: `stop`, or `skip` it, counted and named. Default: the TOML's."),
 ]
-Device = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results and errors.")]
 
 
 def train(
@@ -70,17 +59,16 @@ def train(
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
     from sirc.data import DeviceCache
+    from sirc.experiment import check_data, train_run
 
-    with started(device, quiet) as (where, progress), DeviceCache() as holding:
-        from sirc.experiment import check_data, train_run
-
+    with on_device(device, quiet) as (where, progress), DeviceCache() as holding:
         if overwrite or not all(run.weights.exists() for run in runs):
             check_data(study, names, trains=True, holding=holding, progress=progress)
         for run in runs:
             history = train_run(
                 study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, holding=holding
             )
-            keep(study)
+            _save_config(study)
             last = history[-1]
             error = last.error if last.validation_error is None else last.validation_error
             kind = "training" if last.validation_error is None else "validation"
@@ -118,10 +106,9 @@ def extract(
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
     study.require(names)
     from sirc.data import DeviceCache
+    from sirc.experiment import extract_run
 
-    with started(device, quiet) as (where, progress), DeviceCache() as holding:
-        from sirc.experiment import extract_run
-
+    with on_device(device, quiet) as (where, progress), DeviceCache() as holding:
         for run in runs:
             stores = extract_run(
                 study,
@@ -133,7 +120,7 @@ def extract(
                 progress=progress,
                 holding=holding,
             )
-            keep(study)
+            _save_config(study)
             for store in stores.values():
                 skipped = f", {len(store.skipped)} unreadable" if store.skipped else ""
                 features = "" if store.num_features is None else f", {store.num_features} features"
@@ -157,32 +144,24 @@ def fit(
 
     With four processes, same result: `torchrun --nproc-per-node 4 -m sirc fit …`
     """
-    study, runs = _read(experiment, set_, seed)
-    with started(device, quiet) as (where, progress):
-        from sirc.experiment import fit_run
+    from sirc.experiment import fit_run
 
+    study, runs = _read(experiment, set_, seed)
+    with on_device(device, quiet) as (where, progress):
         for run in runs:
             scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
-            keep(study)
+            _save_config(study)
             result(f"{run.scorer}  {len(scorer.specs)} scores")
 
 
-def keep(study: Experiment) -> None:
+def _save_config(study: Experiment) -> None:
     """Write the effective configuration beside its results, once there are any; each stage has compared its part."""
-    from sirc._utils import distributed
-
-    if distributed.is_main():
+    if is_main():
         study.save(overwrite=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    for command in (train, extract, fit):
-        app.command()(command)
-
-
 def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> tuple[Experiment, tuple[Run, ...]]:
-    """The experiment and the runs of it that are asked for."""
+    """Read the experiment and choose the runs with these seeds; all without."""
     from sirc.experiment import Experiment
 
     study = Experiment.read(path, overrides or ())
@@ -197,26 +176,3 @@ def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> t
                 f"`--set seeds=[{seed}]`."
             )
     return study, tuple(known[seed] for seed in dict.fromkeys(seeds))
-
-
-@contextmanager
-def started(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress]]:
-    """Join the other processes, if there are any, and open the progress display."""
-    import torch
-
-    from sirc._utils import distributed
-
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        where = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"`--device` must be auto, cpu, cuda or cuda:N; got {device!r}.") from error
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"`--device {device}` needs a GPU that this PyTorch can use; there is none. Use `--device cpu`."
-        )
-    with distributed.process_group(where), reporting(quiet=quiet) as progress:
-        if where.type == "cuda":
-            where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
-            torch.cuda.set_device(where)  # accelerate trains on the current one
-        yield where, progress

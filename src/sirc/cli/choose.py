@@ -1,0 +1,257 @@
+"""Commands that help to choose a score: check SIRC's premise, select by regret."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from sirc.cli.console import reporting, result
+from sirc.cli.options import HeadFile, OodFiles, Quiet, TrainFile, TuningFile, named_pairs
+from sirc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sirc.evaluation import Choice
+    from sirc.evaluation.premise import Assumptions
+    from sirc.experiment import Experiment, Run
+    from sirc.outputs import Outputs, OutputStore
+    from sirc.progress import Progress
+    from sirc.scores import Scorer
+
+ValFile = Annotated[Path | None, typer.Option(help="Labelled ID outputs that nothing was fitted on.")]
+ScorerFile = Annotated[Path | None, typer.Option(help="A fitted scorer instead, as `scorer.save` writes it.")]
+
+
+def check(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made; their test data counts."),
+    ] = None,
+    val: ValFile = None,
+    train: TrainFile = None,
+    tune: TuningFile = None,
+    scorer: ScorerFile = None,
+    ood: OodFiles = None,
+    head: HeadFile = None,
+    spec: Annotated[
+        list[str] | None, typer.Option("--score", metavar="SPEC", help="`sirc(msp, l1)`, …; repeat. Default: all.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one report for each model.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check whether SIRC's premise holds for each S2, and recommend a score.
+
+    Without OOD data the recommendation rests on ID data alone.
+
+    Example: `sirc check --val val.npz --train train.npz --ood textures=dtd.npz`
+
+    Of a study, with its OOD sets: `sirc check runs/resnet50_imagenet200`
+    """
+    from sirc.evaluation.premise import check_assumptions
+
+    _check_sources("check", runs, val, train, tune, scorer, ood, head)
+
+    def premise(case: Case) -> Assumptions:
+        scorer = case.scorer.only(spec) if spec else case.scorer
+        return check_assumptions(scorer, case.id, case.ood, level=level)
+
+    with reporting(quiet=quiet) as progress:
+        if val is None:
+            cases = _cases_of_runs(runs or [], lambda study, run: "test")
+        else:
+            files = (val, train, tune, scorer, ood, head)
+            cases = iter([_case_of_files(*files, spec, progress, suits=lambda text: text.startswith("sirc("))])
+        _print(cases, premise, titled=bool(runs), as_json=as_json)
+
+
+def select(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made."),
+    ] = None,
+    val: ValFile = None,
+    train: TrainFile = None,
+    tune: TuningFile = None,
+    scorer: ScorerFile = None,
+    ood: OodFiles = None,
+    head: HeadFile = None,
+    spec: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--score",
+            metavar="SPEC",
+            help="A candidate; repeat. Default: all of the scorer's; with `--train`, the paper's that can be fitted.",
+        ),
+    ] = None,
+    alpha: Annotated[
+        str,
+        typer.Option(metavar="LOW,HIGH", help="The share of ID input: a range, one number, or three points and more."),
+    ] = "0.1,0.9",
+    beta: Annotated[
+        str, typer.Option(metavar="LOW,HIGH", help="The cost of accepting ID✗ (that of OOD is 1 − β), likewise.")
+    ] = "0.1,0.9",
+    metric: Annotated[str, typer.Option(help="`aurr`, `aurc`, or `risk@95` of any recall in percent.")] = "aurr",
+    by: Annotated[str, typer.Option(help="`worst` or `average` regret over the range.")] = "worst",
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="Regret as it is, not relative to the best at each point.")
+    ] = False,
+    pool: Annotated[
+        str, typer.Option(help="What weighs the same among OOD data: `datasets` or `samples`.")
+    ] = "datasets",
+    draws: Annotated[int, typer.Option(help="Resamples of the bootstrap.")] = 1000,
+    level: Annotated[float, typer.Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one choice for each model.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose the score with the least regret over a range of α and β, or say that it is a tie.
+
+    For a run, it uses the outputs of the validation images if they are there, else of the test images. Without OOD data
+    the choice rests on ID✗|ID✓ alone.
+
+    Example: `sirc select --val val.npz --train train.npz --ood textures=dtd.npz --alpha 0.5,0.9 --beta 0.5`
+
+    Of a study, with its OOD sets: `sirc select runs/resnet50_imagenet200`
+    """
+    from sirc.evaluation import select as choose
+
+    _check_sources("select", runs, val, train, tune, scorer, ood, head)
+    for option, value, allowed in (("--by", by, ("worst", "average")), ("--pool", pool, ("datasets", "samples"))):
+        if value not in allowed:
+            raise ConfigError(f"`{option}` must be {allowed[0]} or {allowed[1]}; got {value!r}.")
+    alphas, betas = _numbers("--alpha", alpha), _numbers("--beta", beta)
+
+    def choice(case: Case) -> Choice:
+        return choose(
+            case.scorer,
+            case.id,
+            case.ood,
+            alpha=alphas,
+            beta=betas,
+            metric=metric,
+            by="average" if by == "average" else "worst",
+            relative=not absolute,
+            scores=spec,
+            pool="samples" if pool == "samples" else "datasets",
+            draws=draws,
+            level=level,
+            seed=seed,
+        )
+
+    with reporting(quiet=quiet) as progress:
+        if val is None:
+            cases = _cases_of_runs(runs or [], lambda study, run: _selection_set(study, run, progress))
+        else:
+            cases = iter([_case_of_files(val, train, tune, scorer, ood, head, spec, progress)])
+        _print(cases, choice, titled=bool(runs), as_json=as_json)
+
+
+def _print(
+    cases: Iterator[Case], judge: Callable[[Case], Assumptions | Choice], *, titled: bool, as_json: bool
+) -> None:
+    """Print the verdict on each model as soon as it is there, or all of them as one JSON list."""
+    if as_json:
+        verdicts = [{"model": case.name, **judge(case).to_dict()} for case in cases]
+        typer.echo(json.dumps(verdicts, ensure_ascii=False, indent=1))
+        return
+    for case in cases:
+        result(f"{case.name}\n{judge(case)}\n" if titled else str(judge(case)))
+
+
+class Case(NamedTuple):
+    """A model to look at: its scorer, its ID outputs and its OOD outputs."""
+
+    name: str
+    scorer: Scorer
+    id: Outputs | OutputStore
+    ood: dict[str, Outputs | OutputStore]
+
+
+def _check_sources(command: str, runs: list[Path] | None, val: Path | None, *others: object) -> None:
+    """Refuse both RUN folders and files, or neither."""
+    if bool(runs) == (val is not None):
+        raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
+    if runs and any(others):
+        raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
+
+
+def _cases_of_runs(folders: list[Path], id_set: Callable[[Experiment, Run], str]) -> Iterator[Case]:
+    """Each run of each study, with the ID outputs that `id_set` names."""
+    from sirc.experiment import check_outputs, load_studies, title_of
+    from sirc.outputs import OutputStore
+    from sirc.scores import Scorer
+
+    for study in (study for folder in folders for study in load_studies(folder)):
+        for run in study.runs:
+            name = id_set(study, run)
+            check_outputs(study, run, [name, *study.data.ood])
+            title = f"{title_of(study)}, seed {run.seed}"
+            ood = {other: OutputStore(run.store(other)) for other in study.data.ood}
+            yield Case(title, Scorer.load(run.scorer), OutputStore(run.store(name)), {**ood})
+
+
+def _case_of_files(
+    val: Path,
+    train: Path | None,
+    tune: Path | None,
+    scorer: Path | None,
+    ood: list[str] | None,
+    head: Path | None,
+    specs: list[str] | None,
+    progress: Progress,
+    *,
+    suits: Callable[[str], bool] = lambda spec: True,
+) -> Case:
+    """Read the files, and load or fit the scorer.
+
+    Without `specs`, all of the paper's scores are fitted that the files allow and that `suits` accepts.
+    """
+    from sirc.experiment import arrays
+    from sirc.scores import Needs, Scorer, fit
+
+    if (train is None) == (scorer is None):
+        raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
+    for option, path in (("--head", head), ("--tune", tune)):
+        if train is None and path is not None:
+            raise ConfigError(f"`{option}` is for fitting on `--train`; a saved scorer has all it needs.")
+    inside = arrays.load_outputs(val)
+    outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
+    if scorer is not None:
+        return Case(str(scorer), Scorer.load(scorer), inside, outside)
+    assert train is not None
+    training, layer = arrays.load_outputs(train), arrays.find_head_in(head, train)
+    tuning = None if tune is None else arrays.load_outputs(tune)
+    chosen = specs or [text for text in arrays.possible_specs(training, inside, layer, tuning) if suits(text)]
+    if not chosen:
+        raise ValueError(f"`sirc(S1, S2)` needs `features` for its S2; '{val}' or '{train}' has none.")
+    untuned = next((spec for spec in chosen if Needs.of([spec]).val), None)
+    if tuning is None and untuned:
+        raise ConfigError(f"`{untuned}` is tuned on labelled ID outputs other than those of `--val`: give `--tune`.")
+    return Case(val.stem, fit(chosen, training, head=layer, val=tuning, progress=progress), inside, outside)
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"`{option}` must be numbers with commas between them, as 0.1,0.9; got {text!r}.") from None
+
+
+def _selection_set(study: Experiment, run: Run, progress: Progress) -> str:
+    """The ID outputs to choose a score with: validation, if they are there and no score was tuned on them."""
+    if study.data.validates and run.store("validation").exists() and not study.tuned:
+        return "validation"
+    if study.tuned:
+        reason, advice = "tuned its scores on the validation images", ""
+    else:
+        reason = "has no outputs of validation images"
+        advice = " With `data.validation` or `data.holdout` in the TOML: `sirc extract … --only validation`."
+    progress.note(
+        f"note: '{run.folder}' {reason}, so its test images choose the score. What the test set says of the score "
+        f"chosen is then no longer honest.{advice}"
+    )
+    return "test"
