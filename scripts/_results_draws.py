@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from _results_ranks import Ranks
 
-from sirc.evaluation.mixtures import MEAN, POOLED, WRONG
+from sirc.evaluation.inputs import MEAN, POOLED, WRONG
 from sirc.metrics.bootstrap import Draws, ResampledScore
 
 RECALL = 0.95

@@ -10,7 +10,7 @@ from _results_draws import ID_MEAN, MIDDLE, Key, Samples, by_model, key, pool
 from _results_families import BASELINE, FAMILIES, PAPER, SECOND, SETTINGS, SIRC, SWEPT, families, first_of, plain_of
 from _results_ranks import Ranks
 
-from sirc.evaluation.mixtures import MEAN, POOLED, WRONG
+from sirc.evaluation.inputs import MEAN, POOLED, WRONG
 
 COLUMNS = [
     *("model", "score", "baseline", "negative", "metric", "alpha", "beta", "seeds"),

@@ -14,7 +14,7 @@ from _results_draws import OF_MIXTURE
 from _results_families import LEVELS
 from _results_measure import COLUMNS, EVERY
 
-from sirc.evaluation.mixtures import MEAN, POOLED, WRONG
+from sirc.evaluation.inputs import MEAN, POOLED, WRONG
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.results_file import read_results
 from sirc.report.names import score_name

@@ -8,7 +8,8 @@ import unicodedata
 import warnings
 from typing import Final, Literal
 
-from sirc.evaluation import LOWER_IS_BETTER, POOLED, WRONG
+from sirc.evaluation import POOLED, WRONG
+from sirc.metrics import find_metric
 from sirc.scores import spec as grammar
 
 Style = Literal["text", "latex", "html"]
@@ -56,16 +57,6 @@ _OPTIONS: Final[dict[str, tuple[str, str, str]]] = {
     "kappa": ("κ", r"$\kappa$", "κ"),
 }
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
-_METRICS: Final = {
-    "auroc": "AUROC",
-    "fpr": "FPR",
-    "aurr": "AURR",
-    "risk": "Risk",
-    "aurc": "AURC",
-    "augrc": "AUGRC",
-    "error": "Error",
-}
-_RATES: Final = ("auroc", "fpr", "error")  # read as percentages; the others as ×10²
 
 _LATEX: Final = {
     "\\": r"\textbackslash{}",
@@ -158,28 +149,18 @@ def negative_name(name: str, style: Style = "text") -> str:
     return escape(_NEGATIVES.get(name, str(name)), style)
 
 
-def metric_name(metric: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
+def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
     """The name of a metric, `fpr@95` is FPR@95; with the arrow of its better direction, and the unit it is shown in."""
     _index(style)
-    family, at, recall = str(metric).partition("@")
-    name = _METRICS[family] + at + recall if family in _METRICS else str(metric)
-    if unit and family in _RATES:
+    metric = find_metric(label)
+    if metric is None:
+        return escape(str(label), style)
+    name = metric.title + str(label).removeprefix(metric.name) + ("↓" if metric.lower_is_better else "↑") * arrow
+    if unit and metric.unit == "%":
         name = "%" + name
-    if arrow and family in _METRICS:
-        name += "↓" if lower_is_better(metric) else "↑"
-    if unit and family in _METRICS and family not in _RATES:
+    if unit and metric.unit == "×10²":
         return escape(name + " ×10", style) + {"text": "²", "latex": "$^2$", "html": "<sup>2</sup>"}[style]
     return escape(name, style)
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether the best value of a metric is the lowest, as of all but AUROC."""
-    return metric.partition("@")[0] in LOWER_IS_BETTER
-
-
-def known_metric(metric: str) -> bool:
-    """Whether this is a metric whose better direction is known: `auroc`, `fpr@95`, `risk@80`…"""
-    return metric.partition("@")[0] in _METRICS
 
 
 def escape(text: str, style: Style) -> str:
@@ -235,7 +216,7 @@ def _grouped(spec: grammar.Spec, written: str) -> str:
 
 def _number(value: grammar.Value, at: int) -> str:
     if isinstance(value, str):
-        return escape(_METRICS.get(value, value), _STYLES[at])
+        return metric_name(value, _STYLES[at])
     if isinstance(value, tuple):
         return f"({', '.join(_number(v, at) for v in value)})"
     return escape(f"{value:g}".replace("-", "−"), _STYLES[at])

@@ -18,7 +18,7 @@ from typing import final
 import numpy as np
 
 from sirc.deploy.threshold.counts import Counts
-from sirc.metrics import rejects, upper_limit
+from sirc.metrics import too_few, upper_limit
 
 MOST_STARTS = 6
 
@@ -59,9 +59,9 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
             # At a rank, the rows above it are a random sample of what is accepted there; the row itself is not. Rows
             # that all tie at the top are one, and so are all rows.
             above = start == 0 or number == len(starts) - 1
-            alive = above or bool(rejects(wrong[start - 1], accepted[start - 1], risk, level)[0])
+            alive = above or bool(too_few(wrong[start - 1], accepted[start - 1], risk, level)[0])
         if alive and end > start:
-            passed = rejects(wrong[start:end], accepted[start:end], risk, level)
+            passed = too_few(wrong[start:end], accepted[start:end], risk, level)
             alive = bool(passed.all())
             held = len(passed) if alive else int(passed.argmin())
             best = start + held - 1 if held else best
@@ -112,7 +112,8 @@ def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasi
 def _rows_for(accepted: Counts, wrong: Counts, n: int, risk: float, level: float) -> int | None:
     """The least number of ID rows, over the starts, if a start's error rate stays; half an error is added to each.
 
-    By the bound of `rejects`: m accepted rows with k errors are enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
+    By the bound P(X ≤ k) ≤ Φ(−√(2m·KL((k + 1)/m ‖ r*))) (Zubkov and Serov 2013), m accepted rows with k errors are
+    enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
     """
     wanted = NormalDist().inv_cdf(level) ** 2 / 2
     needed: list[float] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from sirc.evaluation.mixtures import MEAN, WRONG
+from sirc.evaluation.inputs import MEAN, WRONG
 from sirc.evaluation.premise.measures import HALF, Pair, Second
 from sirc.metrics import Estimate
 

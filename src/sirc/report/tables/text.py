@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sirc.evaluation import WRONG
+from sirc.metrics import find_metric
 from sirc.report.names import Style, escape, metric_name
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def figure(cell: Cell, metric: str, *, spread: bool) -> tuple[str, str]:
     if math.isnan(cell.mean):
         return MISSING, ""
     # Percentages vary by tenths and more between runs; what is shown ×10² by less.
-    decimals = 1 if metric.partition("@")[0] in ("auroc", "fpr", "error") else 2
+    kind = find_metric(metric)
+    decimals = 1 if kind and kind.unit == "%" else 2
     shown = spread and not math.isnan(cell.two_std)
     return f"{100 * cell.mean:.2f}", f"±{100 * cell.two_std:.{decimals}f}" if shown else ""
 
