@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import sirc
-from sirc.metrics.bootstrap import bootstrap
+from sirc.metrics.bootstrap import bootstrap_metrics
 
 SCORES = 16
 Groups = tuple[Tensor, Tensor, Tensor]
@@ -71,7 +71,7 @@ class Noisy:
 
     def resample(self, draws: int) -> None:
         """The bootstrap that is timed: all metrics of all scores in each draw."""
-        bootstrap(
+        bootstrap_metrics(
             self.confidences, self.correct, self.ood, {"pooled": ["ood"]},
             equal_sets=False, recall=0.95, alpha=0.5, beta=0.5, draws=draws, seed=0,
         )  # fmt: skip

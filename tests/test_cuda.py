@@ -5,7 +5,7 @@ import torch
 
 import sirc
 from sirc import functional
-from sirc.metrics.bootstrap import Draws, bootstrap
+from sirc.metrics.bootstrap import Draws, bootstrap_metrics
 from sirc.scores import row_sums
 from sirc.scores.formulas.softmax import Softmax
 
@@ -219,7 +219,7 @@ def test_ranking_and_bootstrap_on_a_gpu_are_those_of_a_cpu():
     correct = torch.arange(1200) < 900
     settings = {"equal_sets": False, "recall": 0.95, "alpha": 0.4, "beta": 0.6, "draws": 20, "seed": 3}
     found = [
-        bootstrap(
+        bootstrap_metrics(
             {"s": torch.cat(groups[:2]).to(d)}, correct.to(d), {"o": {"s": groups[2].to(d)}}, {"o": ["o"]}, **settings
         )
         for d in ("cpu", "cuda")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sirc.metrics import registry as metric_registry
 from sirc.scores import registry
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +17,9 @@ def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks, f"{page.name} has no Python to run"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_SCORES", dict(registry._SCORES))  # pages may register scores of their own
+    # Pages may register scores and metrics of their own.
+    monkeypatch.setattr(registry, "_SCORES", dict(registry._SCORES))
+    monkeypatch.setattr(metric_registry, "REGISTRY", dict(metric_registry.REGISTRY))
     namespace = {"__name__": "docs"}
     for block in blocks:
         exec(compile(block, str(page), "exec"), namespace)

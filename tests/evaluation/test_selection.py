@@ -12,8 +12,7 @@ import torch
 import sirc
 from sirc.evaluation.selection import COLUMNS
 from sirc.evaluation.selection.regret import contenders, intervals, wins
-from sirc.metrics import bootstrap
-from sirc.metrics import draws as _select_draws
+from sirc.metrics import bootstrap, find_metric
 from sirc.metrics.bootstrap import Draws
 from support.metric_reference import Mixture, repeated
 from support.tiny_images import write_images
@@ -90,11 +89,11 @@ def test_regret_is_what_a_loop_over_rankings_finds(metric, relative, pool):
     assert choice.table.wins.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("metric", ["aurr", "aurc", "risk"])
+@pytest.mark.parametrize("metric", ["aurr", "aurc", "risk", "augrc"])
 @pytest.mark.parametrize("equal_sets", [True, False])
 @pytest.mark.parametrize("chunk", [3, 1 << 15])
 def test_each_draw_has_the_metric_of_explicitly_repeated_samples(monkeypatch, metric, equal_sets, chunk):
-    monkeypatch.setattr(_select_draws, "_CHUNK", chunk)
+    monkeypatch.setattr(bootstrap, "_CPU_CHUNK", chunk)
     rng = np.random.default_rng(1)
     correct = torch.tensor(rng.random(15) < 0.7)
     confidences = {s: torch.tensor(rng.integers(0, 6, 15).astype(float)) for s in ("x", "y")}  # with equal ones
@@ -104,9 +103,9 @@ def test_each_draw_has_the_metric_of_explicitly_repeated_samples(monkeypatch, me
     alpha, beta = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64), torch.tensor([0.0, 0.6, 1.0], dtype=torch.float64)
     got = torch.cat(
         list(
-            _select_draws.grids(
-                confidences, correct, ood, equal_sets=equal_sets, metric=metric, recall=0.75, alpha=alpha, beta=beta,
-                draws=6, seed=3,
+            bootstrap.bootstrap_grids(
+                confidences, correct, ood, equal_sets=equal_sets, metric=find_metric(metric), recall=0.75, alpha=alpha,
+                beta=beta, draws=6, seed=3,
             )
         )
     )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import sirc
 from sirc.metrics import bootstrap as resample
-from sirc.metrics.bootstrap import METRICS, Draws, ResampledScore, bootstrap
+from sirc.metrics.bootstrap import Draws, ResampledScore, bootstrap_metrics
 from support.metric_reference import Mixture, repeated
 
 small = settings(max_examples=40, deadline=None)
@@ -63,7 +63,7 @@ def test_metrics_from_counts_are_those_of_repeated_samples(
     for row in range(3):
         groups = [repeated(g, c[row]) for g, c in zip((correct, wrong, ood), counts, strict=True)]
         values = expected(*groups, None, recall, alpha, beta)
-        assert set(values) == set(got["x"]) == set(METRICS)
+        assert set(values) == set(got["x"]) == set(ResampledScore.METRICS)
         for metric, value in values.items():
             assert float(got["x"][metric][row]) == pytest.approx(value, abs=tolerance), metric
         if wrong:
@@ -75,7 +75,7 @@ def test_metrics_from_counts_are_those_of_repeated_samples(
 @pytest.mark.parametrize("equal_sets", [False, True])
 @pytest.mark.parametrize("per_block", [1, 2, 64])
 def test_each_draw_of_the_bootstrap_is_an_evaluation_of_repeated_samples(monkeypatch, equal_sets, per_block):
-    monkeypatch.setattr(resample, "_MOST", per_block)
+    monkeypatch.setattr(resample, "_MOST_ON_CPU", per_block)
     rng = np.random.default_rng(2)
     correct = torch.tensor(rng.random(14) < 0.7)
     confidences = {s: torch.tensor(rng.integers(0, 6, 14).astype(float)) for s in ("one", "two")}
@@ -83,7 +83,7 @@ def test_each_draw_of_the_bootstrap_is_an_evaluation_of_repeated_samples(monkeyp
     ood = {n: {s: torch.tensor(rng.integers(-2, 5, k).astype(float)) for s in confidences} for n, k in sizes.items()}
     unions = {"a": ["a"], "b": ["b"], "pooled": ["a", "b"], "Group": ["b", "a"]}
     settings = {"equal_sets": equal_sets, "recall": 0.75, "alpha": 0.6, "beta": 0.3}
-    got = bootstrap(confidences, correct, ood, unions, **settings, draws=5, seed=4)
+    got = bootstrap_metrics(confidences, correct, ood, unions, **settings, draws=5, seed=4)
     assert {key[:2] for key in got} == {(s, n) for s in confidences for n in ("wrong", *unions)}
     assert {tuple(values.shape) for values in got.values()} == {(5,)}
     # The counts that a plan of the same seed gives, used here to repeat the samples.
@@ -180,7 +180,7 @@ def test_groups_are_resampled_independently():
 
 @pytest.mark.parametrize("per_block", [1, 3, 11, 64])
 def test_blocks_of_any_size_hold_all_draws(monkeypatch, per_block):
-    monkeypatch.setattr(resample, "_MOST", per_block)
+    monkeypatch.setattr(resample, "_MOST_ON_CPU", per_block)
     counts = counts_of({"c": 6, "x": 0, "o": 4}, 11, 0)
     assert counts["c"].shape == (11, 6)
     assert counts["x"].shape == (11, 0)
@@ -223,7 +223,7 @@ def test_interval_ends_are_numpys_percentiles_of_the_draws():
     table = ev.intervals(draws=150, level=0.8, seed=9)
     unions = {"x": ["x"], "pooled": ["x"]}
     ours = {"equal_sets": False, "recall": 0.8, "alpha": 0.6, "beta": 0.4, "draws": 150, "seed": 9}
-    samples = bootstrap(ev.confidences, ev.correct, ev.ood, unions, **ours)
+    samples = bootstrap_metrics(ev.confidences, ev.correct, ev.ood, unions, **ours)
     assert len(table) == 4 * 6
     for row in table.itertuples():
         negative = "x" if row.negative == "OOD mean" else row.negative
@@ -237,7 +237,7 @@ def test_the_interval_of_the_ood_mean_is_that_of_the_mean_in_each_draw():
     ev = sirc.evaluate({"s": (confidence, right)}, ood={"a": {"s": outside[:20]}, "b": {"s": outside[20:] + 1}})
     unions = {"a": ["a"], "b": ["b"], "pooled": ["a", "b"]}
     ours = {"equal_sets": False, "recall": 0.95, "alpha": 0.5, "beta": 0.5, "draws": 40, "seed": 0}
-    samples = bootstrap(ev.confidences, ev.correct, ev.ood, unions, **ours)
+    samples = bootstrap_metrics(ev.confidences, ev.correct, ev.ood, unions, **ours)
     mean = (samples["s", "a", "aurr"] + samples["s", "b", "aurr"]).numpy() / 2
     row = ev.intervals(draws=40).query("negative == 'OOD mean' and metric == 'aurr'").iloc[0]
     assert (row.low, row.high) == pytest.approx(tuple(np.quantile(mean, [0.025, 0.975])), abs=1e-12)
@@ -278,7 +278,7 @@ def test_a_paired_difference_is_the_difference_in_the_same_draws():
     ev = evaluation(other=lambda s, right: np.round(s))
     row = ev.compare("msp", draws=80, seed=5, level=0.9).query("negative == 'pooled' and metric == 'aurc'").iloc[0]
     ours = {"equal_sets": False, "recall": 0.8, "alpha": 0.6, "beta": 0.4, "draws": 80, "seed": 5}
-    samples = bootstrap(ev.confidences, ev.correct, ev.ood, {"x": ["x"], "pooled": ["x"]}, **ours)
+    samples = bootstrap_metrics(ev.confidences, ev.correct, ev.ood, {"x": ["x"], "pooled": ["x"]}, **ours)
     difference = (samples["other", "pooled", "aurc"] - samples["msp", "pooled", "aurc"]).numpy()
     assert (row.low, row.high) == pytest.approx(tuple(np.quantile(difference, [0.05, 0.95])), abs=1e-12)
     assert row.wins == pytest.approx(np.mean(difference < 0) + np.mean(difference == 0) / 2)
@@ -309,7 +309,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     for seed in range(repeats):
         confidence, right, outside = (torch.as_tensor(part) for part in problem(seed))
         ours = {"equal_sets": False, "recall": 0.95, "alpha": 0.6, "beta": 0.4, "draws": 200, "seed": seed}
-        samples = bootstrap({"s": confidence}, right, {"x": {"s": outside}}, {"x": ["x"]}, **ours)
+        samples = bootstrap_metrics({"s": confidence}, right, {"x": {"s": outside}}, {"x": ["x"]}, **ours)
         for metric, value in truth.items():
             low, high = np.quantile(samples["s", "x", metric].numpy(), [0.05, 0.95])
             hits[metric] += low <= value <= high
@@ -335,7 +335,7 @@ def test_no_ood_is_no_obstacle():
 
 def test_a_group_s_draws_depend_on_the_seed_and_its_name_alone(monkeypatch):
     def draws(sizes, per_block, seed=5):
-        monkeypatch.setattr(resample, "_MOST", per_block)
+        monkeypatch.setattr(resample, "_MOST_ON_CPU", per_block)
         monkeypatch.setattr(resample, "_FEWEST", 1)
         return torch.cat([b["ood a"] for b in Draws(sizes, 12, seed, torch.device("cpu")).blocks()], 1)
 

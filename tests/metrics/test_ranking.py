@@ -647,7 +647,7 @@ def test_chunks_of_any_size_give_the_same(monkeypatch, chunk, weighted):
     correct, wrong, ood = normal_groups((60, 25, 40), decimals=2)
     weights = np.random.default_rng(0).integers(1, 5, len(ood)) if weighted else None
     plain = Mixture(correct.tolist(), wrong.tolist(), ood.tolist(), None if weights is None else weights.tolist())
-    monkeypatch.setattr(ranking, "_CHUNK", chunk)
+    monkeypatch.setattr(ranking, "_CPU_CHUNK", chunk)
     r = Ranking(correct, wrong, ood, ood_weights=weights)
     assert len(r.thresholds) > 50
     assert r.auroc("ood", positive="id") == pytest.approx(plain.auroc("ood", "id"), abs=1e-13)

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from sirc.report.names import escape, lower_is_better, metric_name, negative_name, score_name
+from sirc.metrics import lower_is_better
+from sirc.report.names import escape, metric_name, negative_name, score_name
 from sirc.scores import registry
 
 

@@ -277,7 +277,7 @@ def test_the_sentence_counts_what_the_table_shares_out(open_page, study):
 
 def test_each_kind_of_input_has_its_own_numbers(open_page, study):
     page = open_page(study.path, "alpha=0.6&beta=0.4&recall=0.9")
-    for detail in ("auroc", "fpr", "risk", "aurr"):
+    for detail in ("auroc", "fpr", "risk", "aurr", "augrc"):
         page.select_option("#detail", detail)
         settle(page)
         shown = read_table(page, "sets")
@@ -291,6 +291,7 @@ def test_each_kind_of_input_has_its_own_numbers(open_page, study):
                     "fpr": lambda r, kind=kind: r.fpr(kind, recall=0.9),
                     "risk": lambda r, at=at: r.risk_at_recall(0.9, 0.6 if at else 1, 0.4),
                     "aurr": lambda r, at=at: r.aurr(0.6 if at else 1, 0.4),
+                    "augrc": lambda r, at=at: r.augrc(0.5 if at else 1, 0.5),  # as evaluated, whatever the setting
                 }[detail]
                 close = 1e-9 if detail in ("fpr", "risk") else 5e-3
                 assert shown[score][column] == pytest.approx(np.mean([expected(r) for r in each]), rel=close)

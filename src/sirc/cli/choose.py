@@ -94,7 +94,7 @@ def select(
     beta: Annotated[
         str, typer.Option(metavar="LOW,HIGH", help="The cost of accepting ID✗ (that of OOD is 1 − β), likewise.")
     ] = "0.1,0.9",
-    metric: Annotated[str, typer.Option(help="`aurr`, `aurc`, or `risk@95` of any recall in percent.")] = "aurr",
+    metric: Annotated[str, typer.Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
     by: Annotated[str, typer.Option(help="`worst` or `average` regret over the range.")] = "worst",
     absolute: Annotated[
         bool, typer.Option("--absolute", help="Regret as it is, not relative to the best at each point.")

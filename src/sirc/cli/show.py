@@ -45,7 +45,7 @@ def table(
     runs: Studies,
     format_: Annotated[TableFormat, typer.Option("--format", help="How to print it.")] = TableFormat.text,
     metric: Annotated[
-        list[str] | None, typer.Option(help="`auroc`, `fpr@95`, `aurr`, `risk@95`, `aurc`, `augrc`; repeat.")
+        list[str] | None, typer.Option(help="A metric of the results, such as `auroc`, `fpr@95` or `aurr`; repeat.")
     ] = None,
     negative: Annotated[
         list[str] | None, typer.Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")

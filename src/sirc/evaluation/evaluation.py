@@ -1,4 +1,4 @@
-"""evaluate: a scorer, or confidences from elsewhere, on ID and OOD test data, as a tidy table with error bars."""
+"""Evaluate a scorer, or confidences from elsewhere, on ID and OOD test data: a tidy table with error bars."""
 
 from __future__ import annotations
 
@@ -16,27 +16,50 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
 from sirc._utils.files import PathLike
-from sirc.evaluation.confidences import Data, Plain, id_confidences, ood_confidences
-from sirc.evaluation.mixtures import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups, check_set
-from sirc.metrics import METRICS, Curve, Inside, Ranking, as_flags, as_scores, bootstrap, sorted_scores
+from sirc.evaluation.inputs import (
+    MEAN,
+    ORACLE,
+    POOLED,
+    WRONG,
+    ConfidenceArrays,
+    Data,
+    OodSets,
+    as_fractions,
+    as_names,
+    check_groups,
+    check_set,
+    id_confidences,
+    ood_confidences,
+)
+from sirc.metrics import (
+    Curve,
+    Negative,
+    Ranking,
+    SortedID,
+    all_metrics,
+    as_flags,
+    as_scores,
+    bootstrap_metrics,
+    find_metric,
+    lower_is_better,
+    sorted_scores,
+)
 from sirc.scores import Scorer
 
 if TYPE_CHECKING:
     from sirc.evaluation.premise import Assumptions
 
-FloatArray = npt.NDArray[np.float64]
 Pool = Literal["samples", "datasets"]
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
-LOWER_IS_BETTER = ("fpr", "aurr", "risk", "aurc", "augrc", "error")
 
 
 def evaluate(
-    scorer: Scorer | Plain,
+    scorer: Scorer | ConfidenceArrays,
     test: Data | None = None,
-    ood: Mapping[str, Data | Mapping[str, ArrayLike]] | None = None,
+    ood: OodSets | None = None,
     *,
     alpha: ArrayLike = 0.5,
     beta: ArrayLike = 0.5,
@@ -55,12 +78,8 @@ def evaluate(
     `scores` picks some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
     `pooled` is the union of all. In a union, `pool="samples"` weighs samples equally, `"datasets"` sets equally.
     """
-    if ood is not None and not isinstance(ood, Mapping):
-        raise ValueError(
-            f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `ood={{'textures': outputs}}`"
-        )
     confidences, correct = id_confidences(scorer, test, scores)
-    sets = {name: ood_confidences(scorer, name, data, list(confidences)) for name, data in (ood or {}).items()}
+    sets = ood_confidences(scorer, ood, list(confidences))
     return Evaluation(confidences, correct, sets, alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
 
 
@@ -80,7 +99,7 @@ class Evaluation:
         pool: Pool = "samples",
         recall: float = 0.95,
     ) -> None:
-        # In memory of their own: figures are computed when asked for, and must not change with the caller's arrays.
+        # Copied: metrics are computed when asked for, and must not change with the caller's arrays.
         self.confidences = {s: as_scores(f"confidence of {s!r}", c).clone() for s, c in confidences.items()}
         if ORACLE in self.confidences:
             raise ValueError(f"{ORACLE!r} names the best possible curve; name the score otherwise")
@@ -117,8 +136,11 @@ class Evaluation:
     @property
     def negatives(self) -> list[str]:
         """What ID✓ is compared with: `wrong`, each OOD set, their mean, their union, and the groups."""
-        some = [*self.ood, MEAN, POOLED, *self.groups] if self.ood else []
-        return [*([WRONG] if not bool(self.correct.all()) else []), *some]
+        return [*([WRONG] if not bool(self.correct.all()) else []), *self._ood_negatives]
+
+    @property
+    def _ood_negatives(self) -> list[str]:
+        return [*self.ood, MEAN, POOLED, *self.groups] if self.ood else []
 
     @property
     def table(self) -> pd.DataFrame:
@@ -169,7 +191,7 @@ class Evaluation:
         groups: Sequence[str] | None = None,
         scores: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """AURR, Risk@recall, AURC and AUGRC on the whole (α, β) grid, for `pooled` and each group (or those asked for).
+        """Every metric of the mixture on the whole (α, β) grid, for `pooled` and each group (or those in `groups`).
 
         Without OOD data it is for `wrong`, and α must be 1.
         """
@@ -180,11 +202,13 @@ class Evaluation:
         frames = []
         for score in self._wanted(scores):
             for negative in wanted:
-                for metric, grid in self._mixture_metrics(self.ranking(score, negative), a, b).items():
-                    values = torch.as_tensor(grid).cpu().reshape(-1).numpy()
-                    index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
-                    frame = pd.DataFrame({"value": values}, index=index).reset_index()
-                    frames.append(frame.assign(score=score, negative=negative, metric=metric))
+                ranking = self.ranking(score, negative)
+                for metric in all_metrics():
+                    if metric.of_mixture:
+                        grid = metric.grid(ranking, "ood" if ranking.num_ood else "wrong", self.recall, a, b)
+                        index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
+                        frame = pd.DataFrame({"value": grid.reshape(-1).numpy()}, index=index).reset_index()
+                        frames.append(frame.assign(score=score, negative=negative, metric=metric.label(self.recall)))
         return pd.concat(frames, ignore_index=True)[COLUMNS]
 
     def curves(
@@ -202,10 +226,10 @@ class Evaluation:
             raise ValueError(f'`kind` must be "risk_recall" or "risk_coverage"; got {kind!r}')
         a, b = self._one("alpha", alpha), self._one("beta", beta)
         wanted = self._wanted(scores)
-        found = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
+        curves = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
         if kind == "risk_coverage" and wanted:
-            found[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
-        return found
+            curves[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
+        return curves
 
     def intervals(
         self,
@@ -252,7 +276,7 @@ class Evaluation:
         against = torch.tensor([base_rows[key] for key in keys])
         difference = samples - samples[against]
         value = frame["value"].to_numpy()
-        sign = torch.tensor([-1.0 if m.partition("@")[0] in LOWER_IS_BETTER else 1.0 for m in frame["metric"]])[:, None]
+        sign = torch.tensor([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])[:, None]
         equal = difference.abs() <= _EQUAL * torch.maximum(samples.abs(), samples[against].abs())
         wins = ((difference * sign > 0) & ~equal).double().mean(1) + equal.double().mean(1) / 2
         frame = frame.assign(
@@ -279,32 +303,23 @@ class Evaluation:
         return report(self, path, title=title, overwrite=overwrite)
 
     def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
-        nan = float("nan")
         rank = self._ranked(score)
-        inside = rank(WRONG)
-        rows = [(score, WRONG, "error", nan, nan, 1 - inside.accuracy)]
-        if inside.num_wrong:
-            # Without OOD data the mixture is all ID: selective classification as it was before.
-            cells = self._cells(inside, "wrong", torch.ones(1, dtype=torch.float64))
-            rows += [(score, WRONG, *cell) for cell in cells]
-        mixture = {
-            negative: self._cells(rank(negative), "ood", self.alpha)
-            for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]
-        }
+        # Without OOD data the mixture is all ID: plain selective classification.
+        alone = torch.ones(1, dtype=torch.float64)
+        cells = {WRONG: self._cells(rank(WRONG), "wrong", alone)}
+        for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
+            cells[negative] = self._cells(rank(negative), "ood", self.alpha)
         if self.ood:
-            each = [mixture[name] for name in self.ood]
-            mean = [(*cells[0][:3], sum(cell[3] for cell in cells) / len(cells)) for cells in zip(*each, strict=True)]
-            mixture[MEAN] = mean
-        for negative in [n for n in self.negatives if n != WRONG]:
-            rows += [(score, negative, *cell) for cell in mixture[negative]]
-        return rows
+            each = zip(*(cells[name] for name in self.ood), strict=True)
+            cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
+        return [(score, negative, *cell) for negative in (WRONG, *self._ood_negatives) for cell in cells[negative]]
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""
         tensors = [self.confidences[score], *(by_score[score] for by_score in self.ood.values())]
         if any(values.device.type != "cpu" for values in tensors):
             return partial(self._rank, score)
-        inside = Inside(tensors[0], self.correct)
+        inside = SortedID(tensors[0], self.correct)
         sets = {name: sorted_scores(values) for name, values in zip(self.ood, tensors[1:], strict=True)}
 
         def rank(negative: str) -> Ranking:
@@ -312,33 +327,25 @@ class Evaluation:
             if self.pool == "datasets" and len(members) > 1:
                 return self._rank(score, negative)  # has weights
             if not members:
-                return inside.alone()
-            return inside.beside(
+                return inside.ranking()
+            return inside.ranking_with(
                 sets[members[0]] if len(members) == 1 else sorted_scores(*(sets[name] for name in members))
             )
 
         return rank
 
-    def _cells(
-        self, ranking: Ranking, negative: Literal["wrong", "ood"], alpha: Tensor
-    ) -> list[tuple[str, float, float, float]]:
-        """The metrics of separation, and those of the mixture for each α and β."""
-        nan, at = float("nan"), f"{100 * self.recall:g}"
-        found = ranking._at_once(negative, self.recall, *(x.to(ranking.thresholds.device) for x in (alpha, self.beta)))
-        cells = [("auroc", nan, nan, found.auroc), (f"fpr@{at}", nan, nan, found.fpr)]
-        grids = {"aurr": found.aurr, f"risk@{at}": found.risk, "aurc": found.aurc, "augrc": found.augrc}
-        for metric, grid in grids.items():
-            for a, row in zip(alpha.tolist(), grid.tolist(), strict=True):
-                cells += [(metric, a, b, value) for b, value in zip(self.beta.tolist(), row, strict=True)]
+    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
+        """Each metric, at each α and β if it depends on them; those of the ID data alone stand with `wrong`."""
+        nan = torch.tensor([torch.nan])
+        cells = []
+        for metric in all_metrics():
+            if negative == WRONG if not metric.compares else ranking.num_wrong or negative != WRONG:
+                grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
+                alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
+                for a, row in zip(alphas.tolist(), grid, strict=True):
+                    name = metric.label(self.recall)
+                    cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
         return cells
-
-    def _mixture_metrics(self, ranking: Ranking, alpha: Tensor, beta: Tensor) -> dict[str, float | Tensor]:
-        return {
-            "aurr": ranking.aurr(alpha, beta),
-            f"risk@{100 * self.recall:g}": ranking.risk_at_recall(self.recall, alpha, beta),
-            "aurc": ranking.aurc(alpha, beta),
-            "augrc": ranking.augrc(alpha, beta),
-        }
 
     def _members(self, negative: str) -> Sequence[str]:
         if negative in self.ood:
@@ -372,7 +379,7 @@ class Evaluation:
         # The mean over sets needs all of them.
         sets = list(self.ood) if MEAN in wanted else []
         unions = {name: self._members(name) for name in dict.fromkeys([*wanted, *sets]) if name not in (WRONG, MEAN)}
-        samples = bootstrap(
+        samples = bootstrap_metrics(
             {score: self.confidences[score] for score in chosen},
             self.correct,
             self.ood,
@@ -385,12 +392,15 @@ class Evaluation:
             seed=seed,
         )
         for score in chosen:
-            for metric in METRICS if sets else ():
-                samples[score, MEAN, metric] = torch.stack([samples[score, name, metric] for name in sets]).mean(0)
+            for metric in all_metrics() if sets else ():
+                if metric.compares:
+                    each = [samples[score, name, metric.name] for name in sets]
+                    samples[score, MEAN, metric.name] = torch.stack(each).mean(0)
         point = self.only(chosen)
         point.alpha, point.beta = as_fractions("alpha", a), as_fractions("beta", b)
         table = point.table
-        frame = table[(table["metric"] != "error") & table["negative"].isin(wanted)].reset_index(drop=True)
+        compared = table["metric"].map(lambda name: bool((metric := find_metric(name)) and metric.compares))
+        frame = table[compared & table["negative"].isin(wanted)].reset_index(drop=True)
         rows = [
             samples[score, negative, metric.partition("@")[0]]
             for score, negative, metric in zip(frame["score"], frame["negative"], frame["metric"], strict=True)
@@ -419,7 +429,7 @@ class Evaluation:
             raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
 
 
-def _percentiles(samples: Tensor, level: float) -> dict[str, FloatArray]:
+def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
     level = check_fraction("level", level)
     ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
     return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}

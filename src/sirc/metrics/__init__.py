@@ -1,46 +1,54 @@
-"""Metrics of selective classification with OOD data: one sort, every α and β."""
+"""Metrics of selective classification with OOD data: one sort, every α and β, one registry."""
 
 from typing import TYPE_CHECKING
 
-from sirc.metrics.binomial import interval, least_count, lower_limit, rejects, upper_limit
-from sirc.metrics.bootstrap import METRICS, bootstrap
+from sirc.metrics.binomial import binomial_interval, least_count, lower_limit, too_few, upper_limit
+from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.draws import AURC, AURR, RISK, grids
-from sirc.metrics.merge import Inside, sorted_scores
-from sirc.metrics.rank_measures import Components, Estimate, FloatArray, components, kendall, share, spearman
+from sirc.metrics.intervals import (
+    AurocComponents,
+    Estimate,
+    auroc_components,
+    kendall,
+    spearman,
+    wilson_interval,
+)
+from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
+from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
 
 if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
-    "AURC",
-    "AURR",
-    "METRICS",
-    "RISK",
-    "Components",
+    "AurocComponents",
     "Curve",
     "Estimate",
-    "FloatArray",
-    "Inside",
+    "Metric",
     "Negative",
     "Positive",
     "Ranking",
     "SelectiveMetrics",
+    "SortedID",
+    "all_metrics",
     "as_flags",
     "as_scores",
-    "bootstrap",
-    "components",
-    "grids",
-    "interval",
+    "auroc_components",
+    "binomial_interval",
+    "bootstrap_grids",
+    "bootstrap_metrics",
+    "find_metric",
     "kendall",
     "least_count",
+    "lower_is_better",
     "lower_limit",
-    "rejects",
-    "share",
+    "metric",
+    "parse_metric",
     "sorted_scores",
     "spearman",
+    "too_few",
     "upper_limit",
+    "wilson_interval",
 ]
 
 

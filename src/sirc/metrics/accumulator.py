@@ -1,4 +1,4 @@
-"""A streaming accumulator of the metrics for training loops; a `torchmetrics.Metric` where that is installed."""
+"""Streaming accumulator of the metrics for training loops; a `torchmetrics.Metric` where that is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.ranking import Ranking
+from sirc.metrics.ranking import Negative, Ranking
+from sirc.metrics.registry import Metric, all_metrics
 
 
 class _Plain:
@@ -43,7 +44,7 @@ else:
 
 
 class SelectiveMetrics(_Base):
-    """Collects confidences batch by batch and gives all metrics at the end.
+    """Collect confidences batch by batch and give all metrics at the end.
 
     ```python
     metric = SelectiveMetrics(alpha=0.5, beta=0.5)
@@ -99,7 +100,7 @@ class SelectiveMetrics(_Base):
         return Ranking(*self._scores())
 
     def compute(self) -> dict[str, Tensor]:
-        """All metrics that what was seen allows: without OOD inputs, those of the mixture only for α = 1.
+        """All metrics that the inputs so far allow: without OOD inputs, those of the mixture only for α = 1.
 
         `error` alone without right predictions, nothing without ID inputs: a batch of them, such as `forward` looks
         at by itself, may have none.
@@ -108,17 +109,15 @@ class SelectiveMetrics(_Base):
         if not len(scores[0]):
             return {"error": torch.ones((), dtype=torch.float64)} if len(scores[1]) else {}
         r = Ranking(*scores)
-        at = f"{100 * self.recall:g}"
-        found: dict[str, float | Tensor] = {"error": 1 - r.accuracy}
-        if r.num_wrong:
-            found |= {"auroc_wrong": r.auroc("wrong"), f"fpr@{at}_wrong": r.fpr("wrong", recall=self.recall)}
-        if r.num_ood:
-            found |= {"auroc_ood": r.auroc("ood"), f"fpr@{at}_ood": r.fpr("ood", recall=self.recall)}
-        if r.num_ood or self.alpha == 1:
-            mixture = (self.alpha, self.beta)
-            found |= {"aurr": r.aurr(*mixture), f"risk@{at}": r.risk_at_recall(self.recall, *mixture)}
-            found |= {"aurc": r.aurc(*mixture), "augrc": r.augrc(*mixture)}
-        return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in found.items()}
+        alpha, beta = (torch.tensor([share], dtype=torch.float64) for share in (self.alpha, self.beta))
+        sizes: dict[Negative, int] = {"wrong": r.num_wrong, "ood": r.num_ood}
+        metrics = [m for m in all_metrics() if not m.of_mixture or r.num_ood or self.alpha == 1]
+        cells: list[tuple[str, Metric, Negative]] = [
+            *((m.label(self.recall), m, "ood") for m in metrics if not m.compares),
+            *((f"{m.label(self.recall)}_{n}", m, n) for n in sizes if sizes[n] for m in metrics if m.of_negative),
+            *((m.label(self.recall), m, "ood") for m in metrics if m.of_mixture and not m.of_negative),
+        ]
+        return {name: m.grid(r, negative, self.recall, alpha, beta)[0, 0] for name, m, negative in cells}
 
     def _scores(self) -> list[Tensor]:
         """The scores of ID✓, ID✗ and OOD."""

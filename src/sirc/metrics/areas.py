@@ -1,4 +1,8 @@
-"""Areas under risk curves: sums over thresholds that hold for every β, and the grids of metrics made of them."""
+"""Arithmetic of selective classification on accepted shares: coverage, risk, the oracle, areas under curves.
+
+Arrays run along their last axis over thresholds, the strictest first, and start with the point where nothing is
+accepted, (…, 1 + m). c, x, o are the accepted shares of ID✓, ID✗ and OOD; p is the accuracy on ID data.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,84 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sirc.metrics import core
+Number = float | Tensor
 
-_FILLING = 1 << 24  # shares looked at together on a GPU
+_GPU_CHUNK = 1 << 24  # shares worked on together on a GPU
+
+
+def id_share(c: Tensor, x: Tensor, p: float) -> Tensor:
+    """The accepted share of ID input."""
+    return p * c + (1 - p) * x
+
+
+def ratio(loss: Tensor, coverage: Tensor) -> Tensor:
+    """The risk: loss over coverage, and 0 where nothing is accepted."""
+    return torch.where(coverage > 0, loss / coverage.clamp_min(torch.finfo(coverage.dtype).tiny), 0.0)
+
+
+def trapezoids(steps: Tensor, y: Tensor) -> Tensor:
+    """The area Σ (xᵢ − xᵢ₋₁)·(yᵢ + yᵢ₋₁)/2, given the steps xᵢ − xᵢ₋₁."""
+    return (steps * (y[..., 1:] + y[..., :-1])).sum(-1) / 2
+
+
+def first_reaching(share: Tensor, target: float) -> Tensor:
+    """The first point whose share is at least the target; the last point, should rounding leave it short."""
+    return (share < target).sum(-1).clamp_max(share.shape[-1] - 1)
+
+
+def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The oracle's order: the mass of ID✓, then the mass and the cost of the cheaper mistake, the cost of the other."""
+    alpha, beta = torch.as_tensor(alpha, dtype=torch.float64), torch.as_tensor(beta, dtype=torch.float64)
+    first = torch.where(beta <= 0.5, alpha * (1 - p), 1 - alpha)
+    cheap, dear = torch.minimum(beta, 1 - beta), torch.maximum(beta, 1 - beta)
+    return (alpha * p).expand(first.shape), first, cheap.expand(first.shape), dear.expand(first.shape)
+
+
+def oracle_loss(coverage: Tensor, p: float, alpha: float, beta: float) -> Tensor:
+    """The least loss with which a coverage can be reached."""
+    good, first, cheap, dear = (part.to(coverage.device) for part in oracle_parts(p, alpha, beta))
+    bad = (coverage - good).clamp_min(0)
+    return cheap * bad.minimum(first) + dear * (bad - first).clamp_min(0)
+
+
+def oracle_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
+    """The area under the oracle's risk–coverage curve, in the limit of many samples: ∫ loss(k)/k dk.
+
+    Over the first mistakes the loss is cheap·(k − good), over the others cheap·first + dear·(k − knee). Steps that
+    each hold their last value have at least this area, as the oracle's risk rises: it bounds every AURC from below.
+    """
+    good, first, cheap, dear = oracle_parts(p, alpha, beta)
+    knee = good + first
+    tiny = torch.finfo(knee.dtype).tiny
+    # Masses of 0 multiply their logarithm by 0.
+    rise = cheap * (first - good * torch.log(knee.clamp_min(tiny) / good.clamp_min(tiny)))
+    rest = dear * (1 - knee) - (cheap * first - dear * knee) * torch.log(knee.clamp(tiny, 1.0))
+    return rise + rest
 
 
 @final
 @dataclass(frozen=True)
 class Steps:
-    """A run of thresholds: accepted shares, the first before it, and how the steps along it make recall, … grow."""
+    """A run of thresholds: accepted shares, the first before the run, and the growth of recall, ID and OOD per step."""
 
-    inside: Tensor
-    """The accepted share of ID input."""
+    id_share: Tensor
     wrong: Tensor
     """The accepted share of ID input that is ID✗."""
-    accepted_ood: Tensor
-    recall: Tensor
-    id: Tensor
     ood: Tensor
+    recall_steps: Tensor
+    id_steps: Tensor
+    ood_steps: Tensor
 
     def areas(self, alpha: Tensor) -> Tensor:
         """Σ Δ·bad/coverage for each α, (A, 6): ID✗ and OOD over recall, ID✗ over ID and OOD, OOD likewise."""
-        o = self.accepted_ood
-        rises = (self.recall, self.id, self.ood)
-        columns = torch.stack([step * bad[1:] for bad in (self.wrong, o) for step in rises])
+        steps = (self.recall_steps, self.id_steps, self.ood_steps)
+        columns = torch.stack([step * bad[1:] for bad in (self.wrong, self.ood) for step in steps])
         total = torch.empty(len(alpha), 6, dtype=torch.float64, device=alpha.device)
         # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
-        size = 1 if alpha.device.type == "cpu" else max(1, _FILLING // len(o))
+        size = 1 if alpha.device.type == "cpu" else max(1, _GPU_CHUNK // len(self.ood))
         for first in range(0, len(alpha), size):
             some = slice(first, first + size)
-            covered = torch.lerp(o[None, 1:], self.inside[None, 1:], alpha[some, None])
+            covered = torch.lerp(self.ood[None, 1:], self.id_share[None, 1:], alpha[some, None])
             # Where nothing is covered there is nothing to count.
             inverse = covered.reciprocal_().nan_to_num_(posinf=0.0)
             total[some] = inverse @ columns.T
@@ -45,24 +97,24 @@ class Steps:
 
     def generalised(self) -> Tensor:
         """The areas under ID✗, then OOD, over ID and over OOD, by trapezoids."""
-        rises = (self.id, self.ood)
-        return torch.stack([core.trapezoids_of(k, bad) for bad in (self.wrong, self.accepted_ood) for k in rises])
+        steps = (self.id_steps, self.ood_steps)
+        return torch.stack([trapezoids(step, bad) for bad in (self.wrong, self.ood) for step in steps])
 
 
-def aurr(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def aurr(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """AURR on the (α, β) grid, from the sums of `Steps.areas`."""
-    return over_beta(a * s[:, 0], (1 - a) * s[:, 1], b)
+    return over_beta(a * sums[:, 0], (1 - a) * sums[:, 1], b)
 
 
-def aurc(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def aurc(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """AURC on the grid, from the same sums."""
-    wrong = a * (a * s[:, 2] + (1 - a) * s[:, 3])
-    return over_beta(wrong, (1 - a) * (a * s[:, 4] + (1 - a) * s[:, 5]), b)
+    wrong = a * (a * sums[:, 2] + (1 - a) * sums[:, 3])
+    return over_beta(wrong, (1 - a) * (a * sums[:, 4] + (1 - a) * sums[:, 5]), b)
 
 
-def augrc(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def augrc(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """AUGRC on the grid, from `Steps.generalised`."""
-    return over_beta(a * (a * t[0] + (1 - a) * t[1]), (1 - a) * (a * t[2] + (1 - a) * t[3]), b)
+    return over_beta(a * (a * sums[0] + (1 - a) * sums[1]), (1 - a) * (a * sums[2] + (1 - a) * sums[3]), b)
 
 
 def over_beta(wrong: Tensor, ood: Tensor, beta: Tensor) -> Tensor:

@@ -1,11 +1,14 @@
-"""Stratified bootstrap: metrics of resampled data from weights on the sorted order, with no sort per draw.
+"""Stratified bootstrap: metrics of resampled data from counts on a sorted order, with no sort per draw.
 
 A resample of a group is a count of how often each of its samples was drawn. Scores are sorted once. For each sample,
 in sorted order, it is known how many of every group rank at or above it, so the accepted shares at its score, in any
-resample, are looked up in running sums of the counts. Every metric is a mean of such shares:
+resample, are looked up in running sums of the counts. The built-in metrics are means of such shares:
 
     AUROC  = 1 − mean over ID✓ of the share of negatives above (equal ones half)
     AURR   = mean over ID✓ of the risk at its score          AURC = mean over all input of the risk at its score
+
+Risk is linear in β, so a whole (α, β) grid costs one reciprocal for each α and sample. Any other registered metric is
+computed by its own function on a `Ranking` of each resample: correct, but slower.
 
 The same counts serve every score, so that differences between scores are paired.
 """
@@ -16,25 +19,32 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-Values = dict[str, Tensor]
+from sirc.metrics.ranking import Ranking
+from sirc.metrics.registry import Metric, all_metrics
 
-METRICS = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
+Values = dict[str, Tensor]
+OodScores = Mapping[str, Mapping[str, Tensor]]
+"""By OOD set and score, the confidences."""
 
 # Draws lie side by side in memory, so that one look-up serves all of a block. A block holds about this many counts
 # (on a CPU, what its cache does) and a number of draws within these bounds.
-_BLOCK, _BLOCK_ELSEWHERE = 1 << 20, 1 << 26
-_FEWEST, _MOST, _MOST_ELSEWHERE = 8, 64, 128
+_CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 26
+_FEWEST, _MOST_ON_CPU, _MOST_ON_GPU = 8, 64, 128
 _EXACT = 1 << 22  # counts that float32 tells apart by halves, with room to spare
+# Counts of a grid worked on at a time. On a CPU they stay in its cache, and are too few for PyTorch to divide among
+# threads: thousands of small operations that wait for one another's threads crawl on a machine that has other work.
+_CPU_CHUNK, _GPU_CHUNK = (1 << 15) - 1, 1 << 25
 
 
-def bootstrap(
+def bootstrap_metrics(
     confidences: Mapping[str, Tensor],
     correct: Tensor,
-    ood: Mapping[str, Mapping[str, Tensor]],
+    ood: OodScores,
     unions: Mapping[str, Sequence[str]],
     *,
     equal_sets: bool,
@@ -49,24 +59,20 @@ def bootstrap(
     `unions` names the mixtures of OOD sets to take as the OOD data; with `equal_sets` sets weigh the same in each,
     else samples do.
     """
-    sizes = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
-    right = int(correct.sum())
-    plan = Draws(
-        {"correct": right, "wrong": len(correct) - right, **{f"ood {n}": k for n, k in sizes.items()}},
-        draws,
-        seed,
-        correct.device,
-    )
+    sizes, plan = _plan(correct, ood, draws, seed)
     resampled = {
         score: ResampledScore(
-            own[correct],
-            own[~correct],
+            values[correct],
+            values[~correct],
             {name: torch.cat([ood[member][score] for member in members]) for name, members in unions.items()},
             recall=recall,
         )
-        for score, own in confidences.items()
+        for score, values in confidences.items()
     }
-    found: dict[tuple[str, str, str], list[Tensor]] = {}
+    negatives = {**({"wrong": []} if not bool(correct.all()) else {}), **unions}
+    slow = [metric for metric in all_metrics() if metric.compares and metric.name not in ResampledScore.METRICS]
+    a, b = torch.tensor([alpha], dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
+    samples: dict[tuple[str, str, str], list[Tensor]] = {}
     for counts in plan.blocks():
         masses = {}
         for name, members in unions.items():
@@ -74,11 +80,93 @@ def bootstrap(
             masses[name] = torch.cat(parts)
         for score, one in resampled.items():
             values = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
+            for negative, members in negatives.items() if slow else ():
+                sets = {member: ood[member][score] for member in members}
+                rankings = list(_rankings(confidences[score], correct, sets, counts, equal_sets))
+                at = (a if sets else torch.ones_like(a), b)
+                for metric in slow:
+                    grids = [metric.grid(ranking, "ood" if sets else "wrong", recall, *at) for ranking in rankings]
+                    values[negative][metric.name] = torch.stack(grids).reshape(-1)
             for negative, by_metric in values.items():
-                for metric, value in by_metric.items():
-                    found.setdefault((score, negative, metric), []).append(value.double())
+                for name, value in by_metric.items():
+                    samples.setdefault((score, negative, name), []).append(value.double())
     # Brought to the CPU at the end, so that a GPU is not waited for after every number.
-    return {key: torch.cat(parts).cpu() for key, parts in found.items()}
+    return {key: torch.cat(parts).cpu() for key, parts in samples.items()}
+
+
+def bootstrap_grids(
+    confidences: Mapping[str, Tensor],
+    correct: Tensor,
+    ood: OodScores,
+    *,
+    equal_sets: bool,
+    metric: Metric,
+    recall: float,
+    alpha: Tensor,
+    beta: Tensor,
+    draws: int,
+    seed: int,
+) -> Iterator[Tensor]:
+    """For each block of draws the metric of every score, (draws of the block, scores, α, β), float64 on the CPU.
+
+    ID✓, ID✗ and each OOD set are resampled separately. With `equal_sets` OOD sets weigh the same, else samples do.
+    """
+    sizes, plan = _plan(correct, ood, draws, seed)
+    sets = {score: {name: by_score[score] for name, by_score in ood.items()} for score in confidences}
+    orders = [
+        _GridOrder(values[correct], values[~correct], torch.cat([values[:0], *sets[score].values()]), metric, recall)
+        for score, values in confidences.items()
+        if metric.name in _GridOrder.METRICS
+    ]
+    for counts in plan.blocks():
+        if not orders:
+            grids = [
+                torch.stack(
+                    [
+                        metric.grid(ranking, "ood" if ood else "wrong", recall, alpha, beta)
+                        for ranking in _rankings(values, correct, sets[score], counts, equal_sets)
+                    ]
+                )
+                for score, values in confidences.items()
+            ]
+            yield torch.stack(grids, dim=1)
+            continue
+        parts = [counts[f"ood {name}"] / (n if equal_sets else 1) for name, n in sizes.items()]
+        outside = torch.cat(parts) if parts else counts["wrong"][:0]
+        # A group of very many rows is counted in float64, and its shares meet those of the others.
+        dtype = torch.promote_types(torch.promote_types(counts["correct"].dtype, counts["wrong"].dtype), outside.dtype)
+        right, wrong, outside = (mass.to(dtype) for mass in (counts["correct"], counts["wrong"], outside))
+        values = torch.stack([order.values(right, wrong, outside, alpha) for order in orders])
+        # (scores, 2, α, draws): what ID✗ and OOD add, for β to weigh.
+        of_wrong, of_ood = values.cpu().permute(1, 3, 0, 2)[..., None]
+        yield of_wrong * beta + of_ood * (1 - beta)
+
+
+def _plan(correct: Tensor, ood: OodScores, draws: int, seed: int) -> tuple[dict[str, int], Draws]:
+    """The size of each OOD set, and the draws of ID✓, ID✗ and each set."""
+    sizes = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
+    right = int(correct.sum())
+    groups = {"correct": right, "wrong": len(correct) - right, **{f"ood {name}": n for name, n in sizes.items()}}
+    return sizes, Draws(groups, draws, seed, correct.device)
+
+
+def _rankings(
+    confidence: Tensor, correct: Tensor, sets: Mapping[str, Tensor], counts: Values, equal_sets: bool
+) -> Iterator[Ranking]:
+    """The ranking of each draw of a block, of samples repeated as often as they were drawn."""
+    for draw in range(counts["correct"].shape[1]):
+        right, wrong, *parts = (
+            values.repeat_interleave(counts[group][:, draw].long())
+            for group, values in (
+                ("correct", confidence[correct]),
+                ("wrong", confidence[~correct]),
+                *((f"ood {name}", values) for name, values in sets.items()),
+            )
+        )
+        weights = [torch.full_like(part, 1 / len(part), dtype=torch.float64) for part in parts]
+        many = equal_sets and len(parts) > 1
+        ood = torch.cat(parts) if parts else None
+        yield Ranking(right, wrong, ood, ood_weights=torch.cat(weights) if many else None)
 
 
 class Draws:
@@ -97,7 +185,7 @@ class Draws:
     def blocks(self) -> Iterator[Values]:
         """Blocks of draws: by group, how often each sample was drawn, (n, draws of the block)."""
         on_cpu = self.device.type == "cpu"
-        room, most = (_BLOCK, _MOST) if on_cpu else (_BLOCK_ELSEWHERE, _MOST_ELSEWHERE)
+        room, most = (_CPU_BLOCK, _MOST_ON_CPU) if on_cpu else (_GPU_BLOCK, _MOST_ON_GPU)
         size = min(most, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
         streams = {name: torch.Generator().manual_seed(_mixed(self.seed, name)) for name in self.sizes}
         spans = [min(size, self.draws - start) for start in range(0, self.draws, size)]
@@ -174,13 +262,14 @@ class _Place:
 class ResampledScore:
     """One score's ranking of ID✓, ID✗ and one or more OOD mixtures, ready for any resample of them."""
 
+    METRICS: ClassVar = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
+    """The metrics that it has a fast path for."""
+
     def __init__(self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, recall: float) -> None:
         self._correct, self._wrong = _Group(correct), _Group(wrong)
         self._oods = {name: _Group(scores) for name, scores in oods.items()}
         self._accuracy = len(correct) / (len(correct) + len(wrong))
-        # The least count of ID✓ whose share, as a float64, reaches the recall.
-        least = math.ceil(recall * len(correct))
-        self._least = least - 1 if (least - 1) / len(correct) >= recall else least
+        self._least = _least_reaching(recall, len(correct))
         groups = {"correct": self._correct, "wrong": self._wrong, **{f"ood {n}": g for n, g in self._oods.items()}}
         self._places: dict[tuple[str, str], _Place] = {}
         for of, samples in groups.items():
@@ -213,10 +302,10 @@ class ResampledScore:
         miss_x = _mean(w_c, above("correct", "wrong", run_x, x["correct"]))
         at_x = picked(x["correct"])
         alone = {e: _Parts(c[e], x[e], p, 1.0, beta) for e in c}
-        found: dict[str, Values] = {}
+        values: dict[str, Values] = {}
         if len(self._wrong):
             aurr = _mean(w_c, alone["correct"].risk())
-            found["wrong"] = {
+            values["wrong"] = {
                 "auroc": 1 - miss_x,
                 "fpr": at_x,
                 "aurr": aurr,
@@ -235,7 +324,7 @@ class ResampledScore:
             at_correct = mixed["correct"].risk(o["correct"])
             aurr = _mean(w_c, at_correct)
             id_risk = p * aurr + (1 - p) * _mean(w_x, mixed["wrong"].risk(o["wrong"]))
-            found[name] = {
+            values[name] = {
                 "auroc": 1 - miss_o,
                 "fpr": picked(o["correct"]),
                 "aurr": aurr,
@@ -243,7 +332,7 @@ class ResampledScore:
                 "aurc": alpha * id_risk + (1 - alpha) * _mean(w_o, _Parts(c_o, x_o, p, alpha, beta).risk(o[key])),
                 "augrc": _augrc(miss_x, miss_o, wrong_above, p, alpha, beta),
             }
-        return found
+        return values
 
     def _at_recall(self, shares: Tensor) -> Tensor:
         """In each draw, the sorted ID✓ at whose score the recall is first reached."""
@@ -271,11 +360,85 @@ class _Parts:
         return torch.add(self._loss, o, alpha=(1 - self._beta) * (1 - self._alpha)).div_(covered)
 
 
+class _GridOrder:
+    """One score's order of the three groups, to compute one metric on an (α, β) grid in any resample."""
+
+    METRICS: ClassVar = ("aurr", "aurc", "risk")
+    """The metrics that it has a fast path for."""
+
+    def __init__(self, correct: Tensor, wrong: Tensor, ood: Tensor, metric: Metric, recall: float) -> None:
+        self._metric = metric.name
+        self._accuracy = len(correct) / (len(correct) + len(wrong))
+        self._least = _least_reaching(recall, len(correct))
+        groups = [_Group(scores.double()) for scores in (correct, wrong, ood)]
+        self._orders = [group.order for group in groups]
+        # AURR and the risk at a recall look at the scores of ID✓ alone.
+        looked_at = groups if self._metric == "aurc" else groups[:1]
+        self._places = [[other.at_least(group.scores) for other in groups] for group in looked_at]
+
+    def values(self, correct: Tensor, wrong: Tensor, ood: Tensor, alpha: Tensor) -> Tensor:
+        """What ID✗ and OOD add to the metric at β = 1 and β = 0, from the mass of each sample, (2, α, draws)."""
+        sums = [
+            _running(mass.index_select(0, order))
+            for mass, order in zip((correct, wrong, ood), self._orders, strict=True)
+        ]
+        weights, running = [weight for weight, _ in sums], [run for _, run in sums]
+        if self._metric == "risk":
+            return self._at_recall(running, alpha)
+        p, a = self._accuracy, alpha.to(correct.device)[:, None]
+        areas = [self._areas(group, weights[group], running, alpha) for group in range(len(self._places))]
+        if self._metric == "aurr":
+            return areas[0]
+        return a * (p * areas[0] + (1 - p) * areas[1]) + (1 - a) * areas[2]
+
+    def _areas(self, group: int, weights: Tensor, running: list[Tensor], alpha: Tensor) -> Tensor:
+        """The mean risk at the samples of a group."""
+        draws = weights.shape[1]
+        total = torch.zeros(2, len(alpha), draws, dtype=torch.float64, device=weights.device)
+        size = max(1, (_CPU_CHUNK if weights.device.type == "cpu" else _GPU_CHUNK) // draws)
+        for start in range(0, len(weights), size):
+            some = slice(start, start + size)
+            c, x, o = (run.index_select(0, at[some]) for run, at in zip(running, self._places[group], strict=True))
+            x *= 1 - self._accuracy
+            inside = c.mul_(self._accuracy).add_(x)
+            bad = (x.mul_(weights[some]), torch.mul(o, weights[some]))
+            inverse, term = torch.empty_like(o), torch.empty_like(o)
+            for number, a in enumerate(alpha.tolist()):
+                # Where nothing is accepted the loss is 0, and so is the risk.
+                torch.lerp(o, inside, a, out=inverse).clamp_min_(torch.finfo(o.dtype).tiny).reciprocal_()
+                for which, share in enumerate((a, 1 - a)):
+                    if share > 0:  # 0 times what may be infinite
+                        total[which, number].add_(torch.mul(inverse, bad[which], out=term).sum(0), alpha=share)
+        return total
+
+    def _at_recall(self, running: list[Tensor], alpha: Tensor) -> Tensor:
+        """The risk at the highest threshold that accepts enough of ID✓."""
+        draws = running[0].shape[1]
+        if not self._least:  # reached by accepting nothing
+            return torch.zeros(2, len(alpha), draws, dtype=torch.float64, device=running[0].device)
+        # Shares are counts over n, rounded: half a count tells the least count from the one below it.
+        recall = running[0].index_select(0, self._places[0][0])
+        at = (recall < (self._least - 0.5) / len(recall)).sum(0).clamp_max(len(recall) - 1)
+        c, x, o = (
+            run.double().gather(0, place[at][None])[0] for run, place in zip(running, self._places[0], strict=True)
+        )
+        p, a = self._accuracy, alpha.to(c.device)[:, None]
+        covered = a * (p * c + (1 - p) * x) + (1 - a) * o
+        bad = torch.stack((a * (1 - p) * x, (1 - a) * o))
+        return bad / covered.clamp_min(torch.finfo(covered.dtype).tiny)
+
+
 def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha: float, beta: float) -> Tensor:
     """AUGRC from three probabilities: ID✗ above ID✓, OOD above ID✓, ID✗ above OOD (equal ones half)."""
     wrong = alpha * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2) + (1 - alpha) * (1 - p) * wrong_above
     ood = alpha * (p * miss_o + (1 - p) * (1 - wrong_above)) + (1 - alpha) / 2
     return alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood
+
+
+def _least_reaching(recall: float, n: int) -> int:
+    """The least count of n whose share, as a float64, reaches the recall."""
+    least = math.ceil(recall * n)
+    return least - 1 if (least - 1) / n >= recall else least
 
 
 def _running(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""One score against many OOD sets: ID is sorted once, each set once, and every ranking is a merge of two."""
+"""Rankings of one score with many OOD sets by merging: ID is sorted once, and so is each set."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Counts = npt.NDArray[np.int32]
 
 
 @final
-class Inside:
-    """The ID scores of one score on the CPU, sorted, to be ranked with one OOD set after the other."""
+class SortedID:
+    """The ID confidences of one score on the CPU, sorted, to be ranked with one OOD set after the other."""
 
     def __init__(self, confidence: Tensor, correct: Tensor) -> None:
         values, right = -confidence.numpy(), correct.numpy()
@@ -29,12 +29,12 @@ class Inside:
         self._correct = _from_zero(np.cumsum(right, dtype=np.int32)[last])
         self._wrong = _from_zero(np.cumsum(~right, dtype=np.int32)[last])
 
-    def alone(self) -> Ranking:
+    def ranking(self) -> Ranking:
         """Rank without OOD data."""
         counts = self._correct[1:], self._wrong[1:], np.zeros(len(self._values), dtype=np.int32)
         return _ranking(self._values, *counts)
 
-    def beside(self, ood: Values) -> Ranking:
+    def ranking_with(self, ood: Values) -> Ranking:
         """Rank with OOD scores, as `sorted_scores` gives them."""
         # Of equal scores the ID one comes last, where the threshold of them all stands.
         place = np.searchsorted(self._values, ood, side="left") + np.arange(len(ood))

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_fraction, check_number, check_positive, check_unit_interval
-from sirc.metrics import areas as _areas
-from sirc.metrics import core
+from sirc.metrics import areas
 from sirc.metrics.checks import check_scores, check_weights
+from sirc.metrics.intervals import normal_reach
 
 Negative = Literal["wrong", "ood"]
 Positive = Literal["correct", "id"]
 Shares = tuple[Tensor, Tensor, Tensor]
 
-# Thresholds looked at together, so that memory stays near that of the scores; a GPU wants more, and fewer launches.
-_CHUNK, _CHUNK_ELSEWHERE = 1 << 20, 1 << 22
+# Thresholds worked on together, so that memory stays near that of the scores; a GPU wants more, for fewer launches.
+_CPU_CHUNK, _GPU_CHUNK = 1 << 20, 1 << 22
 
 
 @final
@@ -33,19 +33,6 @@ class Curve:
     risk: Tensor
     threshold: Tensor
     """Accepting scores at or above it gives the point."""
-
-
-@final
-@dataclass(frozen=True)
-class AtOnce:
-    """The metrics of a table; those of the mixture on the (α, β) grid."""
-
-    auroc: float
-    fpr: float
-    aurr: Tensor
-    risk: Tensor
-    aurc: Tensor
-    augrc: Tensor
 
 
 @final
@@ -89,7 +76,7 @@ class Ranking:
             mass = torch.cat((weights.new_zeros(inside), weights))[order]
             self._ood = mass.cumsum(0)[kept]
         self._ood_total = float(self._ood[-1]) if self.num_ood else 1.0
-        self._areas: dict[tuple[float, ...], Tensor] = {}
+        self._start_caches()
 
     @classmethod
     def _of_counts(cls, thresholds: Tensor, correct: Tensor, wrong: Tensor, ood: Tensor) -> Ranking:
@@ -98,8 +85,13 @@ class Ranking:
         made.thresholds, made._correct, made._wrong, made._ood = thresholds, correct, wrong, ood
         made.num_correct, made.num_wrong, made.num_ood = (int(counts[-1]) for counts in (correct, wrong, ood))
         made._ood_total = float(made.num_ood or 1)
-        made._areas = {}
+        made._start_caches()
         return made
+
+    def _start_caches(self) -> None:
+        self._areas: dict[tuple[float, ...], Tensor] = {}
+        self._generalised: Tensor | None = None
+        self._reached: dict[tuple[float, Positive], int] = {}
 
     def __len__(self) -> int:
         return self.num_correct + self.num_wrong + self.num_ood
@@ -118,7 +110,7 @@ class Ranking:
         area = 0.0
         for shares in self._chunks():
             pos, neg = self._pair(shares, negative, positive)
-            area += float(core.trapezoids(neg, pos))
+            area += float(areas.trapezoids(neg.diff(), pos))
         return area
 
     def auroc_interval(
@@ -145,7 +137,7 @@ class Ranking:
                 centre = 1 - area if which == 0 else area
                 spread[which] += float(own.diff() @ (component - centre).square())
         deviation = sum(s / (n - 1) for s, n in zip(spread, sizes, strict=True)) ** 0.5
-        reach = deviation * float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
+        reach = deviation * normal_reach(level)
         return max(0.0, area - reach), min(1.0, area + reach)
 
     def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
@@ -157,55 +149,30 @@ class Ranking:
     def aurr(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        return _shaped(_areas.aurr(self._area_sums(a), a, b), alpha, beta)
+        return _shaped(areas.aurr(self._area_sums(a), a, b), alpha, beta)
 
     def aurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        return _shaped(_areas.aurc(self._area_sums(a), a, b), alpha, beta)
+        return _shaped(areas.aurc(self._area_sums(a), a, b), alpha, beta)
 
     def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """AURC less the area under the oracle's curve: what a better score could still gain."""
         a, b = self._mixture(alpha, beta)
-        oracle = core.oracle_area(self.accuracy, a[:, None], b[None, :])
+        oracle = areas.oracle_area(self.accuracy, a[:, None], b[None, :])
         return self.aurc(alpha, beta) - _shaped(oracle, alpha, beta)
 
     def augrc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the generalised risk–coverage curve: loss over coverage, by trapezoids from (0, 0)."""
         a, b = self._mixture(alpha, beta)
-        t = torch.zeros(4, dtype=torch.float64, device=a.device)
-        for shares in self._chunks():
-            t += self._steps(shares).generalised()
-        return _shaped(_areas.augrc(t, a, b), alpha, beta)
+        if self._generalised is None:
+            self._area_sums(a)
+        assert self._generalised is not None
+        return _shaped(areas.augrc(self._generalised, a, b), alpha, beta)
 
     def risk_at_recall(self, recall: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`."""
         return self._risk_at(self._reaching(recall), alpha, beta)
-
-    def _at_once(self, negative: Negative, recall: float, a: Tensor, b: Tensor) -> AtOnce:
-        """What `auroc`, `fpr`, `aurr`, `risk_at_recall`, `aurc` and `augrc` give, in one pass; nothing is checked.
-
-        α and β are 1-D float64 tensors on the scores' device.
-        """
-        area = 0.0
-        sums = torch.zeros(len(a), 6, dtype=torch.float64, device=a.device)
-        t = torch.zeros(4, dtype=torch.float64, device=a.device)
-        for shares in self._chunks():
-            steps = self._steps(shares)
-            pos, rise = shares[0], steps.ood if negative == "ood" else shares[1].diff()
-            area += float(core.trapezoids_of(rise, pos))
-            sums += steps.areas(a)
-            t += steps.generalised()
-        at = self._first(recall, "correct") if recall else -1
-        fpr = float(self._shares(at)[2 if negative == "ood" else 1])
-        return AtOnce(
-            area,
-            fpr,
-            _areas.aurr(sums, a, b),
-            self._risk_grid(at, a, b),
-            _areas.aurc(sums, a, b),
-            _areas.augrc(t, a, b),
-        )
 
     def risk_recall(self, alpha: float, beta: float) -> Curve:
         """The risk against the recall of ID✓."""
@@ -222,11 +189,11 @@ class Ranking:
         No score has these thresholds; they are NaN.
         """
         a, b = self._numbers(alpha, beta)
-        good, first, _, _ = core.oracle_parts(self.accuracy, a, b)
+        good, first, _, _ = areas.oracle_parts(self.accuracy, a, b)
         even = torch.linspace(0, 1, check_positive("points", points) + 1, dtype=torch.float64)
         knots = torch.stack((good, good + first)).clamp(0, 1)
         coverage = torch.cat((even[1:], knots[knots > 0])).sort().values.to(self.thresholds.device)
-        risk = core.ratio(core.oracle_loss(coverage, self.accuracy, a, b), coverage)
+        risk = areas.ratio(areas.oracle_loss(coverage, self.accuracy, a, b), coverage)
         return Curve(coverage, risk, torch.full_like(coverage, torch.nan))
 
     def accepted(self, threshold: float) -> tuple[float, float, float]:
@@ -273,7 +240,7 @@ class Ranking:
         curve = self.risk_coverage(alpha, 0.5 if beta is None else beta)
         if coverage is not None:
             coverage = check_fraction("coverage", coverage)
-            return self._threshold_of(int(core.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
+            return self._threshold_of(int(areas.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
         assert risk is not None
         risk = check_fraction("risk", risk)
         within = (curve.risk <= risk).nonzero()
@@ -290,16 +257,17 @@ class Ranking:
         return int((self.thresholds >= check_number("threshold", threshold)).sum()) - 1
 
     def _reaching(self, recall: float, positive: Positive = "correct") -> int:
+        """The first threshold that accepts at least this share of the positives; −1 for a recall of 0."""
         recall = check_fraction("recall", recall)
-        return self._first(recall, positive) if recall else -1
-
-    def _first(self, recall: float, positive: Positive) -> int:
-        if positive == "correct":
+        if not recall:
+            return -1
+        if (recall, positive) not in self._reached:
             # As float64 shares: 19/20 reaches 0.95, which 0.95·20 need not.
-            share = self._correct.double() / self.num_correct
-        else:
-            share = (self._correct + self._wrong).double() / (self.num_correct + self.num_wrong)
-        return int(core.first_reaching(share, recall))
+            accepted, total = self._correct, self.num_correct
+            if positive == "id":
+                accepted, total = accepted + self._wrong, total + self.num_wrong
+            self._reached[recall, positive] = int(areas.first_reaching(accepted.double() / total, recall))
+        return self._reached[recall, positive]
 
     def _shares(self, at: int) -> Shares:
         """The accepted shares at one threshold; at −1 nothing is accepted."""
@@ -318,7 +286,7 @@ class Ranking:
 
     def _chunks(self) -> Iterator[Shares]:
         """Shares at runs of thresholds, each run after the last point of the one before it, the first after 0."""
-        size = _CHUNK if self.thresholds.device.type == "cpu" else _CHUNK_ELSEWHERE
+        size = _CPU_CHUNK if self.thresholds.device.type == "cpu" else _GPU_CHUNK
         for start in range(0, len(self.thresholds), size):
             c, x, o = self._as_shares(slice(max(0, start - 1), start + size))
             if start == 0:
@@ -331,15 +299,18 @@ class Ranking:
         key = tuple(alpha.tolist())
         if key not in self._areas:
             total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
+            generalised = torch.zeros(4, dtype=torch.float64, device=alpha.device)
             for shares in self._chunks():
-                total += self._steps(shares).areas(alpha)
-            self._areas = {key: total}
+                steps = self._steps(shares)
+                total += steps.areas(alpha)
+                generalised += steps.generalised()  # next to free here, and a table asks for AUGRC after AURC
+            self._areas, self._generalised = {key: total}, generalised
         return self._areas[key]
 
-    def _steps(self, shares: Shares) -> _areas.Steps:
+    def _steps(self, shares: Shares) -> areas.Steps:
         c, x, o = shares
-        inside, wrong = core.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
-        return _areas.Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
+        inside, wrong = areas.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
+        return areas.Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
 
     def _masses(self, where: slice) -> Shares:
         """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.
@@ -354,16 +325,14 @@ class Ranking:
         a, b = self._numbers(alpha, beta)
         inside, wrong, ood = self._masses(where)
         covered = a * (inside / (self.num_correct + self.num_wrong)) + (1 - a) * self._as_shares(where)[2]
-        return covered, core.ratio(b * a * wrong + (1 - b) * (1 - a) * ood, a * inside + (1 - a) * ood)
+        return covered, areas.ratio(b * a * wrong + (1 - b) * (1 - a) * ood, a * inside + (1 - a) * ood)
 
     def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         a, b = self._mixture(alpha, beta)
-        return _shaped(self._risk_grid(at, a, b), alpha, beta)
-
-    def _risk_grid(self, at: int, a: Tensor, b: Tensor) -> Tensor:
         inside, wrong, ood = (mass.sum() for mass in self._masses(slice(max(0, at), at + 1)))
         covered = a * inside + (1 - a) * ood
-        return _areas.over_beta(core.ratio(a * wrong, covered), core.ratio((1 - a) * ood, covered), b)
+        grid = areas.over_beta(areas.ratio(a * wrong, covered), areas.ratio((1 - a) * ood, covered), b)
+        return _shaped(grid, alpha, beta)
 
     def _mixture(self, alpha: ArrayLike, beta: ArrayLike) -> tuple[Tensor, Tensor]:
         """α and β as 1-D float64 tensors, checked."""
@@ -399,7 +368,7 @@ class Ranking:
 
     def _pair(self, shares: Shares, negative: Negative, positive: Positive) -> tuple[Tensor, Tensor]:
         c, x, o = shares
-        return c if positive == "correct" else core.id_share(c, x, self.accuracy), x if negative == "wrong" else o
+        return c if positive == "correct" else areas.id_share(c, x, self.accuracy), x if negative == "wrong" else o
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:

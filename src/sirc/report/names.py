@@ -7,7 +7,8 @@ import re
 import unicodedata
 from typing import Final, Literal
 
-from sirc.evaluation import LOWER_IS_BETTER, POOLED, WRONG
+from sirc.evaluation import POOLED, WRONG
+from sirc.metrics import find_metric
 from sirc.scores import COMBINATIONS, Spec, parse, registry
 
 Style = Literal["text", "latex", "html"]
@@ -17,16 +18,6 @@ _STYLES: Final[tuple[Style, ...]] = ("text", "latex", "html")
 _TEMPERATURE: Final = {"text": "T", "latex": "$T$", "html": "<i>T</i>"}
 _GREEK: Final = {"alpha": "α", "beta": "β", "gamma": "γ", "kappa": "κ"}
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
-_METRICS: Final = {
-    "auroc": "AUROC",
-    "fpr": "FPR",
-    "aurr": "AURR",
-    "risk": "Risk",
-    "aurc": "AURC",
-    "augrc": "AUGRC",
-    "error": "Error",
-}
-_RATES: Final = ("auroc", "fpr", "error")  # read as percentages; the others as ×10²
 
 # Symbols for which LaTeX needs a command; it reads other letters from UTF-8 by itself.
 _LATEX: Final = {
@@ -90,28 +81,18 @@ def negative_name(name: str, style: Style = "text") -> str:
     return escape(_NEGATIVES.get(name, str(name)), style)
 
 
-def metric_name(metric: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
+def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
     """The name of a metric, `fpr@95` is FPR@95; with the arrow of its better direction, and the unit it is shown in."""
     _check_style(style)
-    family, at, recall = str(metric).partition("@")
-    name = _METRICS[family] + at + recall if family in _METRICS else str(metric)
-    if unit and family in _RATES:
+    metric = find_metric(label)
+    if metric is None:
+        return escape(str(label), style)
+    name = metric.title + str(label).removeprefix(metric.name) + ("↓" if metric.lower_is_better else "↑") * arrow
+    if unit and metric.unit == "%":
         name = "%" + name
-    if arrow and family in _METRICS:
-        name += "↓" if lower_is_better(metric) else "↑"
-    if unit and family in _METRICS and family not in _RATES:
+    if unit and metric.unit == "×10²":
         return escape(name + " ×10", style) + {"text": "²", "latex": "$^2$", "html": "<sup>2</sup>"}[style]
     return escape(name, style)
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether the best value of a metric is the lowest, as of all but AUROC."""
-    return metric.partition("@")[0] in LOWER_IS_BETTER
-
-
-def known_metric(metric: str) -> bool:
-    """Whether this is a metric whose better direction is known: `auroc`, `fpr@95`, `risk@80`…"""
-    return metric.partition("@")[0] in _METRICS
 
 
 def escape(text: str, style: Style) -> str:
@@ -159,7 +140,7 @@ def _symbol(option: str, style: Style) -> str:
 
 def _number(value: float | tuple[float, ...] | str, style: Style) -> str:
     if isinstance(value, str):
-        return escape(_METRICS.get(value, value), style)
+        return metric_name(value, style)
     if isinstance(value, tuple):
         return f"({', '.join(_number(v, style) for v in value)})"
     return escape(f"{value:g}".replace("-", "−"), style)

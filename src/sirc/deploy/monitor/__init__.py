@@ -14,7 +14,7 @@ from sirc.deploy.monitor.ood_share import OodShare
 from sirc.deploy.threshold.counts import as_confidences
 from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
-from sirc.metrics import as_scores, interval
+from sirc.metrics import as_scores, binomial_interval
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
 
@@ -105,7 +105,7 @@ class Monitor:
         # The search for the least cost prefers a threshold at which these rows happen to be accepted more, or less,
         # than their population. Only limits that hold at all thresholds at once allow for that.
         searched = isinstance(threshold, Threshold) and threshold.rule == "cost"
-        self._interval = (interval_anywhere if searched else interval)(accepted, n, self.delta / 2)
+        self._interval = (interval_anywhere if searched else binomial_interval)(accepted, n, self.delta / 2)
         self._bets = Bets(*self._interval)
         self._share = OodShare(rows, self.delta)
         self._first: int | None = None

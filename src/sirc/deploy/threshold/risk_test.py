@@ -19,7 +19,7 @@ from typing import final
 import numpy as np
 
 from sirc.deploy.threshold.counts import Counts
-from sirc.metrics import rejects, upper_limit
+from sirc.metrics import too_few, upper_limit
 
 MOST_STARTS = 6
 
@@ -60,9 +60,9 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
             # The rows above a rank are a random sample of what is accepted there, without the row at the rank itself.
             # Rows that all tie at the top are such a sample too, and so are all rows.
             is_sample = start == 0 or number == len(starts) - 1
-            alive = is_sample or bool(rejects(wrong[start - 1], accepted[start - 1], risk, level)[0])
+            alive = is_sample or bool(too_few(wrong[start - 1], accepted[start - 1], risk, level)[0])
         if alive and end > start:
-            passed = rejects(wrong[start:end], accepted[start:end], risk, level)
+            passed = too_few(wrong[start:end], accepted[start:end], risk, level)
             alive = bool(passed.all())
             count = len(passed) if alive else int(passed.argmin())
             best = start + count - 1 if count else best
@@ -113,7 +113,8 @@ def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasi
 def _rows_for(accepted: Counts, wrong: Counts, n: int, risk: float, level: float) -> int | None:
     """The least number of ID rows over the starts, if their error rates stay, with half an error added to each.
 
-    By the bound of `rejects`: m accepted rows with k errors are enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
+    By the bound P(X ≤ k) ≤ Φ(−√(2m·KL((k + 1)/m ‖ r*))) (Zubkov and Serov 2013), m accepted rows with k errors are
+    enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
     """
     wanted = NormalDist().inv_cdf(level) ** 2 / 2
     needed: list[float] = []

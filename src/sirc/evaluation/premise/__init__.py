@@ -11,9 +11,8 @@ import pandas as pd
 from torch import Tensor
 
 from sirc._utils.checks import check_fraction
-from sirc.evaluation.confidences import Data, score_labelled
 from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.mixtures import check_groups
+from sirc.evaluation.inputs import Data, check_groups, score_labelled
 from sirc.evaluation.premise.measures import Combination, Pair, Samples, rows_of
 from sirc.evaluation.premise.rules import judge, recommend, together
 from sirc.evaluation.premise.specs import (

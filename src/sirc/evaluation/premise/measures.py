@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from sirc.evaluation.mixtures import MEAN, WRONG
-from sirc.metrics import Components, Estimate, FloatArray, Ranking, components, kendall, share, spearman
+from sirc.evaluation.inputs import MEAN, WRONG
+from sirc.metrics import AurocComponents, Estimate, Ranking, auroc_components, kendall, spearman, wilson_interval
 from sirc.scores import functional
 
 STEPS = (2.0, 3.0, 4.0)  # k of a = μ − kσ
@@ -19,6 +21,7 @@ HALF = 0.5  # α and β
 PLAIN = "plain "  # starts the name of an S2's plain values, as the same score may be an S1 too
 
 Row: TypeAlias = dict[str, object]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
 @final
@@ -103,7 +106,7 @@ class Samples:
         self.num_correct = int(correct.sum())
         self.num_wrong = len(correct) - self.num_correct
         self.negatives = [*([WRONG] if self.num_wrong else []), *ood, *([MEAN] if ood else [])]
-        self._components: dict[tuple[str, str], Components] = {}
+        self._components: dict[tuple[str, str], AurocComponents] = {}
         self._aurr: dict[str, float] = {}
 
     def numpy(self, name: str) -> FloatArray:
@@ -111,7 +114,7 @@ class Samples:
         values: FloatArray = self.confidences[name].double().cpu().numpy()
         return values
 
-    def components(self, name: str, negative: str) -> Components:
+    def components(self, name: str, negative: str) -> AurocComponents:
         """The AUROC of one score."""
         if (name, negative) not in self._components:
             values = self.confidences[name]
@@ -120,7 +123,7 @@ class Samples:
                 if negative == WRONG
                 else [by_score[name] for key, by_score in self.ood.items() if negative in (MEAN, key)]
             )
-            self._components[name, negative] = components(values[self.correct], groups)
+            self._components[name, negative] = auroc_components(values[self.correct], groups)
         return self._components[name, negative]
 
     def aurr(self, name: str) -> float:
@@ -153,7 +156,7 @@ class Samples:
         below = {}
         if which.a is not None:
             parts = {"id": self.confidences[name], **{key: by_score[name] for key, by_score in self.ood.items()}}
-            below = {k: share(int((v < which.a[at]).sum()), len(v), self.level) for k, v in parts.items()}
+            below = {k: wilson_interval(int((v < which.a[at]).sum()), len(v), self.level) for k, v in parts.items()}
         return Second(
             name.removeprefix(PLAIN),
             bool(len(s2) > 1 and s2.min() == s2.max()),

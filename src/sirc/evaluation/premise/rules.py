@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from sirc._utils.text import percent
-from sirc.evaluation.mixtures import MEAN, WRONG
+from sirc.evaluation.inputs import MEAN, WRONG
 from sirc.evaluation.premise.measures import Pair, Samples
 
 Kind: TypeAlias = Literal["holds", "does not hold", "open"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sirc.errors import NotFittedError
-from sirc.evaluation.mixtures import as_names
+from sirc.evaluation.inputs import as_names
 from sirc.evaluation.premise.measures import PLAIN, Combination
 from sirc.scores import Evaluator, Scorer, Spec, functional, is_bounded, parse, ranks_by_gap
 

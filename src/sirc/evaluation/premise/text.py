@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from sirc._utils.text import aligned, percent
-from sirc.evaluation.mixtures import MEAN, WRONG
+from sirc.evaluation.inputs import MEAN, WRONG
 from sirc.evaluation.premise.measures import HALF, Pair, Second
 from sirc.metrics import Estimate
 

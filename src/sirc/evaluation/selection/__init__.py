@@ -1,4 +1,4 @@
-"""select: which of several scores to use for a range of α and β, by their regret, and whether its lead is noise."""
+"""Choice between scores for a range of α and β, by their regret, and whether the best one's lead is noise."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc.evaluation.confidences import Data, Plain, ood_confidences
 from sirc.evaluation.evaluation import Evaluation, Pool
-from sirc.evaluation.mixtures import POOLED, WRONG, check_groups
-from sirc.evaluation.selection.arguments import Metric, as_points, candidates, check_fresh, check_settings
+from sirc.evaluation.inputs import POOLED, WRONG, ConfidenceArrays, Data, OodSets, check_groups, ood_confidences
+from sirc.evaluation.selection.arguments import as_points, candidates, check_fresh, check_settings
 from sirc.evaluation.selection.regret import EQUAL, Bounds, Floats, Regrets, contenders, intervals, regrets, wins
 from sirc.evaluation.selection.text import written
-from sirc.metrics import AURR, RISK, grids
+from sirc.metrics import Metric, Negative, bootstrap_grids
 from sirc.scores import Scorer, parse
 
 __all__ = ["Choice", "select"]
@@ -35,7 +34,7 @@ COLUMNS = [
 @final
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What `select` found. `print` it: a report in words."""
+    """The result of `select`; `print` it to read the report."""
 
     best: str
     """The score to use. In a tie the simplest of `tied`: that of the fewest parts, of these the first one given."""
@@ -92,13 +91,13 @@ class Choice:
 
 
 def select(
-    scorer: Scorer | Plain,
+    scorer: Scorer | ConfidenceArrays,
     val: Data | None = None,
-    ood: Mapping[str, Data | Mapping[str, ArrayLike]] | None = None,
+    ood: OodSets | None = None,
     *,
     alpha: ArrayLike = (0.1, 0.9),
     beta: ArrayLike = (0.1, 0.9),
-    metric: str = AURR,
+    metric: str = "aurr",
     by: By = "worst",
     relative: bool = True,
     scores: Sequence[str] | None = None,
@@ -111,7 +110,8 @@ def select(
 
     `val` is labelled ID data that the scorer was not fitted on, `ood` a dict of OOD sets; or `scorer` and `ood` are
     confidences from elsewhere, as for `evaluate`. `alpha` and `beta` are a number, a range (low, high) of 9 even
-    points, or an array of more than two points. `metric` is `aurr`, `aurc` or `risk@95` (of any percentage).
+    points, or an array of more than two points. `metric` is any metric of the mixture of which lower is
+    better: `aurr`, `aurc`, `augrc`, or `risk@95` (of any percentage).
 
     The regret of a score at (α, β) is its metric less that of the candidate that is best there, over the latter;
     `relative=False` leaves out the division. Chosen is the lowest regret in its worst point, or with `by="average"` in
@@ -120,17 +120,13 @@ def select(
 
     Without OOD data only ID✗|ID✓ is measured: α is 1, whatever was given.
     """
-    settings = check_settings(metric, by, pool, draws, level)
-    if ood is not None and not isinstance(ood, Mapping):
-        raise ValueError(
-            f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `ood={{'textures': outputs}}`"
-        )
+    loss, recall = check_settings(metric, by, pool, draws, level)
     a, b = as_points("alpha", alpha), as_points("beta", beta)
     confidences, correct = candidates(scorer, val, scores)
     chosen = scorer.only(list(confidences)) if isinstance(scorer, Scorer) else scorer
-    for name, data in (ood or {}).items():
+    for name, data in ood.items() if isinstance(ood, Mapping) else ():
         check_fresh(chosen, f"ood[{name!r}]", data)
-    sets = {name: ood_confidences(chosen, name, data, list(confidences)) for name, data in (ood or {}).items()}
+    sets = ood_confidences(chosen, ood, list(confidences))
     check_groups({}, list(sets))
     if "correct" in sets:
         raise ValueError("'correct' stands for ID✓ among the sizes of a choice; name the OOD set otherwise")
@@ -142,20 +138,20 @@ def select(
         )
     if not sets:
         a = torch.ones(1, dtype=torch.float64)
-    values = _values(ev, POOLED if sets else WRONG, settings, a, b)
+    values = _values(ev, POOLED if sets else WRONG, loss, recall, a, b)
     scale = _scale(values, right / len(ev.correct), a, b, relative)
-    blocks = grids(
-        ev.confidences, ev.correct, ev.ood, equal_sets=pool == "datasets", metric=settings.kind,
-        recall=settings.recall, alpha=a, beta=b, draws=draws, seed=seed,
+    blocks = bootstrap_grids(
+        ev.confidences, ev.correct, ev.ood, equal_sets=pool == "datasets", metric=loss, recall=recall,
+        alpha=a, beta=b, draws=draws, seed=seed,
     )  # fmt: skip
     draw_values: Floats = torch.cat(list(blocks)).numpy()
-    found, drawn = regrets(values, scale), regrets(draw_values, scale)
+    regret, drawn = regrets(values, scale), regrets(draw_values, scale)
     ends = intervals(values, draw_values, scale, relative=relative, level=level)
-    table = _table(ev.scores, found, drawn, ends, by, level, EQUAL * float((values / scale).max()))
+    table = _table(ev.scores, regret, drawn, ends, by, level, EQUAL * float((values / scale).max()))
     # The first of points that differ by rounding only, as all β do where there is no OOD data.
-    at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in found.grid]
+    at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in regret.grid]
     table["worst_alpha"], table["worst_beta"] = [float(a[i]) for i, _ in at], [float(b[j]) for _, j in at]
-    table["worst_set"], table["worst_set_regret"] = _worst_set(ev, settings, a, b, relative)
+    table["worst_set"], table["worst_set_regret"] = _worst_set(ev, loss, recall, a, b, relative)
     table = table.sort_values(f"{by}_regret", kind="stable", ignore_index=True)[COLUMNS]
     tied = tuple(table["score"][table["tied"]])
     sizes = {"correct": right, "wrong": len(ev.correct) - right}
@@ -164,7 +160,7 @@ def select(
         tie=bool(tied),
         tied=tied,
         table=table,
-        grid=_tidy(ev.scores, values, found.grid, a, b),
+        grid=_tidy(ev.scores, values, regret.grid, a, b),
         by=by,
         metric=metric,
         alpha=tuple(a.tolist()),
@@ -176,17 +172,11 @@ def select(
     )
 
 
-def _values(ev: Evaluation, negative: str, metric: Metric, alpha: Tensor, beta: Tensor) -> Floats:
+def _values(ev: Evaluation, negative: str, metric: Metric, recall: float, alpha: Tensor, beta: Tensor) -> Floats:
     """The metric of each score on the grid, (scores, α, β)."""
-    found = []
-    for score in ev.scores:
-        ranking = ev.ranking(score, negative)
-        if metric.kind == RISK:
-            value = ranking.risk_at_recall(metric.recall, alpha, beta)
-        else:
-            value = (ranking.aurr if metric.kind == AURR else ranking.aurc)(alpha, beta)
-        found.append(torch.as_tensor(value).cpu())
-    values: Floats = torch.stack(found).numpy()
+    kind: Negative = "wrong" if negative == WRONG else "ood"
+    grids = [metric.grid(ev.ranking(score, negative), kind, recall, alpha, beta) for score in ev.scores]
+    values: Floats = torch.stack(grids).numpy()
     return values
 
 
@@ -213,30 +203,30 @@ def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relativ
 
 def _table(
     scores: list[str],
-    found: Regrets,
+    regret: Regrets,
     drawn: Regrets,
     ends: Mapping[str, Bounds],
     by: By,
     level: float,
     resolution: float,
 ) -> pd.DataFrame:
-    """The figures of each score that follow from the regret here and in the draws."""
-    table = pd.DataFrame({"score": scores, "worst_regret": found.worst, "average_regret": found.average})
+    """A row for each score: its regrets with their intervals, its wins over the draws, and whether it is in a tie."""
+    table = pd.DataFrame({"score": scores, "worst_regret": regret.worst, "average_regret": regret.average})
     for name, (low, high) in ends.items():
         table[f"{name}_low"], table[f"{name}_high"] = low, high
-    may_be_best = contenders(found.of(by), drawn.of(by), level, resolution)
+    may_be_best = contenders(regret.of(by), drawn.of(by), level, resolution)
     return table.assign(tied=may_be_best if may_be_best.sum() > 1 else False, wins=wins(drawn.of(by), resolution))
 
 
 def _worst_set(
-    ev: Evaluation, metric: Metric, alpha: Tensor, beta: Tensor, relative: bool
+    ev: Evaluation, metric: Metric, recall: float, alpha: Tensor, beta: Tensor, relative: bool
 ) -> tuple[list[str | None], list[float]]:
     """For each score the OOD set, alone, in which its worst regret is largest, and that regret."""
     if not ev.ood:
         return [None] * len(ev.scores), [math.nan] * len(ev.scores)
     each = []
     for name in ev.ood:
-        values = _values(ev, name, metric, alpha, beta)
+        values = _values(ev, name, metric, recall, alpha, beta)
         best = values.min(0)
         # Points where the best is perfect have no relative regret.
         each.append(regrets(values, np.where(best > 0, best, np.inf) if relative else np.ones_like(best)).worst)

@@ -1,42 +1,38 @@
-"""The arguments of `select`, checked: its settings, points of a range, candidates on rows that they have not seen."""
+"""Arguments of `select`, checked: its settings, the points of a range, candidates on rows they were not fitted on."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_positive
-from sirc.evaluation.confidences import Data, Plain, check_scorer, id_confidences, score_labelled
-from sirc.evaluation.mixtures import as_fractions, as_names
-from sirc.metrics import AURC, AURR, RISK
+from sirc.evaluation.inputs import (
+    ConfidenceArrays,
+    Data,
+    as_fractions,
+    as_names,
+    check_scorer,
+    id_confidences,
+    score_labelled,
+)
+from sirc.metrics import Metric, all_metrics, parse_metric
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer
 
 POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
-_SEEN = 0.01  # share of rows among the fitting rows above which they may not judge the fit
+_MAY_OVERLAP = 0.01  # the largest share of rows that may be among those the scorer was fitted on
 
 
-@final
-@dataclass(frozen=True)
-class Metric:
-    """What is measured: `aurr`, `aurc` or `risk`, and the recall that a risk is at."""
-
-    kind: str
-    recall: float
-
-
-def check_settings(metric: str, by: str, pool: str, draws: int, level: float) -> Metric:
-    """Check the settings; give the metric's kind and, for a risk, the recall it is at."""
-    risk = re.fullmatch(r"risk@(\d+(?:\.\d+)?)", str(metric))
-    if not (risk and 0 < float(risk[1]) <= 100) and metric not in (AURR, AURC):
-        raise ValueError(f'`metric` must be "aurr", "aurc", or "risk@95" of a recall in percent; got {metric!r}')
+def check_settings(metric: str, by: str, pool: str, draws: int, level: float) -> tuple[Metric, float]:
+    """Check the settings; give the metric and the recall it is at."""
+    parsed = parse_metric(metric)
+    if not parsed or not parsed[0].of_mixture or not parsed[0].lower_is_better:
+        losses = [one.label(0.95) for one in all_metrics() if one.of_mixture and one.lower_is_better]
+        raise ValueError(f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {metric!r}")
     if by not in ("worst", "average"):
         raise ValueError(f'`by` must be "worst" or "average"; got {by!r}')
     if pool not in ("samples", "datasets"):
@@ -45,15 +41,15 @@ def check_settings(metric: str, by: str, pool: str, draws: int, level: float) ->
         raise ValueError(f"`level` must lie between 0 and 1, such as 0.95; got {level:g}")
     if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
         raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
-    return Metric(RISK, float(risk[1]) / 100) if risk else Metric(metric, 0.95)
+    return parsed
 
 
 def as_points(name: str, value: ArrayLike) -> Tensor:
     """A number, a range (low, high), or the points themselves, as distinct fractions."""
-    given = as_fractions(name, value)
-    if len(given) != 2:
-        return given
-    low, high = given.tolist()
+    points = as_fractions(name, value)
+    if len(points) != 2:
+        return points
+    low, high = points.tolist()
     if low > high:
         raise ValueError(f"`{name}` must be a range (low, high); got ({low:g}, {high:g}). Swap the two")
     # Rounded, for the decimal numbers that are meant: 0.3, not 0.30000000000000004.
@@ -61,12 +57,12 @@ def as_points(name: str, value: ArrayLike) -> Tensor:
 
 
 def candidates(
-    scorer: Scorer | Plain, val: Data | None, scores: Sequence[str] | None
+    scorer: Scorer | ConfidenceArrays, val: Data | None, scores: Sequence[str] | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Confidences of the candidates, two or more, on ID data, and which predictions are right."""
     check_scorer(scorer)
-    known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
-    wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
+    fitted = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
+    wanted = list(dict.fromkeys(fitted if scores is None else as_names(scores)))
     if len(wanted) < 2:
         raise ValueError(f"a choice is between two scores or more; got {', '.join(wanted) or 'none'}. Fit or name more")
     if not isinstance(scorer, Scorer):
@@ -84,11 +80,11 @@ def candidates(
     return score_labelled(chosen, "val", val)
 
 
-def check_fresh(scorer: Scorer | Plain, name: str, data: object) -> None:
-    """Refuse rows that the scorer was fitted on; those of a generator can be read only once, and are not looked at."""
+def check_fresh(scorer: Scorer | ConfidenceArrays, name: str, data: object) -> None:
+    """Refuse rows that the scorer was fitted on; a generator can be read only once, so its rows are not checked."""
     if not isinstance(scorer, Scorer) or not isinstance(data, Outputs | OutputStore | list | tuple) or not len(data):
         return
-    if (share := scorer.seen(data)) > _SEEN:
+    if (share := scorer.seen(data)) > _MAY_OVERLAP:
         raise ValueError(
             f"`{name}` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows "
             "a fitted score looks better than it is: pass data that `sirc.fit` did not see"

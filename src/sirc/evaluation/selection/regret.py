@@ -1,4 +1,4 @@
-"""Regret over an (α, β) grid, its intervals, and which candidates may be the best, from values and draws of them."""
+"""Regret over an (α, β) grid: its intervals, and which candidates may be the best, from bootstrap draws."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, l
     """
     count = len(values)
     if relative:
-        at, drawn = (np.log(np.maximum(found / scale, _LEAST)) for found in (values, draws))
+        at, drawn = (np.log(np.maximum(x / scale, _LEAST)) for x in (values, draws))
     else:
         at, drawn = values, draws
     least = EQUAL if relative else EQUAL * float(np.abs(values).max())
     # One candidate after another, each with its draws side by side.
     at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
     z = NormalDist().inv_cdf((1 + level) / 2)
-    found = {name: (np.zeros(count), np.zeros(count)) for name in ("worst", "average")}
+    bounds = {name: (np.zeros(count), np.zeros(count)) for name in ("worst", "average")}
     for t in range(count):
         differences, spreads, furthest = at[t] - at, np.empty_like(at), np.zeros(len(draws))
         for s in range(count):
@@ -68,9 +68,9 @@ def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, l
         c = max(z, float(np.quantile(furthest, (1 + level) / 2)))
         ends = (differences - c * spreads).max(0), (differences + z * spreads).max(0)
         for which, end in enumerate(np.expm1(end) if relative else end for end in ends):
-            found["worst"][which][t] = max(0.0, end.max())
-            found["average"][which][t] = np.maximum(0.0, end).mean()
-    return found
+            bounds["worst"][which][t] = max(0.0, end.max())
+            bounds["average"][which][t] = np.maximum(0.0, end).mean()
+    return bounds
 
 
 def contenders(value: Floats, draws: Floats, level: float, resolution: float) -> Flags:
@@ -90,8 +90,8 @@ def contenders(value: Floats, draws: Floats, level: float, resolution: float) ->
         spread = np.maximum(drawn.std(0, ddof=1), resolution)
         largest = np.maximum(largest, (np.abs(drawn - difference) / spread).max(1))
         exceeds[t] = (difference / spread).max()
-    found: Flags = exceeds <= np.quantile(largest, level)
-    return found
+    may_be_best: Flags = exceeds <= np.quantile(largest, level)
+    return may_be_best
 
 
 def wins(draws: Floats, resolution: float) -> Floats:

@@ -1,4 +1,4 @@
-"""How a choice between scores is told: a few sentences, then the figures in aligned columns."""
+"""Text report of a choice between scores: a few sentences, then the figures in aligned columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sirc._utils.text import listed
+from sirc.metrics import find_metric
 
 if TYPE_CHECKING:
     from sirc.evaluation.selection import Choice
@@ -40,15 +41,15 @@ def _verdict(choice: Choice) -> str:
 
 
 def _cautions(choice: Choice) -> list[str]:
-    found = []
+    cautions = []
     if len(choice.sizes) == 2:
-        found.append(
+        cautions.append(
             "No OOD data was given, so only the ranking of ID✗ and ID✓ was measured (α = 1). Nothing here tells how "
             "these scores do on OOD input: those that are alike on ID data may differ much there."
         )
     if few := [f"{count:,} {_group(name)}" for name, count in choice.sizes.items() if count < _FEW]:
-        found.append(f"With only {listed(few)}, noise is somewhat larger than the intervals say.")
-    return found
+        cautions.append(f"With only {listed(few)}, noise is somewhat larger than the intervals say.")
+    return cautions
 
 
 def _how(choice: Choice) -> str:
@@ -58,7 +59,7 @@ def _how(choice: Choice) -> str:
     )
     above = "in percent of the best candidate's at each" if choice.relative else "in points (hundredths) above the best"
     return (
-        f"Measured: the regret of {_metric(choice.metric)} over α {_span(choice.alpha)}, β {_span(choice.beta)} "
+        f"Measured: the regret of {_title(choice.metric)} over α {_span(choice.alpha)}, β {_span(choice.beta)} "
         f"({points}), {above}; on {sizes}. Intervals: {100 * choice.level:g}%, {choice.draws:,} draws."
         + (
             " The last column is for information: the largest regret were one set all the OOD input, on which another "
@@ -91,8 +92,9 @@ def _figures(choice: Choice) -> list[str]:
     return ["  ".join(line).rstrip() for line in lines]
 
 
-def _metric(name: str) -> str:
-    return name.replace("risk", "Risk") if name.startswith("risk") else name.upper()
+def _title(label: str) -> str:
+    metric = find_metric(label)
+    return label.replace(metric.name, metric.title, 1) if metric else label
 
 
 def _group(name: str) -> str:

@@ -32,17 +32,17 @@ def report(
     and areas are within 0.5% of `sirc.Ranking`'s.
     """
     refuse_existing(path, overwrite)
-    found: Sequence[Run] = [_Single(runs)] if isinstance(runs, Evaluation) else list(runs)
-    if not found:
+    shown: Sequence[Run] = [_Single(runs)] if isinstance(runs, Evaluation) else list(runs)
+    if not shown:
         raise ValueError("a page must have at least one run to show; got none")
-    for run in found:
+    for run in shown:
         if not isinstance(getattr(run, "evaluation", None), Evaluation):
             raise ValueError(
                 "`runs` must be an evaluation, or a list of runs such as `sirc.experiment.load_runs` gives; got "
                 f"{type(run).__name__}"
             )
-    models = dict.fromkeys(run.model for run in found if run.model)
-    text = page(payload(found, title or ", ".join(models) or "Which score to deploy", progress=progress))
+    models = dict.fromkeys(run.model for run in shown if run.model)
+    text = page(payload(shown, title or ", ".join(models) or "Which score to deploy", progress=progress))
     atomic_write(path, lambda file: file.write(text.encode()))
     return Path(path)
 

@@ -2,7 +2,7 @@
 
 import { byId, el, setText, swatch } from "./dom.js";
 import { mean, ranked } from "./seeds.js";
-import { defaultWeights, isShown, nearestLevel, oodShares, scaled, startState, toFragment } from "./state.js";
+import { defaultWeights, fixedMetrics, isShown, nearestLevel, oodShares, scaled, startState, toFragment } from "./state.js";
 import { EXPLANATIONS, metricName, neat } from "./words.js";
 
 /** Make the controls. `change(part)` takes the part of the setting that changed; `scene()` gives what is shown. */
@@ -30,6 +30,7 @@ export function makeControls(data, change, scene) {
     change({ pool: event.target.value, mix: mix === "own" ? "all" : mix });
   });
   byId("baseline").addEventListener("change", (event) => change({ baseline: event.target.value }));
+  byId("detail").append(...fixedMetrics(data).map((name) => el("option", { value: name }, `${data.metrics[name].title}, as evaluated`)));
   byId("detail").addEventListener("change", (event) => change({ detail: event.target.value }));
   byId("scores-all").addEventListener("click", () => change({ shown: null }));
   byId("scores-few").addEventListener("click", () => change({ shown: bestFive(scene()) }));

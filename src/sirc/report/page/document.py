@@ -1,4 +1,4 @@
-"""One HTML file out of the page's parts: it asks nothing of any network, and runs no script but its own."""
+"""HTML file of a page, joined from its parts: it needs no network and runs no script but its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which thresholds a page carries: few enough for a small file, placed so that curves and areas lose nothing."""
+"""Thresholds that a page carries: few enough for a small file, placed so that curves and areas lose nothing."""
 
 from __future__ import annotations
 

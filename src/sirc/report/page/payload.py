@@ -1,8 +1,9 @@
-"""What a page carries about each run: the accepted counts of every group at few thresholds, packed into little text."""
+"""Data of a page: for each run the accepted counts of every group at few thresholds, packed into little text."""
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -10,14 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
-from sirc.evaluation import Evaluation
+from sirc.evaluation import WRONG, Evaluation
+from sirc.metrics import all_metrics
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
-from sirc.report.names import escape, score_family, score_name
+from sirc.report.names import escape, metric_name, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
 from sirc.report.runs import Run
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
+_RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # by mixture.js, at any setting
 _FEWEST: Final = 256  # thresholds of one score, however many scores and runs there are
 
 _SYMBOLS: Final = {
@@ -73,6 +76,16 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             "baseline": "msp" if "msp" in first.scores else first.scores[0],
         },
         "points": points,
+        "metrics": {
+            metric.name: {
+                "title": metric_name(metric.label(first.recall)),
+                "higher": not metric.lower_is_better,
+                "unit": metric.unit,
+                "recomputed": metric.name in _RECOMPUTED,
+            }
+            for metric in all_metrics()
+            if metric.compares
+        },
         "models": [_model(name, same, packed) for name, same in models.items()],
     }
 
@@ -94,8 +107,36 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
             ]
             for group, members in evaluation.groups.items()
         },
-        "runs": [{"seed": int(run.seed), "sizes": _sizes(run.evaluation), "scores": packed[id(run)]} for run in runs],
+        "runs": [
+            {
+                "seed": int(run.seed),
+                "sizes": _sizes(run.evaluation),
+                "scores": packed[id(run)],
+                "values": _values(run.evaluation),
+            }
+            for run in runs
+        ],
     }
+
+
+def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
+    """By metric that the page cannot recompute, and by score: its value for ID✗ and each OOD set as evaluated."""
+    labels = {m.name: m.label(evaluation.recall) for m in all_metrics() if m.compares and m.name not in _RECOMPUTED}
+    table = evaluation.table[evaluation.table["metric"].isin(labels.values())]
+    # The first α and β are those that the page opens with; ID✗ alone is at α = 1.
+    at_start = table["alpha"].isna() | (table["alpha"] == float(evaluation.alpha[0])) | (table["negative"] == WRONG)
+    at_start &= table["beta"].isna() | (table["beta"] == float(evaluation.beta[0]))
+    values = table[at_start].set_index(["metric", "score", "negative"])["value"].to_dict()
+    negatives = [WRONG, *evaluation.ood]
+    return {
+        name: [[_short(values.get((label, score, n))) for n in negatives] for score in evaluation.scores]
+        for name, label in labels.items()
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits, so that the page stays small; None for what is not there or no number."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _check_alike(runs: Sequence[Run]) -> None:

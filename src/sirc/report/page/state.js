@@ -1,7 +1,12 @@
 // The setting: what the controls say, and the same in the URL's fragment, so that a link reproduces the view.
 
 const METRICS = ["risk", "aurr", "aurc"];
-const DETAILS = ["auroc", "fpr", "risk", "aurr"];
+const DETAILS = ["auroc", "fpr", "risk", "aurr"]; // recomputed; those in `fixedMetrics` are as evaluated
+
+/** The metrics that the page cannot recompute: it has their values for each kind of input, as evaluated. */
+export function fixedMetrics(data) {
+  return Object.keys(data.metrics).filter((name) => !data.metrics[name].recomputed);
+}
 
 /** The setting that a page opens with. */
 export function startState(data) {
@@ -122,6 +127,6 @@ export function fromFragment(data, fragment) {
   if (given.has("score")) state.shown = new Set(given.getAll("score"));
   if (given.has("baseline")) state.baseline = given.get("baseline");
   if (given.has("focus")) state.focus = given.get("focus");
-  among("detail", DETAILS, (value) => { state.detail = value; });
+  among("detail", [...DETAILS, ...fixedMetrics(data)], (value) => { state.detail = value; });
   return settled(data, state);
 }

@@ -144,7 +144,7 @@ export function makeSets() {
       rows = buildSets(table, scene);
     }
     table.tBodies[0].replaceChildren(...scene.shown.map((score) => rows.get(score).line));
-    const higher = scene.state.detail === "auroc";
+    const { higher } = scene.data.metrics[scene.state.detail];
     [null, ...scene.model.sets.keys()].forEach((set) => {
       const column = set === null ? "wrong" : `set-${set}`;
       const values = scene.keep(`detail ${column}`, detailKey(scene), () =>
@@ -188,6 +188,7 @@ function detailOf(scene, score, set) {
     const own = run.scores[score];
     const group = set === null ? 1 : set + 2;
     if (!run.sizes[group]) return NaN;
+    if (run.values[detail]) return run.values[detail][score][group - 1] ?? NaN;
     if (detail === "auroc") return auroc(own, group);
     const alone = aloneOf(scene, run, score, set);
     const at = reaching(alone, scene.recall);
@@ -207,12 +208,19 @@ function aloneOf(scene, run, score, set) {
 function fillDetail(scene, cell, values, baseline, place, higher) {
   const value = mean(values);
   cell.dataset.value = String(value);
-  setText(cell, hundredfold(value, scene.state.detail === "risk" || scene.state.detail === "aurr" ? 2 : 1));
+  setText(cell, hundredfold(value, scene.data.metrics[scene.state.detail].unit === "%" ? 1 : 2));
   const { mean: difference, noise } = paired(values, baseline);
   const tint = noise || !Number.isFinite(difference) || Math.abs(difference) < 5e-4 ? "" : difference > 0 === higher ? "better" : "worse";
   const mark = !Number.isFinite(value) || scene.shown.length < 2 ? "" : place === 0 ? "first-place" : place < 3 ? "next-place" : "";
   cell.className = [tint, mark].filter(Boolean).join(" ");
   cell.title = values.length > 1 ? `± ${hundredfold(spread(values))} (2 std over ${values.length} runs)` : "";
+}
+
+/** About a metric that does not follow the controls. */
+function fixedNote(scene) {
+  const { title, higher } = scene.data.metrics[scene.state.detail];
+  const { alpha, beta } = scene.data.start;
+  return `${title} × 100 as evaluated, whatever the controls say; where α and β matter, at α = ${alpha}, β = ${beta} (ID✗: α = 1); ${higher ? "higher" : "lower"} is better.`;
 }
 
 function setsNote(scene) {
@@ -223,6 +231,6 @@ function setsNote(scene) {
     fpr: `Share let through at recall ${neat(scene.recall)}, in percent; lower is better.`,
     risk: `Risk at recall ${neat(scene.recall)} × 100 at ${setting} (ID✗: α = 1); lower is better.`,
     aurr: `AURR × 100 at ${setting} (ID✗: α = 1); lower is better.`,
-  }[detail];
+  }[detail] ?? fixedNote(scene);
   return `${what} Best bold, second and third underlined; blue is better than the baseline, orange worse.`;
 }

@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 
 from sirc.evaluation import COLUMNS, MEAN, POOLED, WRONG, as_names
-from sirc.report.names import known_metric, lower_is_better
+from sirc.metrics import find_metric, lower_is_better
 
 CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_std", "runs", "mark"]
 _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
-_SEPARATION = ("auroc", "fpr")
 _DIGITS = 12  # means that differ beyond differ by rounding, and share a rank
 
 
@@ -69,7 +68,7 @@ def choose(
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     """The rows that were asked for, and the scores, negatives and metrics in the order in which they are shown."""
     wanted_metrics = _among("metrics", metrics, [m for m in figures["metric"].unique() if m != "error"])
-    if odd := [metric for metric in wanted_metrics if not known_metric(metric)]:
+    if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
         raise ValueError(f"a table ranks metrics whose better direction is known; got {odd[0]!r}. Leave it out.")
     rows = figures[figures["metric"].isin(wanted_metrics)]
     found = list(rows["negative"].unique())
@@ -105,7 +104,7 @@ def is_sirc(score: str) -> bool:
 def _usual(found: list[str], metrics: list[str]) -> list[str]:
     """ID✗, the mean and each OOD set; for metrics of a mixture, the unions and groups come first instead of ID✗."""
     sets = [name for name in found if name not in (WRONG, MEAN, POOLED, *_GROUPS)]
-    if any(metric.partition("@")[0] in _SEPARATION for metric in metrics):
+    if any(metric.of_negative for metric in map(find_metric, metrics) if metric):
         order = [WRONG, MEAN, *sets]
     else:
         order = [POOLED, *_GROUPS, MEAN, *sets]

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sirc.evaluation import WRONG
+from sirc.metrics import find_metric
 from sirc.report.names import Style, escape, metric_name, negative_name, score_name
 from sirc.report.tables.cells import is_sirc
 
@@ -48,7 +49,8 @@ def figure(table: Table, model: str, score: str, negative: str, metric: str) -> 
     if math.isnan(cell.mean):
         return cell.mark, MISSING, ""
     # Percentages vary by tenths and more between runs; figures that are shown ×10² vary less.
-    decimals = 1 if metric.partition("@")[0] in ("auroc", "fpr", "error") else 2
+    known = find_metric(metric)
+    decimals = 1 if known and known.unit == "%" else 2
     spread = table.spread and not math.isnan(cell.two_std)
     return cell.mark, f"{100 * cell.mean:.2f}", f"±{100 * cell.two_std:.{decimals}f}" if spread else ""
 

@@ -1,0 +1,164 @@
+"""Registry of metrics: each metric's name, title, direction, unit and function, in the order of the tables.
+
+To add a metric, write one function of a `Ranking` here and decorate it:
+
+    @metric(title="AURR", lower_is_better=True, unit="×10²")
+    def aurr(ranking, alpha, beta): ...
+
+The function's name is the metric's. Its further parameters say what it depends on, of `negative` ("wrong" or "ood"),
+`recall`, `alpha` and `beta`; α and β come as 1-D tensors, and it returns the (α, β) grid. Results write a metric at a
+recall with the recall in percent, `fpr@95`. Tables, intervals, `select`, the page and the command line need no more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from sirc.metrics.ranking import Negative, Ranking
+
+Unit = Literal["%", "×10²"]
+Function = Callable[..., float | Tensor]
+
+REGISTRY: dict[str, Metric] = {}
+_PARAMETERS = ("negative", "recall", "alpha", "beta")
+
+
+@final
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or one family of metrics at a recall."""
+
+    name: str
+    title: str
+    lower_is_better: bool
+    unit: Unit
+    """How people read its values, which are stored as fractions."""
+    function: Function
+    parameters: tuple[str, ...]
+    """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""
+
+    @property
+    def of_negative(self) -> bool:
+        """Compares ID✓ with one kind of negative, ID✗ or OOD."""
+        return "negative" in self.parameters
+
+    @property
+    def of_mixture(self) -> bool:
+        """Depends on α and β."""
+        return "alpha" in self.parameters
+
+    @property
+    def compares(self) -> bool:
+        """Has a value for each negative; the others, such as the error, have one for the ID data."""
+        return self.of_negative or self.of_mixture
+
+    def label(self, recall: float) -> str:
+        """Its name in results; that of a family has the recall in percent, `fpr@95`."""
+        return f"{self.name}@{100 * recall:g}" if "recall" in self.parameters else self.name
+
+    def grid(self, ranking: Ranking, negative: Negative, recall: float, alpha: Tensor, beta: Tensor) -> Tensor:
+        """Its values on the (α, β) grid; of a metric that does not depend on them, the one value, (1, 1)."""
+        device = ranking.thresholds.device
+        known = {"negative": negative, "recall": recall, "alpha": alpha.to(device), "beta": beta.to(device)}
+        value = self.function(ranking, **{name: known[name] for name in self.parameters})
+        value = torch.as_tensor(value, dtype=torch.float64).cpu()
+        shape = (len(alpha), len(beta)) if self.of_mixture else (1, 1)
+        if value.numel() != shape[0] * shape[1]:
+            raise ValueError(
+                f"metric {self.name!r} must give {shape[0]} × {shape[1]} values; got shape {tuple(value.shape)}. α and "
+                "β come as 1-D tensors: return the (α, β) grid"
+            )
+        return value.reshape(shape)
+
+
+def metric(*, title: str, lower_is_better: bool, unit: Unit) -> Callable[[Function], Function]:
+    """Register a function of a `Ranking` as the metric of its name."""
+
+    def register(function: Function) -> Function:
+        name = function.__name__
+        parameters = tuple(inspect.signature(function).parameters)[1:]
+        if odd := [parameter for parameter in parameters if parameter not in _PARAMETERS]:
+            raise ValueError(f"a metric takes a ranking and any of {', '.join(_PARAMETERS)}; {name!r} takes {odd[0]!r}")
+        if ("alpha" in parameters) != ("beta" in parameters):
+            raise ValueError(f"a metric takes both alpha and beta or neither; {name!r} takes one")
+        if name in REGISTRY:
+            raise ValueError(f"there is a metric {name!r} already; name the function otherwise")
+        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters)
+        return function
+
+    return register
+
+
+def all_metrics() -> list[Metric]:
+    """Every registered metric, in the order of the tables."""
+    return list(REGISTRY.values())
+
+
+def find_metric(label: str) -> Metric | None:
+    """The metric that a name in results belongs to, `fpr@95` to `fpr`; None for an unknown name."""
+    return REGISTRY.get(str(label).partition("@")[0])
+
+
+def lower_is_better(label: str) -> bool:
+    """The best value of the metric is the lowest; False for an unknown one."""
+    found = find_metric(label)
+    return found is not None and found.lower_is_better
+
+
+def parse_metric(label: str) -> tuple[Metric, float] | None:
+    """The metric that a name stands for and its recall (0.95 for one without); None for what names no metric."""
+    match = re.fullmatch(r"(\w+)(?:@(\d+(?:\.\d+)?))?", str(label))
+    found = match and REGISTRY.get(match[1])
+    if not match or not found or (match[2] is not None) != ("recall" in found.parameters):
+        return None
+    recall = float(match[2] or 95) / 100
+    return (found, recall) if 0 < recall <= 1 else None
+
+
+@metric(title="Error", lower_is_better=True, unit="%")
+def error(ranking: Ranking) -> float:
+    """The share of wrong predictions on ID data."""
+    return 1 - ranking.accuracy
+
+
+@metric(title="AUROC", lower_is_better=False, unit="%")
+def auroc(ranking: Ranking, negative: Negative) -> float:
+    """P(ID✓ > negative) + ½·P(equal)."""
+    return ranking.auroc(negative)
+
+
+@metric(title="FPR", lower_is_better=True, unit="%")
+def fpr(ranking: Ranking, negative: Negative, recall: float) -> float:
+    """The share of negatives accepted at a recall of ID✓."""
+    return ranking.fpr(negative, recall=recall)
+
+
+@metric(title="AURR", lower_is_better=True, unit="×10²")
+def aurr(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
+    """The area under the risk–recall curve."""
+    return ranking.aurr(alpha, beta)
+
+
+@metric(title="Risk", lower_is_better=True, unit="×10²")
+def risk(ranking: Ranking, recall: float, alpha: Tensor, beta: Tensor) -> float | Tensor:
+    """The risk at a recall of ID✓."""
+    return ranking.risk_at_recall(recall, alpha, beta)
+
+
+@metric(title="AURC", lower_is_better=True, unit="×10²")
+def aurc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
+    """The area under the risk–coverage curve."""
+    return ranking.aurc(alpha, beta)
+
+
+@metric(title="AUGRC", lower_is_better=True, unit="×10²")
+def augrc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
+    """The area under the generalised risk–coverage curve."""
+    return ranking.augrc(alpha, beta)

@@ -1,0 +1,147 @@
+"""One registry entry is all a metric needs: tables, comparisons, selection, the page and the commands know it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import sirc
+from sirc.cli import app
+from sirc.metrics import all_metrics, find_metric, lower_is_better, metric, parse_metric
+from sirc.metrics.registry import REGISTRY
+from sirc.report.page import report
+from sirc.report.tables import table
+from support.report_reader import read_page
+
+
+@pytest.fixture
+def toys():
+    """A metric of the mixture at a recall, and one of separation of which higher is better."""
+
+    @metric(title="Toy", lower_is_better=True, unit="×10²")
+    def toy(ranking, recall, alpha, beta):
+        return ranking.risk_at_recall(recall, alpha, beta) + ranking.aurc(alpha, beta)
+
+    @metric(title="Gini", lower_is_better=False, unit="%")
+    def gini(ranking, negative):
+        return 2 * ranking.auroc(negative) - 1
+
+    yield
+    del REGISTRY["toy"], REGISTRY["gini"]
+
+
+def arrays(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    correct = rng.random(n) < 0.7
+    confidences = {s: (rng.normal(size=n) + k * correct, correct) for s, k in (("msp", 1.0), ("l1", 0.4))}
+    ood = {name: {s: rng.normal(size=m) - 0.5 for s in confidences} for name, m in (("a", 80), ("b", 120))}
+    return confidences, ood
+
+
+def test_the_registry_tells_names_directions_and_units():
+    assert [m.label(0.95) for m in all_metrics()] == ["error", "auroc", "fpr@95", "aurr", "risk@95", "aurc", "augrc"]
+    assert [m.name for m in all_metrics() if not m.lower_is_better] == ["auroc"]
+    assert [m.name for m in all_metrics() if m.unit == "%"] == ["error", "auroc", "fpr"]
+    assert [m.name for m in all_metrics() if m.of_negative] == ["auroc", "fpr"]
+    assert [m.name for m in all_metrics() if m.of_mixture] == ["aurr", "risk", "aurc", "augrc"]
+    assert find_metric("fpr@97.5").name == "fpr"
+    assert find_metric("luck") is None
+    assert lower_is_better("risk@80")
+    assert not lower_is_better("auroc")
+
+
+@pytest.mark.parametrize("label", ["luck", "risk", "risk@0", "risk@101", "aurr@95", "risk@x", "", None])
+def test_a_label_that_names_no_metric_is_not_parsed(label):
+    assert parse_metric(label) is None
+
+
+def test_a_label_has_its_metric_and_recall():
+    assert [(m.name, r) for m, r in map(parse_metric, ("aurr", "risk@80", "fpr@97.5"))] == [
+        ("aurr", 0.95), ("risk", 0.8), ("fpr", 0.975),
+    ]  # fmt: skip
+
+
+def test_a_metric_that_cannot_be_called_is_refused():
+    def odd(ranking, temperature): ...
+    def half(ranking, alpha): ...
+    def aurr(ranking): ...
+
+    for function, words in ((odd, "takes 'temperature'"), (half, "both alpha and beta"), (aurr, "'aurr' already")):
+        with pytest.raises(ValueError, match=words):
+            metric(title="x", lower_is_better=True, unit="%")(function)
+    assert "odd" not in REGISTRY
+
+
+def test_a_registered_metric_is_in_the_table_with_the_value_of_its_function(toys):
+    confidences, ood = arrays()
+    ev = sirc.evaluate(confidences, ood=ood, alpha=[0.3, 0.6], beta=[0.2, 0.5], recall=0.9)
+    rows = ev.table[ev.table.metric == "toy@90"]
+    assert len(rows) == 2 * (2 + 4 * 4)  # scores × (ID✗ at each β, and a, b, mean and pooled at each α and β)
+    row = rows[(rows.score == "l1") & (rows.negative == "b") & (rows.alpha == 0.3) & (rows.beta == 0.5)]
+    r = ev.ranking("l1", "b")
+    assert row.value.item() == pytest.approx(r.risk_at_recall(0.9, 0.3, 0.5) + r.aurc(0.3, 0.5), abs=1e-15)
+    gini = ev.table[(ev.table.metric == "gini") & (ev.table.score == "msp") & (ev.table.negative == "a")]
+    assert gini.value.item() == pytest.approx(2 * ev.ranking("msp", "a").auroc("ood") - 1, abs=1e-15)
+    assert math.isnan(gini.alpha.item())
+    assert "toy@90" in set(ev.sweep([0.5], [0.5]).metric)
+
+
+@pytest.mark.parametrize("pool", ["samples", "datasets"])
+def test_draws_of_a_metric_without_a_fast_path_are_those_of_the_ones_it_is_made_of(toys, pool):
+    confidences, ood = arrays()
+    ev = sirc.evaluate(confidences, ood=ood, pool=pool)
+    intervals = ev.intervals(draws=30).set_index(["metric", "score", "negative"])
+    versus = ev.compare("l1", draws=30).set_index(["metric", "negative"])
+    for negative in ("wrong", "a", "pooled", "OOD mean"):
+        for end in ("low", "high"):
+            auroc = intervals.loc[("auroc", "msp", negative), end]
+            assert intervals.loc[("gini", "msp", negative), end] == pytest.approx(2 * auroc - 1, abs=1e-5)
+        assert versus.loc[("gini", negative), "wins"] == versus.loc[("auroc", negative), "wins"]
+        assert 0 <= versus.loc[("toy@95", negative), "wins"] <= 1
+    assert versus.loc[("toy@95", "wrong"), "wins"] == 1  # lower is better, and msp has the better ranking
+
+
+def test_a_registered_metric_chooses_a_score(toys):
+    confidences, ood = arrays()
+    for sets in (ood, None):
+        choice = sirc.select(confidences, ood=sets, metric="toy@90", alpha=[0.3, 0.5, 0.6], beta=0.5, draws=30)
+        assert choice.best == "msp"
+        assert "regret of Toy@90" in str(choice)
+    with pytest.raises(ValueError, match=r"one of aurr, risk@95, aurc, augrc, toy@95, .*; got 'gini'"):
+        sirc.select(confidences, ood=ood, metric="gini")
+
+
+def test_a_registered_metric_is_shown_in_tables_and_on_the_page(toys, tmp_path):
+    confidences, ood = arrays()
+    ev = sirc.evaluate(confidences, ood=ood)
+    made = table(ev.table, metrics=["toy@95", "gini"])
+    assert "Toy@95↓ ×10²" in made.text()
+    assert "%Gini↑" in made.text()
+    assert made.cell("", "msp", "a", "gini").mark == "bold"
+    data = read_page(report(ev, tmp_path / "page.html"))
+    assert data["metrics"]["toy"] == {"title": "Toy@95", "higher": False, "unit": "×10²", "recomputed": False}
+    values = data["models"][0]["runs"][0]["values"]["toy"]
+    at = ev.table[(ev.table.metric == "toy@95") & (ev.table.score == "l1")].set_index("negative").value
+    assert values[1] == pytest.approx([at["wrong"], at["a"], at["b"]], rel=1e-5)
+
+
+def test_a_registered_metric_is_known_to_the_commands(toys, tmp_path):
+    confidences, ood = arrays()
+    results = sirc.evaluate(confidences, ood=ood).table
+    results.insert(0, "model", "net")
+    results.insert(1, "seed", 0)
+    results.to_csv(tmp_path / "results.csv", index=False)
+    done = CliRunner().invoke(app, ["table", str(tmp_path / "results.csv"), "--metric", "toy@95"])
+    assert done.exit_code == 0, done.output
+    assert "Toy@95" in done.output
+
+
+def test_the_accumulator_gives_every_metric(toys):
+    confidences, ood = arrays()
+    accumulator = sirc.SelectiveMetrics(recall=0.8)
+    values, correct = confidences["msp"]
+    accumulator.update(values, correct)
+    accumulator.update(ood["a"]["msp"], torch.zeros(80), torch.ones(80))
+    assert {"toy@80", "gini_wrong", "gini_ood"} <= set(accumulator.compute())
