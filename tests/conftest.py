@@ -1,4 +1,4 @@
-"""What the tests of scores, of commands and of the page share."""
+"""Fixtures that several rooms share: commands, the browser, a finished study."""
 
 import os
 from types import SimpleNamespace
@@ -9,8 +9,15 @@ import torch
 from sirc.scores import registry, spec
 from support import browser, page_driving
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # workers share the cores
+# Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "chromium" in item.fixturenames:
+            item.add_marker(pytest.mark.browser)
 
 
 @pytest.fixture
@@ -80,7 +87,7 @@ def open_page(chromium, tabs):
             page_driving.go(tabs.pages[key], setting)
             return tabs.pages[key]
         context = chromium.new_context(offline=True, viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         context.on("request", note_request)
         context.on("console", note_message)
         context.on("weberror", lambda error: tabs.complaints.append(f"page: {error.error}"))

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from legacy import make
 from safetensors.torch import load_file
 
 import sirc
+from legacy import make
 from support.report_reader import read_page
 
 OLD = make.FOLDER

@@ -366,6 +366,7 @@ def test_sizes_that_differ_and_folders_without_images_are_told(tmp_path):
         get(Holding(), images)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes")
 def test_two_processes_write_the_same_store(tiny):
     experiment = tiny("seeds=[1]", "train.cache=device")
@@ -373,7 +374,7 @@ def test_two_processes_write_the_same_store(tiny):
     expected = {name: store.load() for name, store in extract_run(experiment, run).items()}
     Path("whole.toml").write_text(experiment.dump())
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sirc"]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, *launch, "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

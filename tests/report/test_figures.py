@@ -467,6 +467,7 @@ def test_no_two_known_methods_look_the_same():
     assert figures.method_look("mine") == figures.method_look("mine") != figures.method_look("yours")
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw_and_missed_with_its_extra():
     code = (
         "import sys; import sirc.report.figures; assert 'matplotlib' not in sys.modules\n"

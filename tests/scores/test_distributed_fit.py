@@ -233,7 +233,7 @@ def folder(tmp_path_factory):
         (folder / f"{world}").mkdir()
     workers = launch(folder)
     try:
-        ends = [(worker.communicate(timeout=120)[1], worker.returncode) for worker in workers]
+        ends = [(worker.communicate(timeout=600)[1], worker.returncode) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -245,6 +245,7 @@ def heard(folder, world):
     return [json.loads((folder / f"{world}" / f"{rank}.json").read_text()) for rank in range(world)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("case", FITS)
 def test_processes_together_fit_what_one_fits(folder, case, world):
@@ -290,6 +291,7 @@ ALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("case", FAILURES)
 def test_an_error_in_one_process_is_heard_in_all(folder, case, world):
@@ -306,6 +308,7 @@ def test_an_error_in_one_process_is_heard_in_all(folder, case, world):
                 assert words[case].startswith(f"{kind}: process {where} of {world} failed: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_hear_each_other(folder, world):
     for rank, words in enumerate(heard(folder, world)):

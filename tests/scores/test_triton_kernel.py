@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
+pytestmark = pytest.mark.slow
 
 _PROGRAM = """
 import contextlib, json, sys, warnings
 import numpy as np, torch
 warnings.simplefilter("ignore")  # of NumPy, which stands in for the GPU: exp overflows to inf where it should
 sys.path.insert(0, sys.argv[1])
-from sirc.scores import _fused, _kernel
-from sirc.scores.softmax import Softmax, log_entropy, log_one_minus_max, log_one_minus_norm
+from sirc.scores import triton_kernel
+from sirc.scores.formulas.softmax import Softmax, log_entropy, log_one_minus_max, log_one_minus_norm
 torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
 
 def differences(v):
-    prediction, sums = _kernel.kernel_sums(v)
+    prediction, sums = triton_kernel.kernel_sums(v)
     fast, slow = Softmax(prediction, *sums), Softmax.of(v.double(), compile=False)
     found = {"prediction": float((fast.prediction != slow.prediction).sum())}
     for name in ("top", "second", "deviation"):
