@@ -1,10 +1,12 @@
 """Fixtures that several rooms share: commands, the browser, a finished study."""
 
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 
 from sirc.scores import registry, spec
 from support import browser, page_driving
@@ -18,6 +20,29 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "chromium" in item.fixturenames:
             item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Make something once for all tests of all workers: `once(name, make)` gives the folder that `make` filled.
+
+    Whoever changes what is in there copies it first.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # a worker's own folder lies below the one that all share
+
+    def give(name, make):
+        folder, unfinished = root / f"shared-{name}", root / f"unfinished-{name}"
+        with FileLock(root / f"{name}.lock"):
+            if not folder.exists():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a worker that failed
+                unfinished.mkdir()
+                make(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return give
 
 
 @pytest.fixture

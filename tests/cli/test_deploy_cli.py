@@ -116,6 +116,7 @@ def here(made, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_whole_way(here, command):
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
     assert code == 0, err

@@ -14,7 +14,7 @@ from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.predict import COLUMNS, decisions, predict_folder, save_decisions
 from sirc.progress import Progress, Task
-from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
+from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, pixels
 
 GOOD = ["a.png", "b/c/d.jpg", "b/grey.png", "b/rgba.png", "b/sixteen.png", "z/ünï cödé 图.png", "z/upper.JPG"]
 BROKEN = ["b/empty.png", "b/narrow.png", "b/text.png", "z/truncated.png"]
@@ -23,11 +23,6 @@ BROKEN = ["b/empty.png", "b/narrow.png", "b/text.png", "z/truncated.png"]
 @pytest.fixture(scope="module")
 def selective():
     return calibrated()
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("graph") / "model.onnx")
 
 
 @pytest.fixture(scope="module")

@@ -37,11 +37,6 @@ LIMITS = {"max_bytes": 100_000, "max_images": 20, "max_pixels": 1_000_000, "max_
 
 
 @pytest.fixture(scope="session")
-def graph(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("graph") / "model.onnx")
-
-
-@pytest.fixture(scope="session")
 def reference(graph):
     """What onnxruntime alone says of encoded images."""
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
@@ -471,6 +466,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, package):
         importlib.import_module("sirc.deploy.serve")
 
 
+@pytest.mark.slow
 def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
     import onnx
 

@@ -213,6 +213,7 @@ CURVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals):
@@ -270,6 +271,7 @@ def test_where_a_smaller_risk_is_feasible_the_report_speaks_of_larger_ones():
     assert f"The lowest risk above it that these rows can show is {math.ceil(10_000 * lowest) / 100:g}%" in got.advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decimals", [None, 1, 0])
 def test_no_risk_between_an_infeasible_one_and_the_lowest_is_feasible(decimals):
     rng = np.random.default_rng(13)
@@ -291,6 +293,7 @@ def test_no_risk_between_an_infeasible_one_and_the_lowest_is_feasible(decimals):
                     )
 
 
+@pytest.mark.slow
 def test_a_promised_risk_holds_with_tied_scores_from_the_rows_to_the_threshold():
     rng = np.random.default_rng(14)
     risk, delta, n, levels = 0.1, 0.1, 400, 12

@@ -213,6 +213,7 @@ def test_a_premise_that_holds_by_construction_holds(found):
     assert found.sizes == {"correct": 4000, "wrong": 1000}
 
 
+@pytest.mark.slow
 def test_a_premise_that_holds_is_never_said_not_to(scorer):
     verdicts = [check_assumptions(scorer, outputs(1500, seed=100 + seed)).verdicts["l1"] for seed in range(30)]
     assert not [verdict for verdict in verdicts if verdict.startswith("does not hold")]

@@ -139,6 +139,7 @@ def test_groups_of_very_many_rows_are_drawn_with_small_ones(monkeypatch, metric,
     assert exact.table.worst_high.tolist() == pytest.approx(plain.table.worst_high.tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_intervals_are_those_of_a_bootstrap_done_by_hand():
     """1000 draws of each kind: their ends agree within their own noise."""
     confidences, ood = made(400, shifts=SHIFTS, sets=(("a", 200),), seed=5)
@@ -173,6 +174,7 @@ def test_the_intervals_are_those_of_a_bootstrap_done_by_hand():
         assert table.wins[score] == pytest.approx(share, abs=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "count"), [("worst", 2), ("worst", 4), ("average", 3)])
 def test_equal_scores_seldom_lead(by, count):
     """Scores that are equally good: in about 5% of samples one of them is said to be worse, in 10% at the very most."""

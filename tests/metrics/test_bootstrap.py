@@ -294,6 +294,7 @@ def test_bootstrap_and_delong_agree():
     assert (row.low, row.high) == pytest.approx((low, high), abs=0.15 * (high - low))
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     """AUROC, AURR, AURC and AUGRC of 200 datasets, each with its own bootstrap; the truth from half a million."""
     confidence, right, outside = problem(10**6, (300_000, 200_000, 250_000))

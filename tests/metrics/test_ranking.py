@@ -615,6 +615,7 @@ def test_the_inputs_are_left_as_they_were():
 # Precision and size
 
 
+@pytest.mark.slow
 def test_ten_million_float32_scores_lose_no_precision():
     """Counts and areas known in closed form, in exact integers."""
     n = 2_500_000  # quadruples of scores: ID✓, ID✗, OOD, ID✓, from the top; all distinct as float32

@@ -414,6 +414,7 @@ def test_an_incomplete_bit_file_is_refused(bit, tmp_path, drop, words):
         build("timm:resnetv2_50x1_bit", num_classes=11, checkpoint=tmp_path / "odd.npz", options=SMALL_BIT)
 
 
+@pytest.mark.slow
 def test_a_fingerprint_sees_weights_and_nothing_else(resnet):
     first = fingerprint(resnet)
     assert len(first) == 32

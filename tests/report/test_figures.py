@@ -295,6 +295,7 @@ def shown_in(path):
     return "".join(ElementTree.parse(path).getroot().itertext()).replace(" ", "")
 
 
+@pytest.mark.slow
 def test_names_are_drawn_as_they_are(tmp_path):
     run = make_run(sets=HOSTILE, n=60, specs=["msp", "energy", "sirc(msp, l1)"])
     plain = [re.sub(r"[\x00-\x1f\x7f ]", "", name)[:20].replace("\uffff", "�") for name in HOSTILE]
@@ -418,6 +419,7 @@ def unwritten(monkeypatch):
     monkeypatch.setattr("sirc.report.figures.study.save", lambda figure, stem, formats: [stem])
 
 
+@pytest.mark.slow
 def test_a_study_s_figures_have_names_that_tell_them_apart(tmp_path, unwritten):
     specs = ["msp", "energy", "sirc(msp, l1)"]
     runs = [make_run(model, seed, n=60, specs=specs) for model in ("Res/Net", "res net") for seed in (1, 2)]
@@ -427,6 +429,7 @@ def test_a_study_s_figures_have_names_that_tell_them_apart(tmp_path, unwritten):
     assert [path.name for path in paths] == [*expected, "changes", "plane-grid-near", "plane-grid-far", "samples"]
 
 
+@pytest.mark.slow
 def test_a_study_s_figures_are_files_and_reported(tmp_path):
     progress = Counted()
     run = make_run(n=60, specs=["msp", "sirc(msp, l1)"], sets=("only",))

@@ -87,6 +87,7 @@ def test_counts_are_those_of_plain_comparisons_at_every_threshold():
         np.testing.assert_array_equal(found.ranks, [(distinct >= t).sum() for t in found.thresholds])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recall", [0.95, 0.9755])
 def test_at_every_level_threshold_risk_and_coverage_are_the_ranking_s(recall):
     groups = varied()
@@ -133,6 +134,7 @@ def confidences(groups, noise, ties, seed):
 
 
 # The same examples every time: 0.5% is what the placement of the thresholds achieves, and not a theorem.
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(GROUP, min_size=2, max_size=12),

@@ -314,6 +314,7 @@ def specs_against_sirc(pairs):
     return [*(f"sirc({', '.join(pair)})" for pair in pairs), *(spec_of(*m, *pair) for pair in pairs for m in MIXTURES)]
 
 
+@pytest.mark.slow
 def test_without_ood_data_bayes_is_no_worse_than_sirc_on_letters(letters):
     train, test, ood, head = letters
     assert 0.5 < test.correct.double().mean() < 0.95  # a network with something to reject

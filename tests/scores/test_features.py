@@ -144,6 +144,7 @@ class Together(torch.nn.Module):
         return torch.stack([graph(logits, features) for graph in self.graphs], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about itself
 def test_onnx_scores_as_the_scorer_does(data, scorer, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
