@@ -68,6 +68,7 @@ def test_bayes_keeps_its_digits_where_the_plain_formula_has_none(log_u, log_g):
         assert got.item() == pytest.approx(value, rel=1e-13, abs=1e-14), metric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.5, 0.3, 0.9, 0.0, 1.0])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_order_of_a_few_rows_has_a_smaller_aurc(seed, beta):
@@ -106,6 +107,7 @@ def best(toy, alpha, beta, metric="aurc"):
     return area(toy, columns, alpha, beta, metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "beta"), MIXTURES)
 def test_with_true_u_and_g_no_other_order_has_a_smaller_aurc(toy, alpha, beta):
     least = best(toy, alpha, beta)
@@ -135,6 +137,7 @@ def test_the_order_for_aurr_has_a_smaller_aurr_than_others(toy, alpha, beta):
         assert area(toy, columns, alpha, beta, "aurr") > least * (1 - 3e-3), name  # optimal to first order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ood", "unlabelled"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_is_learnt_from_ood_rows_is_near_the_optimum(toy, kind, seed):
@@ -216,6 +219,7 @@ def test_learnt_confidence_never_falls_with_s2_or_with_s1(kind):
         assert bool((unsure_to_sure[spec].diff() > 0).all()), spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("name", ["strong S2", "far"])
 def test_the_share_of_id_rows_is_estimated_where_ood_rows_can_be_told_apart(name, share):
@@ -331,6 +335,7 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_letters(letters):
 ODD = {"blunt": toys.Toy(2.0, sharp=0.4), "S2 misleads": toys.Toy(-0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*toys.TOYS, *ODD])
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_without_ood_data_bayes_is_no_worse_than_sirc_on_toys(name, calibrated):

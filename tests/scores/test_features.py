@@ -115,6 +115,7 @@ def test_cop_may_leave_another_number_of_directions_in_each_fold():
     assert bool(fit("sirc(msp, cop)", data, crossfit=5).parameters["sirc(msp, cop)"]["b"] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_graph_is_for_any_batch_and_scores_as_the_scorer_does(name, dtype, data, scorer):

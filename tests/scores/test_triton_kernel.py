@@ -16,7 +16,7 @@ import contextlib, json, sys, warnings
 import numpy as np, torch
 warnings.simplefilter("ignore")  # of NumPy, which stands in for the GPU: exp overflows to inf where it should
 sys.path.insert(0, sys.argv[1])
-from sirc.scores import triton_kernel
+from sirc.scores import row_sums, triton_kernel
 from sirc.scores.formulas.softmax import Softmax, log_entropy, log_one_minus_max, log_one_minus_norm
 torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
 
