@@ -12,6 +12,9 @@ export UV_SYSTEM_CERTS := 1
 # Tests start many interpreters: each would compile torch anew if none might keep the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Tests read and write text as UTF-8, whatever the locale.
+export PYTHONUTF8 := 1
+
 .PHONY: test quick demo screenshot lint bench clean
 
 test: $(STAMP)

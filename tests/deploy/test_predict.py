@@ -96,6 +96,7 @@ def test_batches_and_workers_change_nothing(table, selective, folder):
         pd.testing.assert_frame_equal(other, table, check_exact=False, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_graph_decides_the_same_and_says_only_that_it_rejected(table, folder, graph):
     other = predict_folder(graph, folder)
     pd.testing.assert_frame_equal(

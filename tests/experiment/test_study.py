@@ -110,6 +110,7 @@ def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     assert done(run_study([experiment], formats=["png"])) == ["figures"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
     study = run_study([experiment], figures=False)
@@ -224,6 +225,7 @@ def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, co
     assert len(opened) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [lambda _: False, None], ids=["none", "an error"])
 def test_where_no_browser_opens_the_page_is_there_all_the_same(arrays, command, monkeypatch, failing):
     def broken(_):
@@ -450,6 +452,7 @@ def test_a_finding_holds_only_where_nothing_is_open():
     assert verdict(3, 1, 0) == verdict(0, 4, 0) == "does not hold"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_a_study_read_back_is_what_it_was(experiment):
     study = run_study([experiment], figures=False)
@@ -492,6 +495,7 @@ def unscored(monkeypatch):
 KEPT = Path("runs/tiny/seed-2/confidences.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_what_was_scored_is_not_scored_again(experiment, command, monkeypatch):
     study = run_study([experiment], figures=False)
@@ -535,6 +539,7 @@ def forge():
     write_safetensors(KEPT, forged, metadata, overwrite=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("spoil", [damage, forge, lambda: KEPT.write_bytes(b""), lambda: KEPT.unlink()])
 def test_confidences_that_are_not_what_was_kept_are_made_again(experiment, spoil):
@@ -547,6 +552,7 @@ def test_confidences_that_are_not_what_was_kept_are_made_again(experiment, spoil
     assert Path("runs/tiny/results.csv").read_bytes() == results
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("name", ["test", "Noise"])
 def test_other_outputs_have_other_confidences(experiment, name):
@@ -565,6 +571,7 @@ def test_other_outputs_have_other_confidences(experiment, name):
     pd.testing.assert_frame_equal(again.results, pd.concat([first.table, second.table], ignore_index=True)[SCHEMA])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_another_scorer_has_other_confidences(experiment, monkeypatch):
     run_study([experiment], figures=False)
@@ -579,6 +586,7 @@ def test_another_scorer_has_other_confidences(experiment, monkeypatch):
         load_run(fewer, run)  # reading has kept nothing
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_changed_settings_redo_what_follows_from_them_and_never_the_training(experiment):
     run_study([experiment], figures=False)
@@ -601,6 +609,7 @@ def test_changed_settings_redo_what_follows_from_them_and_never_the_training(exp
         run_study([experiment], redo=["everything"])
 
 
+@pytest.mark.slow
 def test_scores_are_tuned_on_the_validation_images(experiment, command):
     for seed, name in enumerate(("held-out", "grey", "some", "others"), start=1):
         write_images(Path("data") / name, count=30, seed=seed)  # unlike the training images
@@ -637,6 +646,7 @@ def test_scores_are_tuned_on_the_validation_images(experiment, command):
     assert done(run_study([changed], figures=False))[:2] == steps[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_damaged_results_are_made_again(experiment):
     run_study([experiment], figures=False)
@@ -710,6 +720,7 @@ def test_tables_page_and_figures_show_the_scores_that_the_report_names(experimen
         Experiment.read("tiny.toml", ['report.specs=["mspp"]'])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_weights_trained_with_another_warm_up_are_refused(experiment):
     run_study([experiment], figures=False)
@@ -785,6 +796,7 @@ def test_mistakes_in_the_last_experiment_are_told_before_the_first_is_trained(ex
     assert not weights()
 
 
+@pytest.mark.slow
 def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
     opened = []
 
