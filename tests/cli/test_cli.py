@@ -169,6 +169,7 @@ def test_unreadable_images_are_named_on_stderr_and_counted_on_stdout(study, comm
     assert "b/002.png" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -207,6 +208,7 @@ def test_a_wrong_key_is_named_with_its_line_and_the_nearest_right_one(study, com
     assert "Did you mean `epochs`" in err
 
 
+@pytest.mark.slow
 def test_other_settings_do_not_mix_with_old_results(study, command):
     assert command("train", "tiny.toml", "--seed", "1", "--quiet")[0] == 0
     other = ["--seed", "1", "--set", "train.lr=0.3", "--quiet"]

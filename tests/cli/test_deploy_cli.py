@@ -262,6 +262,7 @@ def test_without_the_training_images_only_the_names_are_missing(here, command):
     assert SelectiveClassifier.load("selective.safetensors", _network(1)).classes is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -93,6 +93,7 @@ def trained(experiment):
     return experiment.runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [["fit.count=20"], ["preprocess.crop=10"], ["preprocess.interpolation=bicubic"]])
 def test_stores_are_the_same_bytes_as_those_of_files(tiny, changes):
     asked = ["seeds=[1]", "preprocess.mean=[0.4, 0.5, 0.6]", "preprocess.std=[0.2, 0.3, 0.7]", *changes]
@@ -195,6 +196,7 @@ def test_a_failing_disk_always_stops(tiny, monkeypatch):
         extract_run(experiment, run, ["test"], on_error="skip")
 
 
+@pytest.mark.slow
 def test_a_study_decodes_every_set_once(tiny, decoded):
     first = tiny("train.cache=device", "name=one")
     second = tiny("train.cache=device", "name=two", "title=Two", "fit.count=20", "train.lr=0.001")

@@ -106,6 +106,7 @@ def test_a_search_that_ends_at_accepting_nothing_can_be_watched():
     assert (got.promised, got.promised_interval[0], got.alarm) == (0.0, 0.0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "most"), [(0.6, 120), (0.75, 600), (0.99, 500)])
 def test_a_changed_rate_raises_the_alarm_soon(rate, most):
     rng = np.random.default_rng(2)
@@ -187,6 +188,7 @@ def test_the_bound_on_the_ood_share_is_rarely_too_high(share, decimals):
         assert np.mean(bounds) > 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "shift", "least"), [(0.5, 3.0, 0.38), (0.2, 3.0, 0.12), (0.05, 4.0, 0.015)])
 def test_the_bound_on_the_ood_share_is_of_use(share, shift, least):
     rng = np.random.default_rng(6)

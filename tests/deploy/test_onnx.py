@@ -204,6 +204,7 @@ def test_the_file_says_what_was_calibrated(networks, tmp_path):
     assert facts["model"] == sirc.models.fingerprint(selective.model)
 
 
+@pytest.mark.slow
 def test_what_a_graph_says_cannot_be_changed(tmp_path):
     selective = SelectiveClassifier(Scaled(), sirc.Scorer("msp", num_classes=4), "msp").set_threshold(0.5)
     selective.export_onnx(tmp_path / "m.onnx", torch.randn(1, 4, 1))
@@ -229,6 +230,7 @@ def test_nothing_is_overwritten_or_half_written(networks, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.slow
 def test_nonsense_is_refused(networks, tmp_path):
     network = networks["resnet18"]
     bare = SelectiveClassifier(network.model, network.scorer, SMALL, head=network.head)

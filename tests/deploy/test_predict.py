@@ -160,6 +160,7 @@ def test_rows_come_as_they_are_found_and_progress_is_told(selective, folder):
     assert Task().advance() is None
 
 
+@pytest.mark.slow
 def test_images_that_keep_their_size_are_taken_one_by_one(tmp_path, selective, graph):
     Image.fromarray(pixels(1, 20, 30)).save(tmp_path / "a.png")
     Image.fromarray(pixels(2, SIDE, SIDE)).save(tmp_path / "b.png")

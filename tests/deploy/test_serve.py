@@ -32,6 +32,8 @@ from sirc.deploy.serve.images import open_image
 from sirc.deploy.serve.metrics import KINDS
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 
+pytestmark = pytest.mark.slow  # all of it needs an exported graph
+
 LIMITS = {"max_bytes": 100_000, "max_images": 20, "max_pixels": 1_000_000, "max_body": 500_000}
 
 
@@ -464,7 +466,6 @@ def test_a_missing_package_names_the_extra(monkeypatch, package):
         importlib.import_module("sirc.deploy.serve")
 
 
-@pytest.mark.slow
 def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
     import onnx
 
@@ -581,7 +582,6 @@ def form(*images):
     return b"".join(parts) + b"--b--\r\n"
 
 
-@pytest.mark.slow
 def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, reference):
     process, port = server
     good = {number: encoded(number) for number in range(12)}
@@ -632,7 +632,6 @@ def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, referen
     assert counters(port)["sirc_requests_in_progress"] == 0
 
 
-@pytest.mark.slow
 def test_bodies_that_are_too_large_are_never_held(server):
     process, port = server
     forget(process)
@@ -651,7 +650,6 @@ def test_bodies_that_are_too_large_are_never_held(server):
     assert peak(process) - before < 150  # 560 MiB came by
 
 
-@pytest.mark.slow
 def test_slow_and_vanishing_clients_hold_nobody_up(server, reference):
     _, port = server
     before = counters(port)

@@ -478,6 +478,7 @@ def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, 
     assert words in err
 
 
+@pytest.mark.slow
 def test_the_command_checks_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "grey": 10}.items()):

@@ -59,6 +59,7 @@ def measured(ranking, metric, alpha, beta):
 SHIFTS = {"one": (1.5, 0.5), "two": (1.2, 1.4), "three": (0.9, 2.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["aurr", "aurc", "risk@95", "risk@80"])
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("pool", ["datasets", "samples"])
@@ -90,6 +91,7 @@ def test_regret_is_what_a_loop_over_rankings_finds(metric, relative, pool):
     assert choice.table.wins.sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["aurr", "aurc", "risk"])
 @pytest.mark.parametrize("equal_sets", [True, False])
 @pytest.mark.parametrize("chunk", [3, 1 << 15])
@@ -187,6 +189,7 @@ def test_equal_scores_seldom_lead(by, count):
     assert claimed <= 20  # at a rate of 5%: 10 ± 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["worst", "average"])
 def test_a_gap_of_several_standard_errors_is_found(by):
     """The better one is chosen alone where its lead is over five standard errors; in few rows that lead is noise."""

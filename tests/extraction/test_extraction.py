@@ -427,6 +427,7 @@ def test_when_nothing_can_be_read_it_says_so(tmp_path):
         sirc.extract(network(), images, on_error="ignore")
 
 
+@pytest.mark.slow
 def test_wrappers_are_seen_through():
     model, data = network(), rows(10)
     check(sirc.extract(nn.DataParallel(model), data), model, data)

@@ -37,6 +37,7 @@ def draw(size, seed, rows=3):
     return rng.multinomial(size, np.full(size, 1 / size), rows) if size else np.zeros((rows, 0), int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @small
 @given(

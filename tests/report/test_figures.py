@@ -121,6 +121,7 @@ def test_risk_curves_are_those_of_the_ranking(evaluation):
     assert "All OOD,  α = 0.3,  β = 0.6" in texts(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["alpha", "beta"])
 def test_sweeps_are_mean_and_std_over_runs(over):
     runs = [make_run(seed=seed).evaluation for seed in (1, 2, 3)]
@@ -317,6 +318,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
             assert path.suffix == ".pdf" or all(words in shown_in(path) for words in expected)
 
 
+@pytest.mark.slow
 def test_equal_figures_are_equal_bytes_whatever_the_user_s_settings(evaluation, tmp_path):
     import matplotlib
 
@@ -340,6 +342,7 @@ def test_equal_figures_are_equal_bytes_whatever_the_user_s_settings(evaluation, 
         figures.save(figure, tmp_path / "x", ["exe"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "right", "outside"),
     [
@@ -440,6 +443,7 @@ def test_a_study_s_figures_are_files_and_reported(tmp_path):
         figures.figures([], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "missing"),
     [

@@ -216,6 +216,7 @@ def test_more_scores_and_runs_have_fewer_thresholds_each_and_all_levels_still(la
     assert sizes[1] == 256  # however many there are, no fewer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["plain", "tied", "infinite", "zeros"])
 @pytest.mark.parametrize("size", [1, 8])
 def test_fewer_points_are_those_that_would_have_been_placed(score, size):

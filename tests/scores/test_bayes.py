@@ -126,6 +126,7 @@ def test_with_true_u_and_g_no_other_order_has_a_smaller_aurc(toy, alpha, beta):
     assert area(toy, others["noise 1.0"], alpha, beta) > least * 1.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "beta"), MIXTURES)
 def test_the_order_for_aurr_has_a_smaller_aurr_than_others(toy, alpha, beta):
     least = best(toy, alpha, beta, "aurr")
@@ -161,6 +162,7 @@ def learnt_g(scorer, spec, rows):
     return ratio.log_g(log_u, [b * (a - torch.as_tensor(rows.s2))], found["density"]).numpy(), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weak S2", "strong S2", "S2 alone", "overconfident"])
 @pytest.mark.parametrize("kind", ["ood", "unlabelled"])
 def test_the_density_ratio_has_the_order_of_the_true_one(name, kind):
@@ -347,6 +349,7 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_toys(name, calibrated):
     assert max(found.values()) < 1.02, max(found, key=found.get)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3, 10, 30])
 def test_a_few_validation_rows_do_little_harm(n):
     toy, pairs = toys.STRONG, [("msp", "l1")]

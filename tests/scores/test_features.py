@@ -80,6 +80,7 @@ def test_options_reach_the_formula(data):
         np.testing.assert_allclose(conf[spec], values, rtol=1e-10, atol=1e-11, err_msg=spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_folds_are_scored_with_parameters_of_the_others(name, data):
     logits, z, y, weight, bias = data

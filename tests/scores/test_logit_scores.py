@@ -52,6 +52,7 @@ def test_plain_values_are_the_formulas(name, options, classes):
     np.testing.assert_allclose(getattr(functional, name)(v, **options), expected, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), BOUNDED)
 @pytest.mark.parametrize("classes", [3, 12])
 def test_log_gap_is_exact_at_every_gap(name, options, classes):
