@@ -1,5 +1,6 @@
 # Two commands for a stranger: `make demo` shows what sirc does, `make test` is everything CI runs.
-# Both make their own .venv and need only python3 (3.11 or newer) and make.
+# `make quick` leaves out what is slow, opens a browser or needs a GPU: a verdict within a minute, while you work.
+# All make their own .venv and need only python3 (3.11 or newer) and make.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -8,14 +9,25 @@ STAMP := .venv/.installed
 export UV_NATIVE_TLS := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: test demo screenshot lint bench clean
+# Tests start many interpreters: each would compile torch anew if none might keep the bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Tests read and write text as UTF-8, whatever the locale.
+export PYTHONUTF8 := 1
+
+.PHONY: test quick demo screenshot lint bench clean
 
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	@$(BIN)/python tests/support/browser.py --install >/dev/null
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
+
+quick: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser and not gpu"
 
 demo: $(STAMP)
 	$(BIN)/sirc demo

@@ -1,16 +1,48 @@
-"""What the tests of scores, of commands and of the page share."""
+"""Fixtures that several rooms share: commands, the browser, a finished study."""
 
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 
 from sirc.scores import registry, spec
 from support import browser, page_driving
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # workers share the cores
+# Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "chromium" in item.fixturenames:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Make something once for all tests of all workers: `once(name, make)` gives the folder that `make` filled.
+
+    Whoever changes what is in there copies it first.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # a worker's own folder lies below the one that all share
+
+    def give(name, make):
+        folder, unfinished = root / f"shared-{name}", root / f"unfinished-{name}"
+        with FileLock(root / f"{name}.lock"):
+            if not folder.exists():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a worker that failed
+                unfinished.mkdir()
+                make(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return give
 
 
 @pytest.fixture
@@ -80,7 +112,7 @@ def open_page(chromium, tabs):
             page_driving.go(tabs.pages[key], setting)
             return tabs.pages[key]
         context = chromium.new_context(offline=True, viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         context.on("request", note_request)
         context.on("console", note_message)
         context.on("weberror", lambda error: tabs.complaints.append(f"page: {error.error}"))

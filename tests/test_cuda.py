@@ -9,7 +9,10 @@ from sirc.metrics.bootstrap import Draws, bootstrap_metrics
 from sirc.scores import row_sums
 from sirc.scores.formulas.softmax import Softmax
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SPECS = ["msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "gradnorm", "vim", "mahalanobis", "knn"]
 SPECS += ["sirc(msp, l1)", "sirc(entropy, residual)", "sirc(doctor, mahalanobis, knn, vim)", "product(msp, l1)"]

@@ -1,9 +1,10 @@
 """Numbers do not depend on what a process was told about the precision of its matrix products."""
 
+import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -23,8 +24,7 @@ _WAYS = {
     "nothing": "pass",
 }
 _PROGRAM = """
-import sys, torch
-sys.path.insert(0, {source!r})
+import json, os, sys, torch
 from sirc._utils.precision import full_products
 
 def now():
@@ -37,27 +37,43 @@ def now():
             found.append("refused")
     return [*found, newer("cuda", "matmul"), newer("mkldnn", "matmul")]
 
-{way}
-before = now()
-with full_products():
-    inside = now()
+def check(way):
+    exec(way)
+    before = now()
     with full_products():
-        pass
-    assert now() == inside
-assert inside[:2] == ["highest", False], inside
-assert all(value in (None, "none", "ieee") for value in inside[2:]), inside
-assert now() == before, (before, now())
+        inside = now()
+        with full_products():
+            pass
+        assert now() == inside
+    assert inside[:2] == ["highest", False], inside
+    assert all(value in (None, "none", "ieee") for value in inside[2:]), inside
+    assert now() == before, (before, now())
+
+for name, way in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:  # a switch that was set cannot be unset: each way has a process of its own
+        check(way)
+        os.write(1, f"{name}\\n".encode())
+        os._exit(0)
+    os.wait()
 """
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """The ways in which every assertion held, and what the others printed."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, json.dumps(_WAYS)], capture_output=True, text=True)
+    return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", _WAYS)
-def test_products_are_full_inside_and_as_told_afterwards(way):
+def test_products_are_full_inside_and_as_told_afterwards(kept, way):
     if "newer" in way and not hasattr(torch._C, "_get_fp32_precision_getter"):
         pytest.skip("torch before 2.9 has no such switch")
-    source = str(Path(__file__).parents[2] / "src")
-    program = _PROGRAM.format(source=source, way=_WAYS[way])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ways, told = kept
+    assert way in ways, told
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch before 2.9 has no such switch")
@@ -83,7 +99,7 @@ def test_threads_that_overlap_leave_it_as_it_was():
 
         def work(number):
             with full_products():
-                together.wait(timeout=60)
+                together.wait(timeout=600)
                 return torch.get_float32_matmul_precision()
 
         with ThreadPoolExecutor(4) as pool:

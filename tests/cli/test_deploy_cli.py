@@ -116,6 +116,7 @@ def here(made, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_whole_way(here, command):
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
     assert code == 0, err
@@ -261,6 +262,7 @@ def test_without_the_training_images_only_the_names_are_missing(here, command):
     assert SelectiveClassifier.load("selective.safetensors", _network(1)).classes is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -362,6 +364,7 @@ def _free_port():
         return taken.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
     """The Python blocks make the files; the lines of the shell run as they stand, but for the port."""
     monkeypatch.chdir(tmp_path)
@@ -392,14 +395,14 @@ def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
     finally:
         if server is not None:
             server.terminate()
-            server.communicate(timeout=30)
+            server.communicate(timeout=120)
     assert {("sirc", name) for name in ("run", "calibrate", "export", "predict", "monitor", "serve")} <= set(ran)
     table, by_graph = (pd.read_csv(name, keep_default_na=False) for name in ("colours.csv", "colours-by-graph.csv"))
     assert list(table["accepted"]) == list(by_graph["accepted"])
 
 
 def _wait(port):
-    for _ in range(300):
+    for _ in range(1200):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
                 return

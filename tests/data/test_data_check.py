@@ -257,6 +257,7 @@ def test_decoding_names_each_broken_image(tmp_path):
     assert "sirc data check" not in text
 
 
+@pytest.mark.slow
 def test_decoding_in_processes_finds_the_same(tmp_path):
     for i in range(70):
         paint(tmp_path / "d" / f"{i:03}.jpg")

@@ -93,6 +93,7 @@ def trained(experiment):
     return experiment.runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [["fit.count=20"], ["preprocess.crop=10"], ["preprocess.interpolation=bicubic"]])
 def test_stores_are_the_same_bytes_as_those_of_files(tiny, changes):
     asked = ["seeds=[1]", "preprocess.mean=[0.4, 0.5, 0.6]", "preprocess.std=[0.2, 0.3, 0.7]", *changes]
@@ -195,6 +196,7 @@ def test_a_failing_disk_always_stops(tiny, monkeypatch):
         extract_run(experiment, run, ["test"], on_error="skip")
 
 
+@pytest.mark.slow
 def test_a_study_decodes_every_set_once(tiny, decoded):
     first = tiny("train.cache=device", "name=one")
     second = tiny("train.cache=device", "name=two", "title=Two", "fit.count=20", "train.lr=0.001")
@@ -366,6 +368,7 @@ def test_sizes_that_differ_and_folders_without_images_are_told(tmp_path):
         get(DeviceCache(), images)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes")
 def test_two_processes_write_the_same_store(tiny):
     experiment = tiny("seeds=[1]", "train.cache=device")
@@ -373,7 +376,7 @@ def test_two_processes_write_the_same_store(tiny):
     expected = {name: store.load() for name, store in extract_run(experiment, run).items()}
     Path("whole.toml").write_text(experiment.dump())
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sirc"]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, *launch, "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

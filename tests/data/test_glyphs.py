@@ -45,6 +45,7 @@ def test_every_set_holds_rgb_images_of_32_by_32(name):
         images.image(5)
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_pixels():
     code = (
         "import hashlib, numpy as np\n"

@@ -13,7 +13,7 @@ from sirc.deploy.monitor.betting import Bets, rate_interval
 from sirc.deploy.monitor.ood_share import OodShare
 from sirc.deploy.threshold import at_cost, at_coverage, at_risk
 
-REPEATS = 2000
+REPEATS = 1000
 
 
 def rarely(events, delta):
@@ -54,6 +54,7 @@ def test_the_capital_does_not_grow_on_average(rate):
     assert mean > 0.5
 
 
+@pytest.mark.slow
 def test_a_false_alarm_at_any_time_is_rare():
     rng = np.random.default_rng(1)
     delta, alarms, tight = 0.2, [], []
@@ -105,6 +106,7 @@ def test_a_search_that_ends_at_accepting_nothing_can_be_watched():
     assert (got.promised, got.promised_interval[0], got.alarm) == (0.0, 0.0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "most"), [(0.6, 120), (0.75, 600), (0.99, 500)])
 def test_a_changed_rate_raises_the_alarm_soon(rate, most):
     rng = np.random.default_rng(2)
@@ -140,6 +142,7 @@ def test_an_alarm_stays_when_the_evidence_fades():
     assert (last.alarm, last.first_alarm, last.p_value) == (True, first.first_alarm, first.p_value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.03, 0.5, 0.9])
 def test_the_interval_holds_the_rate_at_all_times(rate):
     rng = np.random.default_rng(4)
@@ -167,6 +170,7 @@ def test_the_interval_is_where_jeffreys_bettor_has_not_won():
 # The share of OOD input
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.1])
 @pytest.mark.parametrize("decimals", [None, 0])
 def test_the_bound_on_the_ood_share_is_rarely_too_high(share, decimals):
@@ -184,6 +188,7 @@ def test_the_bound_on_the_ood_share_is_rarely_too_high(share, decimals):
         assert np.mean(bounds) > 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "shift", "least"), [(0.5, 3.0, 0.38), (0.2, 3.0, 0.12), (0.05, 4.0, 0.015)])
 def test_the_bound_on_the_ood_share_is_of_use(share, shift, least):
     rng = np.random.default_rng(6)

@@ -74,6 +74,7 @@ def networks():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_the_graph_decides_as_the_module_does(networks, name, spec, tmp_path):
     selective = networks[name].selective(spec)
@@ -108,6 +109,7 @@ class Scaled(nn.Module):
         return self.fc(x.flatten(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["msp", "doctor", "entropy", "sirc(entropy, l1)"])
 def test_confident_inputs_do_not_tie_in_the_graph(spec, tmp_path):
     gaps = torch.tensor([0.0, 1e-3, 1.0, 20.0, 34.0, 36.0, 38.0, 90.0, 499.0, 500.0])
@@ -166,6 +168,7 @@ def several():
     return [(scorer, spec) for scorer in (surrogate, learnt) for spec in scorer.specs], outputs(40, 0.8)
 
 
+@pytest.mark.slow
 def test_tuned_and_learnt_scores_keep_their_digits_in_a_graph(several):
     pairs, rows = several
     assert pairs[0][0].parameters["sirc(tempered_entropy, l1, budget=1.0)"]["a"] > 1e4
@@ -187,6 +190,7 @@ def test_tuned_and_learnt_scores_keep_their_digits_in_a_graph(several):
             np.testing.assert_allclose(confidence, expected, rtol=1e-6, atol=1e-6, err_msg=spec)
 
 
+@pytest.mark.slow
 def test_the_file_says_what_was_calibrated(networks, tmp_path):
     selective = networks["resnet18"].selective(
         "sirc(entropy, residual)", classes=[f"class {i}" for i in range(K)], preprocess=Preprocess(resize=40, crop=SIDE)
@@ -200,6 +204,7 @@ def test_the_file_says_what_was_calibrated(networks, tmp_path):
     assert facts["model"] == sirc.models.fingerprint(selective.model)
 
 
+@pytest.mark.slow
 def test_what_a_graph_says_cannot_be_changed(tmp_path):
     selective = SelectiveClassifier(Scaled(), sirc.Scorer("msp", num_classes=4), "msp").set_threshold(0.5)
     selective.export_onnx(tmp_path / "m.onnx", torch.randn(1, 4, 1))
@@ -213,6 +218,7 @@ def test_what_a_graph_says_cannot_be_changed(tmp_path):
         _onnx.facts_of(onnxruntime.InferenceSession(graph.SerializeToString()))
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_or_half_written(networks, tmp_path):
     selective = networks["resnet18"].selective(SMALL)
     path = tmp_path / "m.onnx"
@@ -224,6 +230,7 @@ def test_nothing_is_overwritten_or_half_written(networks, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.slow
 def test_nonsense_is_refused(networks, tmp_path):
     network = networks["resnet18"]
     bare = SelectiveClassifier(network.model, network.scorer, SMALL, head=network.head)

@@ -14,7 +14,7 @@ from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.predict import COLUMNS, decisions, predict_folder, save_decisions
 from sirc.progress import Progress, Task
-from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
+from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, pixels
 
 GOOD = ["a.png", "b/c/d.jpg", "b/grey.png", "b/rgba.png", "b/sixteen.png", "z/ünï cödé 图.png", "z/upper.JPG"]
 BROKEN = ["b/empty.png", "b/narrow.png", "b/text.png", "z/truncated.png"]
@@ -23,11 +23,6 @@ BROKEN = ["b/empty.png", "b/narrow.png", "b/text.png", "z/truncated.png"]
 @pytest.fixture(scope="module")
 def selective():
     return calibrated()
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("graph") / "model.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +96,7 @@ def test_batches_and_workers_change_nothing(table, selective, folder):
         pd.testing.assert_frame_equal(other, table, check_exact=False, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_graph_decides_the_same_and_says_only_that_it_rejected(table, folder, graph):
     other = predict_folder(graph, folder)
     pd.testing.assert_frame_equal(
@@ -164,6 +160,7 @@ def test_rows_come_as_they_are_found_and_progress_is_told(selective, folder):
     assert Task().advance() is None
 
 
+@pytest.mark.slow
 def test_images_that_keep_their_size_are_taken_one_by_one(tmp_path, selective, graph):
     Image.fromarray(pixels(1, 20, 30)).save(tmp_path / "a.png")
     Image.fromarray(pixels(2, SIDE, SIDE)).save(tmp_path / "b.png")

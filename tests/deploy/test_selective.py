@@ -252,6 +252,7 @@ def test_a_caller_s_autocast_changes_the_network_alone(selective, scorer, model)
     torch.testing.assert_close(found.confidence, scorer(outputs)["sirc(entropy, residual)"], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_compiler_sees_one_graph(selective):
     x = images(7, 11)
     compiled = torch.compile(selective, fullgraph=True, backend="eager")
@@ -262,6 +263,7 @@ def test_the_compiler_sees_one_graph(selective):
     torch.testing.assert_close(compiled(x[:3]).confidence, expected.confidence[:3], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_compiled_classifiers_share_a_model(model, scorer, head, val):
     x = images(5, 25)
     both = [
@@ -510,6 +512,7 @@ def test_training_mode_is_noticed(model, scorer, head, val):
     made(images(2, 22))
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was(scorer, val):
     net = Net().eval()
     for _ in range(3):

@@ -16,7 +16,7 @@ from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at
 from sirc.deploy.threshold import text as words
 
 small = settings(max_examples=80, deadline=None)
-REPEATS = 2000
+REPEATS = 1000
 scores = st.integers(-3, 3).map(float) | st.sampled_from([math.inf, -math.inf])
 labelled = st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=25)
 
@@ -164,6 +164,7 @@ CURVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals):
@@ -221,6 +222,7 @@ def test_where_a_smaller_risk_is_feasible_the_report_speaks_of_larger_ones():
     assert f"The lowest risk above it that these rows can show is {math.ceil(10_000 * lowest) / 100:g}%" in got.advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decimals", [None, 1, 0])
 def test_no_risk_between_an_infeasible_one_and_the_lowest_is_feasible(decimals):
     rng = np.random.default_rng(13)
@@ -242,13 +244,14 @@ def test_no_risk_between_an_infeasible_one_and_the_lowest_is_feasible(decimals):
                     )
 
 
+@pytest.mark.slow
 def test_a_promised_risk_holds_with_tied_scores_from_the_rows_to_the_threshold():
     rng = np.random.default_rng(14)
     risk, delta, n, levels = 0.1, 0.1, 400, 12
     rates = np.where(np.arange(levels) < 5, 0.4, 0.02)  # the errors at each of twelve equally frequent confidences
     to_come = np.cumsum(rates[::-1])[::-1] / np.arange(levels, 0, -1)
     broken, found = [], []
-    for _ in range(REPEATS // 4):
+    for _ in range(300):
         confidence = rng.integers(0, levels, n)
         got = at_risk(confidence, rng.random(n) >= rates[confidence], risk, delta=delta)
         found.append(got.feasible)

@@ -64,6 +64,7 @@ def outputs():
 # The table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["samples", "datasets"])
 @pytest.mark.parametrize("recall", [0.95, 0.7])
 def test_the_table_holds_every_score_and_negative(pool, recall):

@@ -154,6 +154,7 @@ def test_a_premise_that_holds_by_construction_holds(found):
     assert found.sizes == {"correct": 4000, "wrong": 1000}
 
 
+@pytest.mark.slow
 def test_a_premise_that_holds_is_never_said_not_to(scorer):
     verdicts = [check_assumptions(scorer, outputs(1500, seed=100 + seed)).verdicts["l1"] for seed in range(30)]
     assert not [verdict for verdict in verdicts if verdict.startswith("does not hold")]
@@ -426,6 +427,7 @@ def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, 
     assert words in err
 
 
+@pytest.mark.slow
 def test_the_command_checks_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "grey": 10}.items()):

@@ -58,6 +58,7 @@ def measured(ranking, metric, alpha, beta):
 SHIFTS = {"one": (1.5, 0.5), "two": (1.2, 1.4), "three": (0.9, 2.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["aurr", "aurc", "risk@95", "risk@80"])
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("pool", ["datasets", "samples"])
@@ -89,6 +90,7 @@ def test_regret_is_what_a_loop_over_rankings_finds(metric, relative, pool):
     assert choice.table.wins.sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["aurr", "aurc", "risk", "augrc"])
 @pytest.mark.parametrize("equal_sets", [True, False])
 @pytest.mark.parametrize("chunk", [3, 1 << 15])
@@ -138,6 +140,7 @@ def test_groups_of_very_many_rows_are_drawn_with_small_ones(monkeypatch, metric,
     assert exact.table.worst_high.tolist() == pytest.approx(plain.table.worst_high.tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_intervals_are_those_of_a_bootstrap_done_by_hand():
     """1000 draws of each kind: their ends agree within their own noise."""
     confidences, ood = made(400, shifts=SHIFTS, sets=(("a", 200),), seed=5)
@@ -172,6 +175,7 @@ def test_the_intervals_are_those_of_a_bootstrap_done_by_hand():
         assert table.wins[score] == pytest.approx(share, abs=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "count"), [("worst", 2), ("worst", 4), ("average", 3)])
 def test_equal_scores_seldom_lead(by, count):
     """Scores that are equally good: in about 5% of samples one of them is said to be worse, in 10% at the very most."""
@@ -184,6 +188,7 @@ def test_equal_scores_seldom_lead(by, count):
     assert claimed <= 20  # at a rate of 5%: 10 ± 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["worst", "average"])
 def test_a_gap_of_several_standard_errors_is_found(by):
     """The better one is chosen alone where its lead is over five standard errors; in few rows that lead is noise."""

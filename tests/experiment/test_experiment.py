@@ -322,6 +322,7 @@ def test_what_decides_the_weights_survives_json_and_leaves_out_what_does_not():
         assert changed.keys() == recipe.hyperparameters().keys()
 
 
+@pytest.mark.slow
 def test_reading_an_experiment_loads_no_image_library(small, tmp_path):
     code = (
         "import sys; from sirc.experiment import Experiment; "

@@ -1,5 +1,6 @@
 """A whole study in one call: every stage once, nothing twice, and only what depends on a lost result again."""
 
+import contextlib
 import io
 import json
 import shutil
@@ -28,18 +29,34 @@ from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
 
+def write_study(folder):
+    write_images(folder / "data" / "images", count=90)
+    write_images(folder / "data" / "held-out", count=30)
+    write_images(folder / "data" / "grey", count=20)
+    (folder / "tiny_model.py").write_text(MODEL)
+    # A learning rate so low that the network errs, as metrics of ID✗ need.
+    text = TOML.replace("lr = 0.02", "lr = 0.0005").replace("count = 6", 'count = 20\ngroup = "Far"')
+    (folder / "tiny.toml").write_text(text)
+
+
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    write_images(tmp_path / "data" / "images", count=90)
-    write_images(tmp_path / "data" / "held-out", count=30)
-    write_images(tmp_path / "data" / "grey", count=20)
-    Path("tiny_model.py").write_text(MODEL)
-    # A learning rate so low that the network errs, as metrics of ID✗ need.
-    text = TOML.replace("lr = 0.02", "lr = 0.0005").replace("count = 6", 'count = 20\ngroup = "Far"')
-    Path("tiny.toml").write_text(text)
+    write_study(tmp_path)
     return Experiment.read("tiny.toml")
+
+
+@pytest.fixture
+def finished(once, experiment):
+    """The experiment was run before, without figures."""
+
+    def make(folder):
+        with contextlib.chdir(folder):
+            write_study(folder)
+            run_study([Experiment.read("tiny.toml")], figures=False)
+
+    shutil.copytree(once("study", make) / "runs", "runs")
 
 
 def done(study):
@@ -53,6 +70,7 @@ def stamps(folder):
 NAMES = ["train", "extract", "fit"]
 
 
+@pytest.mark.slow
 def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     first = run_study([experiment], formats=["svg"])
     expected = [f"tiny, seed-{seed}: {stage}" for seed in (1, 2) for stage in NAMES]
@@ -93,6 +111,8 @@ def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     assert done(run_study([experiment], formats=["png"])) == ["figures"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
     study = run_study([experiment], figures=False)
     assert list(study.results.columns) == SCHEMA
@@ -112,6 +132,7 @@ def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
         assert mine["value"].item() == pytest.approx(row.value, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_two_experiments_are_put_together(experiment):
     Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace("[1, 2]", "[3]"))
     other = Experiment.read("other.toml")
@@ -131,6 +152,7 @@ def test_two_experiments_are_put_together(experiment):
         run_study([])
 
 
+@pytest.mark.slow
 def test_the_commands_print_tables_and_paths(experiment, command):
     code, out, err = command("run", "tiny.toml", "--format", "svg")
     assert code == 0, err
@@ -164,6 +186,7 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
 
 
+@pytest.mark.slow
 def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, command, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
@@ -203,6 +226,7 @@ def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, co
     assert len(opened) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [lambda _: False, None], ids=["none", "an error"])
 def test_where_no_browser_opens_the_page_is_there_all_the_same(arrays, command, monkeypatch, failing):
     def broken(_):
@@ -252,6 +276,7 @@ def arrays(tmp_path, monkeypatch):
 SETS = ["--ood", "near=near.npz", "--ood", "far=far.npz"]
 
 
+@pytest.mark.slow
 def test_arrays_are_evaluated_like_a_study(arrays, command):
     code, out, err = command("evaluate", "--train", "train.npz", "--id", "test.npz", *SETS, "--format", "svg")
     assert code == 0, err
@@ -428,6 +453,8 @@ def test_a_finding_holds_only_where_nothing_is_open():
     assert verdict(3, 1, 0) == verdict(0, 4, 0) == "does not hold"
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_a_study_read_back_is_what_it_was(experiment):
     study = run_study([experiment], figures=False)
     runs = load_runs(["runs/tiny"])
@@ -469,6 +496,8 @@ def unscored(monkeypatch):
 KEPT = Path("runs/tiny/seed-2/confidences.safetensors")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_what_was_scored_is_not_scored_again(experiment, command, monkeypatch):
     study = run_study([experiment], figures=False)
     page = Path("runs/tiny/report.html")
@@ -511,6 +540,8 @@ def forge():
     write_safetensors(KEPT, forged, metadata, overwrite=True)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("spoil", [damage, forge, lambda: KEPT.write_bytes(b""), lambda: KEPT.unlink()])
 def test_confidences_that_are_not_what_was_kept_are_made_again(experiment, spoil):
     study = run_study([experiment], figures=False)
@@ -522,6 +553,8 @@ def test_confidences_that_are_not_what_was_kept_are_made_again(experiment, spoil
     assert Path("runs/tiny/results.csv").read_bytes() == results
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("name", ["test", "Noise"])
 def test_other_outputs_have_other_confidences(experiment, name):
     study = run_study([experiment], figures=False)
@@ -539,6 +572,8 @@ def test_other_outputs_have_other_confidences(experiment, name):
     pd.testing.assert_frame_equal(again.results, pd.concat([first.table, second.table], ignore_index=True)[SCHEMA])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_another_scorer_has_other_confidences(experiment, monkeypatch):
     run_study([experiment], figures=False)
     run, fewer = experiment.run(2), Experiment.read("tiny.toml", ['fit.specs=["energy", "max_logit"]'])
@@ -552,6 +587,8 @@ def test_another_scorer_has_other_confidences(experiment, monkeypatch):
         load_run(fewer, run)  # reading has kept nothing
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_changed_settings_redo_what_follows_from_them_and_never_the_training(experiment):
     run_study([experiment], figures=False)
     weights = {seed: Path(f"runs/tiny/seed-{seed}/model.safetensors").stat().st_mtime_ns for seed in (1, 2)}
@@ -573,6 +610,7 @@ def test_changed_settings_redo_what_follows_from_them_and_never_the_training(exp
         run_study([experiment], redo=["everything"])
 
 
+@pytest.mark.slow
 def test_scores_are_tuned_on_the_validation_images(experiment, command):
     for seed, name in enumerate(("held-out", "grey", "some", "others"), start=1):
         write_images(Path("data") / name, count=30, seed=seed)  # unlike the training images
@@ -609,6 +647,8 @@ def test_scores_are_tuned_on_the_validation_images(experiment, command):
     assert done(run_study([changed], figures=False))[:2] == steps[:2]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_damaged_results_are_made_again(experiment):
     run_study([experiment], figures=False)
     Path("runs/tiny/table.md").write_text("")
@@ -668,6 +708,7 @@ SMALL_DEMO = [
 ]
 
 
+@pytest.mark.slow
 def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -690,6 +731,7 @@ def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
     assert not [step for step in run_demo("demo", figures=False, overrides=SMALL_DEMO)[0].steps if not step.skipped]
 
 
+@pytest.mark.slow
 def test_tables_page_and_figures_show_the_scores_that_the_report_names(experiment, command):
     shown = ["msp", "sirc(msp,residual)"]
     narrow = Experiment.read("tiny.toml", [f"report.specs={shown}", 'fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
@@ -714,6 +756,8 @@ def test_tables_page_and_figures_show_the_scores_that_the_report_names(experimen
         Experiment.read("tiny.toml", ['report.specs=["mspp"]'])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_weights_trained_with_another_warm_up_are_refused(experiment):
     run_study([experiment], figures=False)
     warm = Experiment.read("tiny.toml", ["train.warmup=1"])
@@ -788,6 +832,7 @@ def test_mistakes_in_the_last_experiment_are_told_before_the_first_is_trained(ex
     assert not weights()
 
 
+@pytest.mark.slow
 def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
     opened = []
 
@@ -800,6 +845,7 @@ def test_every_dataset_is_opened_once_for_all_runs(experiment, monkeypatch):
     assert opened == ["train", "test", "Grey", "Noise"]
 
 
+@pytest.mark.slow
 def test_more_outputs_than_classes_are_noted_and_trained(experiment, command):
     words = (
         "note: 'tiny' asks for 100 classes (`model.num_classes`), and its training images have 3: the other outputs "
@@ -819,6 +865,7 @@ def test_more_outputs_than_classes_are_noted_and_trained(experiment, command):
     assert "note:" not in err
 
 
+@pytest.mark.slow
 def test_a_finished_study_does_without_its_images(experiment, command):
     first = run_study([experiment], formats=["svg"])
     kept, tables = first.results, {name: Path("runs/tiny", name).read_bytes() for name in ("table.md", "table.tex")}

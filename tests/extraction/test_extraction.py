@@ -2,11 +2,11 @@
 
 import errno
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -427,6 +427,7 @@ def test_when_nothing_can_be_read_it_says_so(tmp_path):
         sirc.extract(network(), images, on_error="ignore")
 
 
+@pytest.mark.slow
 def test_wrappers_are_seen_through():
     model, data = network(), rows(10)
     check(sirc.extract(nn.DataParallel(model), data), model, data)
@@ -440,68 +441,72 @@ def test_launched_processes_that_have_not_joined_are_told(monkeypatch):
 
 
 SCRIPT = """
-    import sys, time
+    import os, signal, sys
+    from pathlib import Path
     import torch
     from torch import nn
     from torch.utils.data import Dataset
     import sirc
     from sirc import distributed
 
-    class Slow(Dataset):
+    folder, shards_to_live = Path(sys.argv[1]), int(sys.argv[2])
+
+    class Numbers(Dataset):
         fingerprint = "the same data"
         def __len__(self):
             return 400
         def __getitem__(self, index):
-            time.sleep(float(sys.argv[2]))
+            if len(list(folder.glob("shard-*"))) >= shards_to_live:
+                os.kill(os.getpid(), signal.SIGKILL)
             return torch.full((3, 2, 2), index / 400.0), index % 5
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
     with distributed.process_group(torch.device("cpu")):
-        store = sirc.extract(model, Slow(), sys.argv[1], batch_size=8, shard_size=16)
+        store = sirc.extract(model, Numbers(), folder, batch_size=8, shard_size=16)
         assert store.complete, distributed.rank()
         if distributed.rank() == 1:
             assert len(store.load()) == 400
 """
 
 
-@pytest.fixture
-def script(tmp_path):
-    file = tmp_path / "script.py"
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    file = tmp_path_factory.mktemp("script") / "script.py"
     file.write_text(textwrap.dedent(SCRIPT))
     return file
 
 
-def environment(**more):
-    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+def run_here(script, folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), str(folder), "99"])
+        runpy.run_path(str(script))
+    return contents(folder)
 
 
-def test_a_kill_loses_no_finished_shard_and_repeats_none(tmp_path, script):
-    whole = [sys.executable, script, tmp_path / "whole", "0"]
-    subprocess.run(whole, check=True, env=environment())
-    command = [sys.executable, script, tmp_path / "s", "0.002"]
-    process = subprocess.Popen(command, env=environment())
-    try:
-        deadline = time.monotonic() + 60
-        while len(list((tmp_path / "s").glob("shard-*"))) < 5:
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+@pytest.fixture(scope="module")
+def whole(script):
+    """The store that one process writes without a break."""
+    return run_here(script, script.parent / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_kill_loses_no_finished_shard_and_repeats_none(tmp_path, script, whole):
+    killed = subprocess.run([sys.executable, script, tmp_path / "s", "5"], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "s").glob("shard-*")}
     assert 5 <= len(kept) < 25
-    subprocess.run([sys.executable, script, tmp_path / "s", "0"], check=True, env=environment())
+    shards = {name: data for name, data in run_here(script, tmp_path / "s").items() if not name.startswith(".")}
     for name, written in kept.items():
         assert (tmp_path / "s" / name).stat().st_mtime_ns == written
-    shards = {name: data for name, data in contents(tmp_path / "s").items() if not name.startswith(".")}
-    assert shards == contents(tmp_path / "whole")
+    assert shards == whole
 
 
-def test_two_processes_write_the_store_of_one(tmp_path, script):
-    subprocess.run([sys.executable, script, tmp_path / "one", "0"], check=True, env=environment())
+@pytest.mark.slow
+def test_two_processes_write_the_store_of_one(tmp_path, script, whole):
     rendezvous = ["--standalone", "--nproc-per-node", "2"]
-    launch = [sys.executable, "-m", "torch.distributed.run", *rendezvous, script, tmp_path / "two", "0"]
-    subprocess.run(launch, check=True, env=environment(), capture_output=True)
-    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    launch = [sys.executable, "-m", "torch.distributed.run", *rendezvous, script, tmp_path / "two", "99"]
+    done = subprocess.run(launch, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "two") == whole

@@ -37,6 +37,7 @@ def draw(size, seed, rows=3):
     return rng.multinomial(size, np.full(size, 1 / size), rows) if size else np.zeros((rows, 0), int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @small
 @given(
@@ -294,6 +295,7 @@ def test_bootstrap_and_delong_agree():
     assert (row.low, row.high) == pytest.approx((low, high), abs=0.15 * (high - low))
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     """AUROC, AURR, AURC and AUGRC of 200 datasets, each with its own bootstrap; the truth from half a million."""
     confidence, right, outside = problem(10**6, (300_000, 200_000, 250_000))

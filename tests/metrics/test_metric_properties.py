@@ -40,6 +40,7 @@ def same(x, y):
     return x == pytest.approx(y, abs=1e-7)
 
 
+@pytest.mark.slow
 @every_metric
 @small
 @given(groups, st.lists(st.floats(allow_nan=False, width=32), min_size=7, max_size=7, unique=True))
@@ -53,6 +54,7 @@ def test_a_strictly_increasing_map_changes_nothing(metric, three, values):
         assert same(got, METRICS[metric](Ranking(*three)))
 
 
+@pytest.mark.slow
 @every_metric
 @small
 @given(groups, st.randoms(use_true_random=False))
@@ -61,6 +63,7 @@ def test_the_order_of_samples_does_not_matter(metric, three, random):
     assert same(METRICS[metric](Ranking(*mixed)), METRICS[metric](Ranking(*three)))
 
 
+@pytest.mark.slow
 @every_metric
 @small
 @given(groups, st.integers(2, 4))

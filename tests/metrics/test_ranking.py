@@ -55,6 +55,7 @@ def test_fpr_is_the_share_of_negatives_at_the_conservative_threshold(groups, rec
     assert r.fpr("ood", recall=recall, positive="id") == plain.fpr("ood", recall, "id")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", MIXTURE_METRICS)
 @small
 @given(triples, shares, shares)
@@ -438,6 +439,7 @@ def test_every_coverage_k_of_n_accepts_k():
             assert r.threshold(coverage=k / n, alpha=1) == n - k
 
 
+@pytest.mark.slow
 def test_every_risk_k_of_n_is_within_reach():
     """19 right and one wrong have a risk of 0.05: a limit of 0.05 accepts all of them, rounding or not."""
     for n in range(2, 41):
@@ -615,6 +617,7 @@ def test_the_inputs_are_left_as_they_were():
 # Precision and size
 
 
+@pytest.mark.slow
 def test_ten_million_float32_scores_lose_no_precision():
     """Counts and areas known in closed form, in exact integers."""
     n = 2_500_000  # quadruples of scores: ID✓, ID✗, OOD, ID✓, from the top; all distinct as float32
@@ -641,6 +644,7 @@ def test_millions_of_ties_are_counted_exactly():
     assert r.auroc("ood") == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 2, 7, 50])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_chunks_of_any_size_give_the_same(monkeypatch, chunk, weighted):

@@ -224,6 +224,7 @@ def test_state_dicts_are_found_however_they_were_wrapped(tmp_path, wrap, prefix)
     assert same(other, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin", ".PTH"])
 def test_checkpoints_of_every_kind_are_loaded(tmp_path, resnet, suffix):
     path = tmp_path / f"weights{suffix}"
@@ -414,6 +415,7 @@ def test_an_incomplete_bit_file_is_refused(bit, tmp_path, drop, words):
         build("timm:resnetv2_50x1_bit", num_classes=11, checkpoint=tmp_path / "odd.npz", options=SMALL_BIT)
 
 
+@pytest.mark.slow
 def test_a_fingerprint_sees_weights_and_nothing_else(resnet):
     first = fingerprint(resnet)
     assert len(first) == 32
@@ -459,6 +461,7 @@ def test_equal_bytes_under_other_names_shapes_types_or_classes_differ():
     assert fingerprint(Tied().bfloat16()) != fingerprint(Tied())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_saved_weights_come_back_to_the_last_bit(tmp_path, dtype):
     model = Tied().to(dtype).to(memory_format=torch.channels_last)
@@ -539,6 +542,7 @@ def first_outputs(model, side):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kernel", "stride", "side"),
     [
@@ -576,6 +580,7 @@ def test_a_half_stem_draws_weights_by_the_model_s_rule(tmp_path):
     assert fingerprint(again) == fingerprint(model)
 
 
+@pytest.mark.slow
 def test_stems_that_cannot_be_are_told():
     with pytest.raises(ValueError, match='`stem` must be "own" or "half"; got \'small\''):
         build("torchvision:resnet18", stem="small")

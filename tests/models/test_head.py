@@ -69,6 +69,7 @@ def randomise(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "model_name", "options", "layer", "width"), ZOO)
 def test_the_head_is_found_without_a_name_and_makes_the_logits(library, model_name, options, layer, width):
     create = timm.create_model if library == "timm" else torchvision.models.get_model

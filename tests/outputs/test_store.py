@@ -492,6 +492,7 @@ def _write_all(path, order, kill_at):
         store.write(i, outputs[5 * i : 5 * i + 5])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_processes_that_race_and_die_leave_a_store_that_one_can_finish(tmp_path, outputs):
     path = tmp_path / "s"

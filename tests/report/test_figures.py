@@ -122,6 +122,7 @@ def test_risk_curves_are_those_of_the_ranking(evaluation):
     assert "All OOD,  α = 0.3,  β = 0.6" in texts(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["alpha", "beta"])
 def test_sweeps_are_mean_and_std_over_runs(over):
     runs = [make_run(seed=seed).evaluation for seed in (1, 2, 3)]
@@ -296,6 +297,7 @@ def shown_in(path):
     return "".join(ElementTree.parse(path).getroot().itertext()).replace(" ", "")
 
 
+@pytest.mark.slow
 def test_names_are_drawn_as_they_are(tmp_path):
     run = make_run(sets=HOSTILE, n=60, specs=["msp", "energy", "sirc(msp, l1)"])
     plain = [re.sub(r"[\x00-\x1f\x7f ]", "", name)[:20].replace("\uffff", "�") for name in HOSTILE]
@@ -317,6 +319,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
             assert path.suffix == ".pdf" or all(words in shown_in(path) for words in expected)
 
 
+@pytest.mark.slow
 def test_equal_figures_are_equal_bytes_whatever_the_user_s_settings(evaluation, tmp_path):
     import matplotlib
 
@@ -340,6 +343,7 @@ def test_equal_figures_are_equal_bytes_whatever_the_user_s_settings(evaluation, 
         figures.save(figure, tmp_path / "x", ["exe"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "right", "outside"),
     [
@@ -419,6 +423,7 @@ def unwritten(monkeypatch):
     monkeypatch.setattr("sirc.report.figures.study.save", lambda figure, stem, formats: [stem])
 
 
+@pytest.mark.slow
 def test_a_study_s_figures_have_names_that_tell_them_apart(tmp_path, unwritten):
     specs = ["msp", "energy", "sirc(msp, l1)"]
     runs = [make_run(model, seed, n=60, specs=specs) for model in ("Res/Net", "res net") for seed in (1, 2)]
@@ -428,6 +433,7 @@ def test_a_study_s_figures_have_names_that_tell_them_apart(tmp_path, unwritten):
     assert [path.name for path in paths] == [*expected, "changes", "plane-grid-near", "plane-grid-far", "samples"]
 
 
+@pytest.mark.slow
 def test_a_study_s_figures_are_files_and_reported(tmp_path):
     progress = Counted()
     run = make_run(n=60, specs=["msp", "sirc(msp, l1)"], sets=("only",))
@@ -438,6 +444,7 @@ def test_a_study_s_figures_are_files_and_reported(tmp_path):
         figures.figures([], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
@@ -469,6 +476,7 @@ def test_no_two_known_methods_look_the_same():
     assert figures.method_look("mine") == figures.method_look("mine") != figures.method_look("yours")
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw_and_missed_with_its_extra():
     code = (
         "import sys; import sirc.report.figures; assert 'matplotlib' not in sys.modules\n"

@@ -140,6 +140,7 @@ def test_rows_of_the_paper_have_its_groups_at_the_left():
     assert "\\cmidrule(r){2-5} \\cmidrule{6-15}\n &  & MSP & \\underline{90.41}" in source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [10, 80, 200])
 def test_plain_text_reads_back_as_the_cells_at_any_width(made, width):
     lines = made.text(width).splitlines()

@@ -68,6 +68,7 @@ def test_bayes_keeps_its_digits_where_the_plain_formula_has_none(log_u, log_g):
         assert got.item() == pytest.approx(value, rel=1e-13, abs=1e-14), metric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.5, 0.3, 0.9, 0.0, 1.0])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_order_of_a_few_rows_has_a_smaller_aurc(seed, beta):
@@ -106,6 +107,7 @@ def best(toy, alpha, beta, metric="aurc"):
     return area(toy, columns, alpha, beta, metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "beta"), MIXTURES)
 def test_with_true_u_and_g_no_other_order_has_a_smaller_aurc(toy, alpha, beta):
     least = best(toy, alpha, beta)
@@ -124,6 +126,7 @@ def test_with_true_u_and_g_no_other_order_has_a_smaller_aurc(toy, alpha, beta):
     assert area(toy, others["noise 1.0"], alpha, beta) > least * 1.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "beta"), MIXTURES)
 def test_the_order_for_aurr_has_a_smaller_aurr_than_others(toy, alpha, beta):
     least = best(toy, alpha, beta, "aurr")
@@ -135,6 +138,7 @@ def test_the_order_for_aurr_has_a_smaller_aurr_than_others(toy, alpha, beta):
         assert area(toy, columns, alpha, beta, "aurr") > least * (1 - 3e-3), name  # optimal to first order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ood", "unlabelled"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_is_learnt_from_ood_rows_is_near_the_optimum(toy, kind, seed):
@@ -158,6 +162,7 @@ def learnt_g(scorer, spec, rows):
     return ratio.log_g(log_u, [b * (a - torch.as_tensor(rows.s2))], found["density"]).numpy(), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weak S2", "strong S2", "S2 alone", "overconfident"])
 @pytest.mark.parametrize("kind", ["ood", "unlabelled"])
 def test_the_density_ratio_has_the_order_of_the_true_one(name, kind):
@@ -216,6 +221,7 @@ def test_learnt_confidence_never_falls_with_s2_or_with_s1(kind):
         assert bool((unsure_to_sure[spec].diff() > 0).all()), spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("name", ["strong S2", "far"])
 def test_the_share_of_id_rows_is_estimated_where_ood_rows_can_be_told_apart(name, share):
@@ -314,6 +320,7 @@ def specs_against_sirc(pairs):
     return [*(f"sirc({', '.join(pair)})" for pair in pairs), *(spec_of(*m, *pair) for pair in pairs for m in MIXTURES)]
 
 
+@pytest.mark.slow
 def test_without_ood_data_bayes_is_no_worse_than_sirc_on_letters(letters):
     train, test, ood, head = letters
     assert 0.5 < test.correct.double().mean() < 0.95  # a network with something to reject
@@ -330,6 +337,7 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_letters(letters):
 ODD = {"blunt": toys.Toy(2.0, sharp=0.4), "S2 misleads": toys.Toy(-0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*toys.TOYS, *ODD])
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_without_ood_data_bayes_is_no_worse_than_sirc_on_toys(name, calibrated):
@@ -341,6 +349,7 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_toys(name, calibrated):
     assert max(found.values()) < 1.02, max(found, key=found.get)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3, 10, 30])
 def test_a_few_validation_rows_do_little_harm(n):
     toy, pairs = toys.STRONG, [("msp", "l1")]

@@ -58,6 +58,7 @@ def moved(fitted, spec, plain):
     return (got["b"] * (got["a"] - was["a"])).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0.0, 0.1, 1.0, 5.0])
 def test_the_search_finds_what_a_plain_loop_finds(train, val, budget):
     spec = f"sirc(msp, l1, budget={budget})"

@@ -252,6 +252,7 @@ def heard(folder, world):
     return [json.loads((folder / f"{world}" / f"{rank}.json").read_text()) for rank in range(world)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("case", FITS)
 def test_processes_together_fit_what_one_fits(folder, case, world):
@@ -297,6 +298,7 @@ ALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("case", FAILURES)
 def test_an_error_in_one_process_is_heard_in_all(folder, case, world):
@@ -313,6 +315,7 @@ def test_an_error_in_one_process_is_heard_in_all(folder, case, world):
                 assert words[case].startswith(f"{kind}: process {where} of {world} failed: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_hear_each_other(folder, world):
     for rank, words in enumerate(heard(folder, world)):

@@ -80,6 +80,7 @@ def test_options_reach_the_formula(data):
         np.testing.assert_allclose(conf[spec], values, rtol=1e-10, atol=1e-11, err_msg=spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_folds_are_scored_with_parameters_of_the_others(name, data):
     logits, z, y, weight, bias = data
@@ -115,6 +116,7 @@ def test_cop_may_leave_another_number_of_directions_in_each_fold():
     assert bool(fit("sirc(msp, cop)", data, crossfit=5).parameters["sirc(msp, cop)"]["b"] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_graph_is_for_any_batch_and_scores_as_the_scorer_does(name, dtype, data, scorer):
@@ -144,6 +146,7 @@ class Together(torch.nn.Module):
         return torch.stack([graph(logits, features) for graph in self.graphs], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about itself
 def test_onnx_scores_as_the_scorer_does(data, scorer, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")

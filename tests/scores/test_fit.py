@@ -139,6 +139,7 @@ def merged(parts, **keywords):
     return first
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     owner=st.lists(st.integers(0, 3), min_size=N, max_size=N),
@@ -285,6 +286,7 @@ def test_scores_that_learn_nothing_accumulate_nothing(monkeypatch):
     assert fitted.num_classes == K
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "dropped", "n"),
     [(1, 0, 20), (2, 1, 20), (9, 4, 40), (511, 255, 300), (512, 256, 300), (513, 512, 560), (1500, 512, 520)],

@@ -52,6 +52,7 @@ def test_plain_values_are_the_formulas(name, options, classes):
     np.testing.assert_allclose(getattr(functional, name)(v, **options), expected, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), BOUNDED)
 @pytest.mark.parametrize("classes", [3, 12])
 def test_log_gap_is_exact_at_every_gap(name, options, classes):
@@ -238,6 +239,7 @@ class Formula(torch.nn.Module):
         return plain, plain if self.options.get("p") == 0 else self.score.log_gap(*given, **self.options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [(name, several[0]) for name, several in OPTIONS.items()])
 def test_both_formulas_export_for_batches_of_any_size(name, options):
     rows = torch.export.Dim("rows", min=1, max=4096)
@@ -249,6 +251,7 @@ def test_both_formulas_export_for_batches_of_any_size(name, options):
     torch.testing.assert_close(gap, functional.log_gap(v, text(name, options)), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [-1, 0, 1, 9])
 def test_every_kind_of_norm_exports(p):
     v = torch.as_tensor(random_rows(6, 8)).float()

@@ -83,6 +83,7 @@ def log_gaps(row):
     return reference.log_gaps(row) | reference_logits.log_gaps(row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-10), (np.float32, 1e-5)])
 def test_each_score_is_its_formula(name, dtype, rtol, data, fresh, scorer):
@@ -128,6 +129,7 @@ def test_confidences_are_one_float64_per_row(spec, fresh, one):
     assert conf.shape == (60,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", EVERY)
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-12), (np.float32, 2e-6)])
 def test_a_row_scores_the_same_alone(spec, dtype, rtol, fresh, one):

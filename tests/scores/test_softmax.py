@@ -191,6 +191,7 @@ def test_an_empty_selection_has_empty_scores():
     assert all(len(c) == 0 for c in sirc.Scorer(list(reference.LOGIT_SCORES))(outputs).values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
 def test_the_compiled_pass_gives_the_eager_numbers(monkeypatch):
     monkeypatch.setattr(row_sums, "_broken", set())

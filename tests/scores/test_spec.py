@@ -246,6 +246,7 @@ def combined(inner):
     return st.one_of(explicit, linear, product)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.recursive(leaves, combined, max_leaves=8))
 def test_a_canonical_text_parses_to_the_same_spec(spec):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
+pytestmark = pytest.mark.slow
 
 _PROGRAM = """
 import contextlib, json, sys, warnings

@@ -102,6 +102,7 @@ def test_validation_rows_change_nothing_where_nothing_is_tuned():
     assert same(fit(specs), fit(specs, val=VAL, ood=OOD, unlabelled=MIXED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["val", "ood", "unlabelled"])
 def test_tuning_rows_come_in_any_form(tuned, tmp_path, name):
     base = {"val": VAL, "ood": OOD} if name != "unlabelled" else {"val": VAL, "unlabelled": MIXED}
@@ -254,6 +255,7 @@ def test_without_tuning_data_all_but_a_budget_is_fitted():
     assert fit("msp", ood=OOD, unlabelled=MIXED).parameters == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one row", "all right", "all wrong", "all the same", "saturated"])
 @pytest.mark.parametrize("ood", [None, OOD, OOD[:1]])
 def test_poor_validation_rows_give_finite_scores_in_the_order_of_s1(kind, ood):
@@ -339,6 +341,7 @@ def test_the_density_ratio_is_the_minimum_of_its_likelihood():
     np.testing.assert_allclose([constant, *weights.tolist()], expected, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("share", [0.0, 0.95])
 def test_the_density_ratio_ends_at_a_minimum_on_heavy_tails_too(seed, share):

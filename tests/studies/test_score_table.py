@@ -55,6 +55,7 @@ def cells(text):
     return [(row[0].strip(" `"), [cell.strip() for cell in row[1:]]) for row in rows]
 
 
+@pytest.mark.slow
 def test_every_score_has_a_row_alone_and_in_each_role(script, tables):
     found = [spec for spec, _ in cells(tables)]
     leaves = [*registry.names(), "vim"]

@@ -235,6 +235,7 @@ def test_every_score_has_a_family(scripts):
     assert {"sirc(msp, l1, residual)", "bayes(msp, residual)", "sirc(doctor, l1)"} <= set(found["other combinations"])
 
 
+@pytest.mark.slow
 def test_results_of_ranks_are_those_of_the_runs(study, networks):
     table = pd.concat([run.table for run in networks]).sort_values(["model", "seed"], kind="stable")
     pd.testing.assert_frame_equal(read_results(study / "results.csv"), table.reset_index(drop=True), check_exact=True)
@@ -403,6 +404,7 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
     assert "nan" not in text
 
 
+@pytest.mark.slow
 def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monkeypatch):
     """Studies are read as `sirc.experiment.results` does; here they are given."""
     (tmp_path / "history.csv").write_text("epoch,lr\n1,0.1\n")

@@ -67,6 +67,7 @@ def boxes_of(augment, height, width, count, seed=1, epoch=0):
     return device._boxes.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (50, 90), (30, 200)])
 def test_random_crops_have_the_distribution_of_torchvision_s(height, width):
     augment = Augment()

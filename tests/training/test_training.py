@@ -579,6 +579,7 @@ def lines_of(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_two_processes_train_to_the_weights_of_one(launched, cache):
     one, two = network(), network()
@@ -593,6 +594,7 @@ def test_two_processes_train_to_the_weights_of_one(launched, cache):
         assert a["error"] == b["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_validation_numbers_are_those_of_the_saved_network(launched, count):
     """Batch norm sees other images in each process, and one network is saved."""
@@ -607,6 +609,7 @@ def test_the_validation_numbers_are_those_of_the_saved_network(launched, count):
     assert float(last["validation_error"]) == (logits.argmax(-1) != y).double().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_images_that_any_process_could_not_read_are_counted_and_named(launched, count):
     assert [line["unreadable"] for line in lines_of(launched / str(count) / "damaged")] == ["3", "3", "3"]
@@ -616,6 +619,7 @@ def test_images_that_any_process_could_not_read_are_counted_and_named(launched, 
     assert all(notes.count(images.where(index)) == 1 for index in (2, 5, 11))
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_share_the_folder_are_told(launched):
     for rank in range(2):
         words = (launched / "2" / f"words-{rank}").read_text()

@@ -1,6 +1,6 @@
 """Confidence scores: the formulas, the grammar over them, their fit and their use."""
 
-from sirc.scores import formulas, functional, moments, spec
+from sirc.scores import formulas, functional, moments, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting import Fitter, fit
 from sirc.scores.fitting.crossfit import Crossfit, check_crossfit
@@ -34,7 +34,7 @@ __all__ = [
     "parse",
     "ranks_by_gap",
     "reads_features",
+    "registry",
     "score",
-    "spec",
     "working_dtype",
 ]

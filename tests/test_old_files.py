@@ -1,0 +1,139 @@
+"""Files that sirc 0.1.0 wrote before its code was sorted into packages: today's code reads them, with the same numbers.
+
+`legacy/make.py` tells how they were made. Numbers that are only read are compared exactly; those that are computed may
+differ in the last digits, as another processor adds in another order.
+"""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sirc
+from legacy import make
+from support.report_reader import read_page
+
+OLD = make.FOLDER
+NUMBERS = json.loads((OLD / "numbers.json").read_text())
+KEYS = ["score", "negative", "metric"]
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A copy of the old study, as the current folder, with its images."""
+    shutil.copytree(OLD / "study", tmp_path, dirs_exist_ok=True)
+    make.write_images(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def contents(folder):
+    """What a version of sirc may not write differently; stamps name the version."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file() and path.parent.name != ".made-from")
+    return {path: path.read_bytes() for path in files}
+
+
+def times(run):
+    """When networks, outputs and scores were made."""
+    made = [*run.rglob("outputs/*/*"), *(run / name for name in ("model.safetensors", "scorer.safetensors"))]
+    return {path: path.stat().st_mtime_ns for path in made}
+
+
+def assert_same(found, expected):
+    assert {**found}.keys() == expected.keys()
+    for name, values in found.items():
+        torch.testing.assert_close(values, torch.tensor(expected[name], dtype=torch.float64), rtol=1e-11, atol=1e-12)
+
+
+def test_outputs_and_stores_hold_the_same_rows():
+    test = sirc.Outputs.load(OLD / "outputs.npz")
+    store = sirc.OutputStore(OLD / "store")
+    assert (len(test), len(store), store.num_shards, store.complete) == (40, 40, 2, True)
+    for name in ("logits", "features", "labels"):
+        assert torch.equal(getattr(store.load(), name), getattr(test, name))
+    ood = sirc.Outputs.load(OLD / "outputs.safetensors")
+    assert ood.labels is None
+    assert (ood.logits.shape, ood.features.shape, ood.logits.dtype) == ((20, 3), (20, 6), torch.float32)
+
+
+def test_a_scorer_gives_the_same_confidences_and_table():
+    scorer = sirc.Scorer.load(OLD / "scorer.safetensors")
+    test, ood = sirc.Outputs.load(OLD / "outputs.npz"), sirc.Outputs.load(OLD / "outputs.safetensors")
+    assert_same(scorer(test), NUMBERS["confidences"]["test"])
+    assert_same(scorer(ood), NUMBERS["confidences"]["ood"])
+    table = sirc.evaluate(scorer, test, {"ood": ood}).table
+    pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(NUMBERS["table"])), check_dtype=False, rtol=1e-11)
+
+
+def test_a_scorer_that_is_saved_again_is_the_same_file(tmp_path):
+    sirc.Scorer.load(OLD / "scorer.safetensors").save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (OLD / "scorer.safetensors").read_bytes()
+
+
+def test_a_classifier_decides_the_same():
+    weights = load_file(OLD / "network.safetensors")
+    x = weights.pop("x")
+    model = make.network()
+    model.load_state_dict(weights)
+    classifier = sirc.SelectiveClassifier.load(OLD / "classifier.safetensors", model)
+    expected = NUMBERS["decision"]
+    assert classifier.threshold.value == expected["threshold"]
+    assert (classifier.spec, list(classifier.classes)) == (make.CLASSIFIER_SPEC, make.CLASSES)
+    decision = classifier(x)
+    assert decision.label.tolist() == expected["label"]
+    assert decision.accepted.tolist() == expected["accepted"]
+    assert 0 < sum(expected["accepted"]) < len(x)
+    np.testing.assert_allclose(decision.logits, expected["logits"], rtol=1e-4, atol=1e-5)  # float32
+    np.testing.assert_allclose(decision.confidence, expected["confidence"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_is_read_with_its_results(study, command):
+    code, out, err = command("table", "runs/tiny", "--format", "csv")
+    assert code == 0, err
+    assert out == Path("runs/tiny/table.csv").read_text() + "\n"
+    scorer = sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors")
+    for name, expected in NUMBERS["study"].items():
+        assert_same(scorer(sirc.OutputStore(f"runs/tiny/seed-1/outputs/{name}").load()), expected)
+
+    code, out, err = command("report", "runs/tiny", "--quiet")
+    assert (code, err) == (0, "")
+    (model,) = read_page("runs/tiny/report.html")["models"]
+    assert [score["spec"] for score in model["scores"]] == ["msp", "sirc(msp, residual)", "mahalanobis", "tempered_msp"]
+    assert (model["sets"], [run["seed"] for run in model["runs"]]) == (["Grey", "Noise"], [1])
+
+
+def test_the_outputs_of_a_run_are_evaluated_to_its_results(study, command):
+    stores = Path("runs/tiny/seed-1/outputs")
+    sets = [word for name in ("Grey", "Noise") for word in ("--ood", f"{name}={stores / name}")]
+    own = ["--train", stores / "train", "--id", stores / "test", "--val", stores / "validation"]
+    head = ["--head", "runs/tiny/seed-1/head.safetensors", "--crossfit", "3"]
+    specs = [word for spec in ("msp", "sirc(msp, residual)", "tempered_msp") for word in ("--score", spec)]
+    code, _, err = command("evaluate", *own, *sets, *head, *specs, "--no-figures", "--quiet")
+    assert code == 0, err
+    old = pd.read_csv("runs/tiny/results.csv").set_index(KEYS)["value"]
+    new = pd.read_csv("sirc-results/results.csv").set_index(KEYS)["value"]
+    assert len(new) > 50
+    np.testing.assert_allclose(new, old[new.index], rtol=1e-9)
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["with its images", "without them"])
+def test_nothing_of_a_finished_run_is_made_anew(study, command, images):
+    if not images:
+        shutil.rmtree("data")
+    run = Path("runs/tiny/seed-1")
+    before, made = contents("runs"), times(run)
+    code, out, err = command("run", "tiny.toml", "--no-figures", "--device", "cpu")
+    assert code == 0, err
+    assert ("stored outputs are used without a look at the images" in err) != images
+    assert times(run) == made
+    after = contents("runs")
+    assert out.splitlines()[-1] == "open runs/tiny/report.html"
+    del after[Path("runs/tiny/report.html")]  # the page alone was not kept
+    assert after == before
