@@ -245,6 +245,7 @@ def test_outputs_that_were_deleted_are_asked_for(study, command):
     assert "`sirc extract … --only train`" in err
 
 
+@pytest.mark.slow
 def test_preprocessing_is_one_for_all_datasets_of_a_run(study, command):
     for name in ("train", "extract"):
         assert command(name, "tiny.toml", "--seed", "1", "--quiet")[0] == 0
@@ -301,6 +302,7 @@ def test_noise_is_written_checked_and_read_back(study, command):
     assert "90" in out
 
 
+@pytest.mark.slow
 def test_help_has_an_example_for_every_command(command):
     ones = ("train", "extract", "fit", "run", "demo", "evaluate", "table", "plot", "report")
     for name in (*([one] for one in ones), ["data", "list"], ["data", "check"], ["data", "noise"]):

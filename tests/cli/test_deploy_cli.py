@@ -171,6 +171,7 @@ def test_the_whole_way(here, command):
     assert told["rate"] == pytest.approx(accepted / 30)
 
 
+@pytest.mark.slow
 def test_the_alarm_is_told_and_can_fail(here, command):
     assert command("calibrate", "runs/tiny/seed-2", "--coverage", 0.8)[0] == 0
     saved = SelectiveClassifier.load("selective.safetensors", _network(2))

@@ -215,6 +215,7 @@ def test_a_study_decodes_every_set_once(tiny, decoded):
     assert contents(run.folder / "outputs") == contents(other.folder / "outputs")
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     kept = []
     original = device_cache._decode

@@ -60,6 +60,7 @@ def test_a_guaranteed_recall_is_an_order_statistic_and_tells_the_plain_one():
     assert plain.delta is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.02, 0.1])
 def test_a_promised_recall_is_broken_about_as_often_as_delta_says(delta):
     rng = np.random.default_rng(4)
@@ -135,6 +136,7 @@ def fallback_by_loops(confidence, correct, risk, delta):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decimals", [None, 2, 1, 0])
 @pytest.mark.parametrize("risk", [0.05, 0.12, 0.2])
 def test_a_risk_s_threshold_is_where_the_sequence_of_exact_tests_ends(risk, decimals):

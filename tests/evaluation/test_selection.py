@@ -515,6 +515,7 @@ def test_the_command_without_ood_data_takes_all_that_can_be_fitted(command, file
     assert "sirc(entropy, l1)" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -540,6 +541,7 @@ def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, 
     assert words in err
 
 
+@pytest.mark.slow
 def test_the_command_chooses_for_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "labelled": 24, "grey": 10}.items()):

@@ -134,6 +134,7 @@ def test_the_number_held_out_decides_the_results_and_is_written_down(tiny):
     assert tiny("extract.cache=device").save()
 
 
+@pytest.mark.slow
 def test_a_study_trains_and_fits_on_the_rest_and_tunes_on_what_is_held_out(tiny):
     experiment = tiny()
     run = experiment.run(1)

@@ -341,6 +341,7 @@ def test_only_scores_that_the_arrays_allow_are_possible(arrays):
         sirc.evaluate(sirc.fit(spec, train[:600], head=head), test)
 
 
+@pytest.mark.slow
 def test_checks_and_choices_of_arrays_may_be_tuned(arrays, command):
     files = ["--val", "test.npz", "--train", "train.npz", "--ood", "near=near.npz"]
     budget = ["--score", "sirc(max_logit_pnorm, l1, budget=1)"]
@@ -424,6 +425,7 @@ def test_the_head_is_found_in_any_of_its_places(arrays):
     assert "mahalanobis" not in possible_specs(load_outputs("near.npz"), outputs, inside)
 
 
+@pytest.mark.slow
 def test_findings_are_those_of_the_paired_differences(arrays):
     sets = {name: load_outputs(f"{name}.npz") for name in ("near", "far")}
     run = evaluate_arrays(load_outputs("train.npz"), load_outputs("test.npz"), sets, head=load_head("head.npz"))

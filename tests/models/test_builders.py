@@ -488,6 +488,7 @@ def test_saved_weights_are_plain_safetensors_and_not_overwritten(tmp_path):
         load_weights(model, path)
 
 
+@pytest.mark.slow
 def test_partly_compiled_models_are_saved_and_loaded_by_plain_names(tmp_path):
     model = Tied()
     first = fingerprint(model)

@@ -52,6 +52,7 @@ def test_bayes_is_minus_the_log_of_the_expected_cost(moderate, alpha, beta):
     np.testing.assert_allclose(got, aurr_reference(u, g, alpha, beta), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("log_u", "log_g"), [(-500.0, -900.0), (-1e4, 40.0), (-2.0, 1e4), (-1e-9, -1e4), (-700, 700)])
 def test_bayes_keeps_its_digits_where_the_plain_formula_has_none(log_u, log_g):
     import mpmath

@@ -61,6 +61,7 @@ def sources(tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crossfit", ["auto", 0])
 @pytest.mark.parametrize(
     "source", ["outputs", "store", "batches", "tuples", "dicts", "loader", "reiterable", "generator", "iterator"]
@@ -299,6 +300,7 @@ def test_the_principal_subspace_has_the_papers_dimension(size, dropped, n):
     torch.testing.assert_close(basis.T @ basis, torch.eye(size - dropped).double(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_above_1500_features_the_principal_subspace_has_a_thousand():
     z = np.random.default_rng(0).normal(size=(1020, 1501)).astype(np.float32)
     fitted = sirc.fit("residual", sirc.Outputs(z[:, :2], z), head=sirc.Head(np.eye(2, 1501)))

@@ -357,6 +357,7 @@ def of_changing_scale(seed):
     return v * np.exp(rng.normal(size=(250, 1)) * 1.5), labels
 
 
+@pytest.mark.slow
 def test_p_has_the_least_aurc_on_validation_rows():
     found = []
     for seed in range(6):

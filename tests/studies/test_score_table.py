@@ -69,6 +69,7 @@ def test_every_score_has_a_row_alone_and_in_each_role(script, tables):
     assert re.search(r"^- Small: 2 runs; ID error [\d.]+%, [\d.]+%; tuned T [\d.]+, [\d.]+; tuned p ", tables)
 
 
+@pytest.mark.slow
 def test_figures_are_the_means_of_what_evaluate_gives(study, tables):
     specs = ["max_logit_pnorm", "sirc(entropy, residual)", "sirc(msp, knn)", "bayes(msp, residual)"]
     found = []

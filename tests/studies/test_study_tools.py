@@ -23,6 +23,7 @@ GROUPS = {"Close": ["Near", "Leaves"], "Far": ["Cells", "Noise"]}
 SCORES = (*PAPER_SPECS, "tempered_msp", "knn", "sirc(tempered_msp, residual)", "sirc(msp, knn)")
 SCORES += ("bayes(msp, residual)", "sirc(msp, residual, budget=0.1)")
 MODELS = ("ResNet-50", "DenseNet-121", "MobileNetV2")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
