@@ -3,7 +3,9 @@
 # All make their own .venv and need only python3 (3.11 or newer) and make.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+# What is installed: `demo` has what the demo needs, `dev` that and all that the tests need.
+DEMO := .venv/.installed-demo
+DEV := .venv/.installed-dev
 
 # uv trusts the certificates of the system, as pip does: networks with a proxy of their own need it.
 export UV_NATIVE_TLS := 1
@@ -17,37 +19,37 @@ export PYTHONUTF8 := 1
 
 .PHONY: test quick demo screenshot lint bench clean
 
-test: $(STAMP)
+test: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	@$(BIN)/python tests/support/browser.py --install >/dev/null
 	$(BIN)/pytest -n auto --dist worksteal
 
-quick: $(STAMP)
+quick: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser and not gpu"
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/sirc demo
 
 # The README's picture of the page, from what `make demo` left.
-screenshot: $(STAMP)
+screenshot: $(DEV)
 	$(BIN)/python docs/screenshot.py sirc-demo/report.html docs/images/report.png
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)
+bench: $(DEV)
 	$(BIN)/python benchmarks/scores.py
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/extract.py
 	$(BIN)/python benchmarks/selective.py
 
-$(STAMP): pyproject.toml src/sirc/__init__.py
+$(DEMO) $(DEV): .venv/.installed-%: pyproject.toml src/sirc/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "sirc needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=/path/to/python3.11." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -55,7 +57,7 @@ $(STAMP): pyproject.toml src/sirc/__init__.py
 	    echo "On Debian and Ubuntu: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$*]'
 	@touch $@
 
 clean:
