@@ -22,8 +22,7 @@ from sirc.scores import combine, registry
 from sirc.scores.bayes import least_aurc, least_aurr
 from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas.boundary import inverse_distances
-from sirc.scores.formulas.feature import unit_bank
-from sirc.scores.formulas.shaping import head_energy
+from sirc.scores.formulas.feature import head_energy, unit_bank
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import Evaluator, is_bounded, reads_features
