@@ -27,43 +27,10 @@ from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import Evaluator, is_bounded, reads_features
 
-__all__ = [
-    "additive",
-    "ash",
-    "bayes",
-    "cop",
-    "doctor",
-    "energy",
-    "entropy",
-    "fdbd",
-    "gen",
-    "gradnorm",
-    "knn",
-    "l1",
-    "linear",
-    "log_gap",
-    "mahalanobis",
-    "mahalanobis_pp",
-    "margin",
-    "max_logit",
-    "max_logit_pnorm",
-    "msp",
-    "nci",
-    "nnguide",
-    "product",
-    "react",
-    "relative_mahalanobis",
-    "residual",
-    "scale",
-    "sirc",
-    "sirc_literal",
-    "softmax",
-    "tempered_entropy",
-    "tempered_msp",
-    "vim",
-]
-
-_GIVEN = {
+# Arguments that stand for what a fit would find.
+_SHAPES = {
+    "weight": "(K, L)",
+    "bias": "(K,)",
     "origin": "(L,)",
     "mean": "(L,)",
     "means": "(K, L)",
@@ -71,11 +38,8 @@ _GIVEN = {
     "precision": "(L, L)",
     "total_precision": "(L, L)",
     "bank": "(rows, L)",
-    "weight": "(K, L)",
-    "bias": "(K,)",
-    "clip": "a number",
+    "clip": "(1,)",
 }
-"""Arguments that stand for what a fit would find, and their shapes."""
 
 
 def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
@@ -124,7 +88,7 @@ def _formula(
     formula.__name__ = formula.__qualname__ = name
     formula.__doc__ = inspect.getdoc(score.compute)
     if given:
-        formula.__doc__ = f"{formula.__doc__}\n\nGiven {', '.join(f'`{key}` {_GIVEN[key]}' for key in given)}."
+        formula.__doc__ = f"{formula.__doc__}\n\nGiven {', '.join(f'`{key}` {_SHAPES[key]}' for key in given)}."
     formula.__signature__ = signature  # type: ignore[attr-defined]
     return formula
 
@@ -188,12 +152,9 @@ fdbd = _formula("fdbd", lambda weight, mean: {"center": mean, "inverse": inverse
 def log_gap(logits: ArrayLike | Softmax, name: str) -> Tensor:
     """log(S1max − S1) of a bounded score, computed without cancellation: `msp`, or with options `gen(gamma=0.5)`."""
     spec = parse(name)
-    if not is_bounded(spec):
-        bounded = [score for score in registry.names() if is_bounded(Spec(score))]
-        raise ValueError(f"`name` must be a bounded score, one of {', '.join(bounded)}; got `{name}`")
-    if reads_features([spec]):
-        needs = registry.get(spec.name).needs
-        raise ValueError(f"`name` must be a score of the logits alone; `{spec.name}` needs {', '.join(needs)}")
+    if not is_bounded(spec) or reads_features([spec]):
+        bounded = [score for score in registry.names() if is_bounded(Spec(score)) and not reads_features([Spec(score)])]
+        raise ValueError(f"`name` must be a bounded score of the logits, one of {', '.join(bounded)}; got `{name}`")
     return _evaluator(spec, _logits(spec.name, logits), None, {}).log_gap(spec)
 
 
@@ -296,27 +257,27 @@ def _features(features: ArrayLike, *, exact: bool) -> Tensor:
 
 def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor) -> dict[str, Tensor]:
     """What stands for fitted parameters as tensors of the right shapes, in the features' type and on their device."""
+    sizes = {"L": z.shape[1]} | ({"K": logits.shape[1]} if isinstance(logits, Tensor) else {})
+    if "weight" in values:
+        head = Head(values["weight"], values.get("bias"))
+        values |= {name: value for name, value in (("weight", head.weight), ("bias", head.bias)) if name in values}
+        if isinstance(logits, Softmax) and len(head.weight) <= int(logits.prediction.max()):
+            sizes["K"] = int(logits.prediction.max()) + 1  # at least
     tensors = {}
-    for name, shape in _GIVEN.items():
-        if name not in values or name in ("weight", "bias", "clip"):
+    for name, shape in _SHAPES.items():
+        if name not in values:
             continue
-        array, letters = as_tensor(name, values[name]).to(z), shape.strip("(,)").split(", ")
-        wrong = (letter == "L" and size != z.shape[1] for letter, size in zip(letters, array.shape, strict=False))
-        if array.dim() != len(letters) or any(wrong):
-            raise ValueError(f"`{name}` must be {shape} for features with L = {z.shape[1]}; got {tuple(array.shape)}")
+        value = [check_number(name, values[name])] if name == "clip" else values[name]
+        array = z.new_zeros(sizes["K"]) if name == "bias" and value is None else as_tensor(name, value).to(z)
+        letters = shape.strip("(,)").split(", ")
+        known = zip(letters, array.shape, strict=False)
+        if array.dim() != len(letters) or any(x in "KL" and sizes.setdefault(x, size) != size for x, size in known):
+            of = {"L": "features", "K": "logits"}
+            given = " and ".join(f"{of[letter]} with {letter} = {size}" for letter, size in sizes.items())
+            raise ValueError(f"`{name}` must be {shape} for {given}; got {tuple(array.shape)}. Is it of this model?")
         if name == "bank" and len(array) < values["k"]:
             raise ValueError(f"`bank` must hold at least k = {values['k']} rows; got {len(array)}")
         tensors[name] = array
-    if "clip" in values:
-        tensors["clip"] = z.new_tensor([check_number("clip", values["clip"])])
-    if "weight" in values:
-        head = _head(z, logits, values["weight"], values.get("bias"))
-        tensors |= {name: head[name] for name in head if name in values}
-    elif "bias" in values and isinstance(logits, Tensor):
-        bias = z.new_zeros(logits.shape[1]) if values["bias"] is None else as_tensor("bias", values["bias"]).to(z)
-        if bias.shape != logits.shape[1:]:
-            raise ValueError(f"`bias` must be (K,) for logits with K = {logits.shape[1]}; got {tuple(bias.shape)}")
-        tensors["bias"] = bias
     return tensors
 
 
@@ -346,19 +307,5 @@ def _terms(
     return first, others, centers, slopes
 
 
-def _head(
-    z: Tensor, logits: Tensor | Softmax | None, weight: ArrayLike, bias: ArrayLike | None = None
-) -> dict[str, Tensor]:
-    """The last layer in the type and on the device of the features, with zeros for a bias that it lacks."""
-    head = Head(weight, bias)
-    if head.num_features != z.shape[1]:
-        raise ValueError(f"`weight` must be (K, L) for features with L = {z.shape[1]}; got {tuple(head.weight.shape)}")
-    w = head.weight.detach().to(z)
-    classes = None if isinstance(logits, Softmax | None) else logits.shape[1]
-    largest = int(logits.prediction.max()) if isinstance(logits, Softmax) else -1
-    if len(w) <= largest or classes not in (None, len(w)):
-        raise ValueError(
-            f"`weight` must have a row for each logit, {classes or f'more than {largest}'} of them; got {len(w)}. "
-            "Is it the head of this model?"
-        )
-    return {"weight": w, "bias": w.new_zeros(len(w)) if head.bias is None else head.bias.detach().to(w)}
+_functions = {name: value for name, value in vars().items() if inspect.isfunction(value) and not name.startswith("_")}
+__all__ = sorted(name for name, function in _functions.items() if function.__module__ == __name__)

@@ -29,16 +29,12 @@ class Confidences(dict[str, Tensor]):
     """Confidences by spec, under the text each was asked with; another spelling of the same spec finds it too."""
 
     def __missing__(self, text: str) -> Tensor:
-        canonical = str(parse(text))
-        for scored, value in self.items():
-            if str(parse(scored)) == canonical:
-                return value
-        raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
+        if text not in self:
+            raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
+        return next(value for scored, value in self.items() if parse(scored) == parse(text))
 
     def __contains__(self, text: object) -> bool:
-        return super().__contains__(text) or (
-            isinstance(text, str) and any(str(parse(scored)) == str(parse(text)) for scored in self)
-        )
+        return super().__contains__(text) or (isinstance(text, str) and parse(text) in map(parse, self))
 
 
 @final

@@ -40,6 +40,7 @@ COMBINATIONS = {
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
+    "b": (math.ulp(0.0), math.inf, "positive: the slope against S2, 1/σ"),
     "kappa": (math.ulp(0.0), math.inf, "positive: the weight of S2's part"),
     "alpha": (math.ulp(0.0), 1.0, "the share of ID input, above 0 and at most 1"),
     "beta": (0.0, 1.0, "the cost of accepting ID✗, from 0 to 1"),
@@ -266,8 +267,6 @@ def _check_numbers(spec: Spec, text: str) -> None:
                 f"`{key}` of `{spec.name}` must give one number for each S2, {len(others)} here; got {len(given)} in "
                 f"`{text}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
             )
-    if any(b <= 0 for b in spec.numbers("b") or ()):
-        raise ValueError(f"`b` of `{spec.name}` must be positive: it is the slope against S2, 1/σ; got `{text}`")
     for key, (least, most, rule) in _RANGES.items():
         for value in spec.numbers(key) or ():
             if not least <= value <= most:
@@ -277,19 +276,17 @@ def _check_numbers(spec: Spec, text: str) -> None:
 
 
 def _check_others(spec: Spec, text: str) -> None:
-    for other in spec.args[1:]:
-        for outer in other.walk():
-            # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
-            inside = outer.walk() if outer.has_bounded_first or outer.name == "product" else ()
-            fitted = next((part for part in inside if is_vim(part) or part.finds_spread), None)
-            if fitted is None:
-                continue
-            advice = {"linear": "Give its c= explicitly", "bayes": "Leave it out"}
-            where = "" if fitted is outer else f" inside `{shorten(str(outer))}`"
-            raise ValueError(
-                f"`{shorten(str(fitted))}`{where} would have to be fitted before this S2 could be, in `{text}`. "
-                f"{advice.get(fitted.name, 'Give its a= and b= explicitly')}"
-            )
+    for outer in (part for other in spec.args[1:] for part in other.walk()):
+        # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
+        inside = outer.walk() if outer.has_bounded_first or outer.name == "product" else ()
+        for part in inside:
+            if is_vim(part) or part.finds_spread:
+                advice = {"linear": "Give its c= explicitly", "bayes": "Leave it out"}
+                where = "" if part is outer else f" inside `{shorten(str(outer))}`"
+                raise ValueError(
+                    f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in `{text}`. "
+                    f"{advice.get(part.name, 'Give its a= and b= explicitly')}"
+                )
 
 
 def is_vim(spec: Spec) -> bool:

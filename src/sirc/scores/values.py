@@ -127,9 +127,9 @@ class Evaluator:
         features = self._features if any("features" in registry.get(leaf.name).needs for leaf, _ in wanted) else None
         width = max(array.shape[1] for array in (self._logits, features) if array is not None)
         rows = max(1, _BLOCK.get(self._device.type, _BLOCK_ELSEWHERE) // (8 * width))
+        whole = torch.compiler.is_compiling()  # the graph of a deployed score is for batches of any size: no blocks
         blocks: list[slice | None] = [None]
-        # The graph of a deployed score is for batches of any size: no blocks.
-        if not torch.compiler.is_compiling() and self._num_rows > rows:
+        if not whole and self._num_rows > rows:
             blocks = [slice(at, min(self._num_rows, at + rows)) for at in range(0, self._num_rows, rows)]
         columns: list[list[Tensor]] = [[] for _ in wanted]
         for here in blocks:
@@ -138,7 +138,8 @@ class Evaluator:
             for column, (leaf, quantity) in zip(columns, wanted, strict=True):
                 column.append(self._compute(leaf, quantity, here, block))
         for column, (leaf, quantity) in zip(columns, wanted, strict=True):
-            self._known[str(leaf), quantity] = torch.cat(column) if len(column) > 1 else column[0]
+            # The joined column is a copy, even of one block: a score may return a view of its input.
+            self._known[str(leaf), quantity] = column[0] if whole else torch.cat(column)
 
     def _compute(self, leaf: Spec, quantity: Quantity, rows: slice | None, features: Tensor | None) -> Tensor:
         """A leaf by its registered formula, on a slice of the rows or on all of them."""
