@@ -463,7 +463,7 @@ def test_a_registered_score_may_be_fitted_and_bounded(scratch_registry, data):
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"needs": "pixels"}, "`needs` of score `toy` must name logits, features, softmax or an earlier score"),
+        ({"needs": "pixels"}, "`needs` of score `toy` must be among logits, features, softmax, msp"),
         (
             {"needs": "logits", "evidence": ("third",)},
             "`evidence` of score `toy` must be among mean, second, by_class, unit",

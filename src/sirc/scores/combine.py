@@ -12,7 +12,7 @@ from torch import Tensor
 from sirc.scores import bayes
 from sirc.scores.blocks import constant
 from sirc.scores.formulas.softmax import softplus
-from sirc.scores.spec import Spec
+from sirc.scores.spec import COMBINATIONS, Spec
 
 Parameters: TypeAlias = Mapping[str, Mapping[str, Tensor | float | Sequence[float]]]
 """Fitted parameters by spec and name: tensors, or plain numbers, which become constants of a traced graph."""
@@ -81,8 +81,7 @@ def parameter(spec: Spec, key: str, parameters: Parameters) -> Sequence[float]:
     given = spec.numbers(key)
     if given is not None:
         return given
-    fitted = parameters.get(str(spec), {}).get(key)
-    if fitted is None:
-        return (spec.default(key),)
-    numbers: float | Sequence[float] = fitted.tolist() if isinstance(fitted, Tensor) else fitted
+    value = parameters.get(str(spec), {}).get(key, COMBINATIONS[spec.name].keywords.get(key))
+    assert not isinstance(value, str | None)
+    numbers: float | Sequence[float] = value.tolist() if isinstance(value, Tensor) else value
     return (numbers,) if isinstance(numbers, float) else numbers

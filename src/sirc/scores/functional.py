@@ -22,47 +22,24 @@ from sirc.scores import combine, registry
 from sirc.scores.bayes import least_aurc, least_aurr
 from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas.boundary import inverse_distances
-from sirc.scores.formulas.feature import unit_bank
-from sirc.scores.formulas.shaping import head_energy
+from sirc.scores.formulas.feature import head_energy, unit_bank
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import Spec, parse
-from sirc.scores.values import Evaluator, is_bounded, keywords, reads_features
+from sirc.scores.values import Evaluator, is_bounded, reads_features
 
-__all__ = [
-    "additive",
-    "ash",
-    "bayes",
-    "cop",
-    "doctor",
-    "energy",
-    "entropy",
-    "fdbd",
-    "gen",
-    "gradnorm",
-    "knn",
-    "l1",
-    "linear",
-    "log_gap",
-    "mahalanobis",
-    "mahalanobis_pp",
-    "margin",
-    "max_logit",
-    "max_logit_pnorm",
-    "msp",
-    "nci",
-    "nnguide",
-    "product",
-    "react",
-    "relative_mahalanobis",
-    "residual",
-    "scale",
-    "sirc",
-    "sirc_literal",
-    "softmax",
-    "tempered_entropy",
-    "tempered_msp",
-    "vim",
-]
+# Arguments that stand for what a fit would find.
+_SHAPES = {
+    "weight": "(K, L)",
+    "bias": "(K,)",
+    "origin": "(L,)",
+    "mean": "(L,)",
+    "means": "(K, L)",
+    "basis": "(L, L − D)",
+    "precision": "(L, L)",
+    "total_precision": "(L, L)",
+    "bank": "(rows, L)",
+    "clip": "(1,)",
+}
 
 
 def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
@@ -70,169 +47,120 @@ def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
     return Softmax.of(Outputs(logits).logits, compile=compile)
 
 
-def _from_registry(name: str) -> Callable[..., Tensor]:
-    """A registered score that fits nothing, as a function of the arrays that it reads and of its options."""
+def _formula(
+    name: str, parameters: Callable[..., dict[str, Tensor]] = dict, without: str = ""
+) -> Callable[..., Tensor]:
+    """A registered score as a function of the arrays that it reads, the arguments of `parameters`, and its options.
+
+    `parameters` makes the fitted parameters from checked tensors; `without` is an option that only a fit reads.
+    """
     score = registry.get(name)
     needs = {need for part in registry.closure([name]) for need in registry.get(part).needs}
-    annotations = {}
-    if not needs.isdisjoint({"logits", "softmax"}):
-        annotations["logits"] = "ArrayLike" if "logits" in needs else "ArrayLike | Softmax"
-    if "features" in needs:
-        annotations["features"] = "ArrayLike"
-    annotations |= {option: type(default).__name__ for option, default in score.options.items()}
-    parameters = [
-        inspect.Parameter(
-            argument,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=score.options.get(argument, inspect.Parameter.empty),
-            annotation=annotation,
-        )
-        for argument, annotation in annotations.items()
-    ]
-    signature = inspect.Signature(parameters, return_annotation="Tensor")
+    arrays = ["logits"] * bool(needs & {"logits", "softmax"}) + ["features"] * ("features" in needs)
+    given = {} if parameters is dict else inspect.signature(parameters).parameters
+    options = {option: default for option, default in score.options.items() if option != without}
+    defaults = {argument: parameter.default for argument, parameter in given.items()} | options
+    kinds = {"logits": "ArrayLike" if "logits" in needs else "ArrayLike | Softmax", "bias": "ArrayLike | None"}
+    kinds |= {"clip": "float"} | {option: type(default).__name__ for option, default in options.items()}
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(
+                argument,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=defaults.get(argument, inspect.Parameter.empty),
+                annotation=kinds.get(argument, "ArrayLike"),
+            )
+            for argument in (*arrays, *given, *options)
+        ],
+        return_annotation="Tensor",
+    )
 
     def formula(*args: Any, **kwargs: Any) -> Tensor:
-        arguments = signature.bind(*args, **kwargs).arguments
-        spec = _spec(name, **{key: value for key, value in arguments.items() if key in score.options})
-        v = _logits(name, arguments["logits"]) if "logits" in arguments else None
-        z = _features(arguments["features"]) if "features" in arguments else None
-        return _evaluate(spec, v, z)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = bound.arguments
+        spec = parse(f"{name}({', '.join(f'{key}={check_number(key, values[key])!r}' for key in options)})")
+        v = _logits(name, values["logits"]) if "logits" in values else None
+        z = _features(values["features"], exact="precision" in values) if "features" in values else None
+        fitted = {} if z is None or not given else parameters(**_checked(values, v, z))
+        return _evaluator(spec, v, z, fitted).value(spec)
 
     formula.__name__ = formula.__qualname__ = name
     formula.__doc__ = inspect.getdoc(score.compute)
+    if given:
+        formula.__doc__ = f"{formula.__doc__}\n\nGiven {', '.join(f'`{key}` {_SHAPES[key]}' for key in given)}."
     formula.__signature__ = signature  # type: ignore[attr-defined]
     return formula
 
 
-msp = _from_registry("msp")
-doctor = _from_registry("doctor")
-entropy = _from_registry("entropy")
-margin = _from_registry("margin")
-tempered_msp = _from_registry("tempered_msp")
-tempered_entropy = _from_registry("tempered_entropy")
-max_logit_pnorm = _from_registry("max_logit_pnorm")
-gen = _from_registry("gen")
-max_logit = _from_registry("max_logit")
-energy = _from_registry("energy")
-l1 = _from_registry("l1")
-gradnorm = _from_registry("gradnorm")
+def _whitened(means: Tensor, precision: Tensor, center: Tensor | None = None) -> dict[str, Tensor]:
+    """The parameters of `mahalanobis`; any center gives the same distances, the mean of the means by default."""
+    center, whitener = means.mean(0) if center is None else center, _root("precision", precision)
+    return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
+
+
+def _root(name: str, precision: Tensor) -> Tensor:
+    """R with RRᵀ = P, for a symmetric positive semi-definite P."""
+    values, vectors = torch.linalg.eigh(precision)
+    if float(values[0]) < -1e-9 * float(values.abs().max()):
+        raise ValueError(f"`{name}` must be positive semi-definite; its least eigenvalue is {float(values[0]):.3g}")
+    root: Tensor = vectors * values.clamp_min(0).sqrt()
+    return root
+
+
+msp = _formula("msp")
+doctor = _formula("doctor")
+entropy = _formula("entropy")
+margin = _formula("margin")
+tempered_msp = _formula("tempered_msp")
+tempered_entropy = _formula("tempered_entropy")
+max_logit_pnorm = _formula("max_logit_pnorm")
+gen = _formula("gen")
+max_logit = _formula("max_logit")
+energy = _formula("energy")
+l1 = _formula("l1")
+gradnorm = _formula("gradnorm")
+residual = _formula("residual", lambda origin, basis: {"origin": origin, "basis": basis})
+cop = _formula("cop", lambda mean, basis: {"center": mean, "outside": basis.T}, without="variance")
+mahalanobis = _formula("mahalanobis", lambda means, precision: _whitened(means, precision))
+mahalanobis_pp = _formula("mahalanobis_pp", lambda means, precision: _whitened(means, precision))
+relative_mahalanobis = _formula(
+    "relative_mahalanobis",
+    lambda means, precision, mean, total_precision: {
+        **_whitened(means, precision, mean),
+        "total": _root("total_precision", total_precision),
+    },
+)
+knn = _formula("knn", lambda bank: {"bank": torch.nn.functional.normalize(bank, dim=-1)})
+nnguide = _formula(
+    "nnguide",
+    lambda bank, weight, bias=None: {
+        "bank": unit_bank(bank),
+        "energy": head_energy(bank.double(), weight.double(), bias.double())[:, None].to(bank),
+    },
+    without="skip",
+)
+react = _formula(
+    "react", lambda weight, bias, clip: {"weight": weight, "bias": bias, "clip": clip}, without="percentile"
+)
+scale = _formula("scale", lambda bias: {"bias": bias})
+ash = _formula("ash", lambda weight, bias: {"weight": weight, "bias": bias})
+nci = _formula("nci", lambda weight, mean: {"weight": weight, "center": mean})
+fdbd = _formula("fdbd", lambda weight, mean: {"center": mean, "inverse": inverse_distances(weight.double())})
 
 
 def log_gap(logits: ArrayLike | Softmax, name: str) -> Tensor:
     """log(S1max − S1) of a bounded score, computed without cancellation: `msp`, or with options `gen(gamma=0.5)`."""
     spec = parse(name)
-    if not is_bounded(spec):
-        bounded = [score for score in registry.names() if is_bounded(Spec(score))]
-        raise ValueError(f"`name` must be a bounded score, one of {', '.join(bounded)}; got `{name}`")
-    if reads_features([spec]):
-        needs = registry.get(spec.name).needs
-        raise ValueError(f"`name` must be a score of the logits alone; `{spec.name}` needs {', '.join(needs)}")
+    if not is_bounded(spec) or reads_features([spec]):
+        bounded = [score for score in registry.names() if is_bounded(Spec(score)) and not reads_features([Spec(score)])]
+        raise ValueError(f"`name` must be a bounded score of the logits, one of {', '.join(bounded)}; got `{name}`")
     return _evaluator(spec, _logits(spec.name, logits), None, {}).log_gap(spec)
-
-
-def residual(features: ArrayLike, origin: ArrayLike, basis: ArrayLike) -> Tensor:
-    """Minus the part of z − u outside the principal subspace: −‖(z − u)N‖₂, with N an orthonormal (L, L − D) basis."""
-    z = _features(features)
-    u, n = _parameter("origin", origin, z, "(L,)"), _parameter("basis", basis, z, "(L, L − D)")
-    return _evaluate(Spec("residual"), None, z, origin=u, basis=n)
-
-
-def cop(features: ArrayLike, mean: ArrayLike, basis: ArrayLike) -> Tensor:
-    """Minus the part of ẑ − μ outside the main directions of unit features: −‖(ẑ − μ)N‖₂, N orthonormal, (L, L − D)."""
-    z = _features(features)
-    mu, n = _parameter("mean", mean, z, "(L,)"), _parameter("basis", basis, z, "(L, L − D)")
-    return _evaluate(Spec("cop"), None, z, center=mu, outside=n.T)
 
 
 def vim(logits: ArrayLike | Softmax, residual: ArrayLike, c: float) -> Tensor:
     """energy − c·‖z^{P⊥}‖₂, given `residual` = −‖z^{P⊥}‖₂."""
     return linear(energy(logits), residual, c)
-
-
-def mahalanobis(features: ArrayLike, means: ArrayLike, precision: ArrayLike) -> Tensor:
-    """−min_k (z − μ_k)ᵀ P (z − μ_k) for (K, L) means and a symmetric positive semi-definite (L, L) precision P."""
-    z = _features(features).double()
-    return _evaluate(Spec("mahalanobis"), None, z, **_whitened(z, means, precision))
-
-
-def mahalanobis_pp(features: ArrayLike, means: ArrayLike, precision: ArrayLike) -> Tensor:
-    """`mahalanobis` of the features scaled to unit length; means and precision are those of unit features."""
-    z = _features(features).double()
-    return _evaluate(Spec("mahalanobis_pp"), None, z, **_whitened(z, means, precision))
-
-
-def relative_mahalanobis(
-    features: ArrayLike, means: ArrayLike, precision: ArrayLike, mean: ArrayLike, total_precision: ArrayLike
-) -> Tensor:
-    """`mahalanobis` + (z − μ)ᵀ P₀ (z − μ): less the distance to all data, with their mean μ and precision P₀."""
-    z = _features(features).double()
-    total, center = _root("total_precision", total_precision, z), _parameter("mean", mean, z, "(L,)")
-    return _evaluate(Spec("relative_mahalanobis"), None, z, **_whitened(z, means, precision, center), total=total)
-
-
-def knn(features: ArrayLike, bank: ArrayLike, k: int = 10) -> Tensor:
-    """Minus the squared distance to the k-th neighbour in a bank of features, all scaled to unit length."""
-    z, spec = _features(features), _spec("knn", k=k)
-    return _evaluate(spec, None, z, bank=torch.nn.functional.normalize(_bank(spec, z, bank), dim=-1))
-
-
-def nnguide(
-    logits: ArrayLike | Softmax,
-    features: ArrayLike,
-    bank: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    k: int = 10,
-) -> Tensor:
-    """E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ) over a bank of features zᵢ, with E(zᵢ) = logsumexp(Wzᵢ + b)."""
-    spec = _spec("nnguide", k=k)
-    v, z = _logits("nnguide", logits), _features(features)
-    w, b = _head(z, weight, bias, v)
-    rows = _bank(spec, z, bank)
-    energies = head_energy(rows.double(), w.double(), b.double())[:, None]
-    return _evaluate(spec, v, z, bank=unit_bank(rows), energy=energies.to(z))
-
-
-def react(features: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, clip: float) -> Tensor:
-    """The energy of clipped features, logsumexp(W min(z, c) + b); `bias=None` for a head that has none."""
-    z = _features(features)
-    w, b = _head(z, weight, bias)
-    return _evaluate(Spec("react"), None, z, weight=w, bias=b, clip=z.new_tensor([check_number("clip", clip)]))
-
-
-def scale(logits: ArrayLike, features: ArrayLike, bias: ArrayLike | None, percentile: float = 85.0) -> Tensor:
-    """The energy of scaled features, logsumexp(eʳ(v − b) + b), r = Σz/Σz′ with z′ those at the percentile or above."""
-    v, z = _logits("scale", logits), _features(features)
-    assert isinstance(v, Tensor)
-    b = z.new_zeros(v.shape[1]) if bias is None else as_tensor("bias", bias).to(z)
-    if b.shape != v.shape[1:]:
-        raise ValueError(f"`bias` must be (K,) for logits with K = {v.shape[1]}; got {tuple(b.shape)}")
-    return _evaluate(_spec("scale", percentile=percentile), v, z, bias=b)
-
-
-def ash(features: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, percentile: float = 90.0) -> Tensor:
-    """The energy of pruned and scaled features, logsumexp(eʳ Wz′ + b), r = Σz/Σz′: ASH-S."""
-    z = _features(features)
-    w, b = _head(z, weight, bias)
-    return _evaluate(_spec("ash", percentile=percentile), None, z, weight=w, bias=b)
-
-
-def nci(
-    logits: ArrayLike | Softmax, features: ArrayLike, weight: ArrayLike, mean: ArrayLike, scale: float = 1e-4
-) -> Tensor:
-    """w_ŷ·(z − μ)/‖z − μ‖ + scale·‖z‖₁, with the mean μ of training features and ŷ the class of the largest logit."""
-    v, z = _logits("nci", logits), _features(features)
-    w, _ = _head(z, weight, None, v)
-    return _evaluate(_spec("nci", scale=scale), v, z, weight=w, center=_parameter("mean", mean, z, "(L,)"))
-
-
-def fdbd(logits: ArrayLike, features: ArrayLike, weight: ArrayLike, mean: ArrayLike) -> Tensor:
-    """The mean of (v_ŷ − v_k)/‖w_ŷ − w_k‖ over k ≠ ŷ, divided by ‖z − μ‖, with the mean μ of training features."""
-    v, z = _logits("fdbd", logits), _features(features)
-    w, _ = _head(z, weight, None, v)
-    return _evaluate(
-        Spec("fdbd"), v, z, center=_parameter("mean", mean, z, "(L,)"), inverse=inverse_distances(w.double())
-    )
 
 
 def sirc(
@@ -298,16 +226,6 @@ def product(*scores: ArrayLike) -> Tensor:
     return combine.product(*_columns(*scores))
 
 
-def _spec(name: str, **options: float) -> Spec:
-    """A leaf with these options, within the limits of the grammar."""
-    return parse(f"{name}({', '.join(f'{key}={check_number(key, value)!r}' for key, value in options.items())})")
-
-
-def _evaluate(spec: Spec, logits: Tensor | Softmax | None, features: Tensor | None, **parameters: Tensor) -> Tensor:
-    """The plain value of a leaf on checked arrays; None stands for an array that it does not read."""
-    return _evaluator(spec, logits, features, parameters).value(spec)
-
-
 def _evaluator(
     spec: Spec, logits: Tensor | Softmax | None, features: Tensor | None, parameters: dict[str, Tensor]
 ) -> Evaluator:
@@ -329,21 +247,38 @@ def _logits(name: str, logits: ArrayLike | Softmax) -> Tensor | Softmax:
     return logits
 
 
-def _features(features: ArrayLike) -> Tensor:
-    """(n, L) features in the type that they are projected in."""
+def _features(features: ArrayLike, *, exact: bool) -> Tensor:
+    """(n, L) features in the type that they are projected in, or in float64."""
     z = as_tensor("features", features)
     if z.dim() != 2:
         raise ValueError(f"`features` must have shape (n, L); got {tuple(z.shape)}")
-    return z.to(working_dtype(z.dtype))
+    return z.to(torch.float64 if exact else working_dtype(z.dtype))
 
 
-def _parameter(name: str, value: ArrayLike, z: Tensor, shape: str) -> Tensor:
-    """An array of a shape such as "(K, L)", where L is the number of features, in their type and on their device."""
-    array, letters = as_tensor(name, value).to(z), shape.strip("(,)").split(", ")
-    wrong = (letter == "L" and size != z.shape[1] for letter, size in zip(letters, array.shape, strict=False))
-    if array.dim() != len(letters) or any(wrong):
-        raise ValueError(f"`{name}` must be {shape} for features with L = {z.shape[1]}; got {tuple(array.shape)}")
-    return array
+def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor) -> dict[str, Tensor]:
+    """What stands for fitted parameters as tensors of the right shapes, in the features' type and on their device."""
+    sizes = {"L": z.shape[1]} | ({"K": logits.shape[1]} if isinstance(logits, Tensor) else {})
+    if "weight" in values:
+        head = Head(values["weight"], values.get("bias"))
+        values |= {name: value for name, value in (("weight", head.weight), ("bias", head.bias)) if name in values}
+        if isinstance(logits, Softmax) and len(head.weight) <= int(logits.prediction.max()):
+            sizes["K"] = int(logits.prediction.max()) + 1  # at least
+    tensors = {}
+    for name, shape in _SHAPES.items():
+        if name not in values:
+            continue
+        value = [check_number(name, values[name])] if name == "clip" else values[name]
+        array = z.new_zeros(sizes["K"]) if name == "bias" and value is None else as_tensor(name, value).to(z)
+        letters = shape.strip("(,)").split(", ")
+        known = zip(letters, array.shape, strict=False)
+        if array.dim() != len(letters) or any(x in "KL" and sizes.setdefault(x, size) != size for x, size in known):
+            of = {"L": "features", "K": "logits"}
+            given = " and ".join(f"{of[letter]} with {letter} = {size}" for letter, size in sizes.items())
+            raise ValueError(f"`{name}` must be {shape} for {given}; got {tuple(array.shape)}. Is it of this model?")
+        if name == "bank" and len(array) < values["k"]:
+            raise ValueError(f"`bank` must hold at least k = {values['k']} rows; got {len(array)}")
+        tensors[name] = array
+    return tensors
 
 
 def _columns(*values: ArrayLike, name: str = "scores") -> list[Tensor]:
@@ -372,45 +307,5 @@ def _terms(
     return first, others, centers, slopes
 
 
-def _whitened(z: Tensor, means: ArrayLike, precision: ArrayLike, center: Tensor | None = None) -> dict[str, Tensor]:
-    """The parameters of `mahalanobis`; any center gives the same distances, the mean of the means by default."""
-    mu, whitener = _parameter("means", means, z, "(K, L)"), _root("precision", precision, z)
-    center = mu.mean(0) if center is None else center
-    return {"center": center, "whitener": whitener, "means": (mu - center) @ whitener}
-
-
-def _root(name: str, precision: ArrayLike, z: Tensor) -> Tensor:
-    """R with RRᵀ = P, for a symmetric positive semi-definite P."""
-    values, vectors = torch.linalg.eigh(_parameter(name, precision, z, "(L, L)"))
-    if float(values[0]) < -1e-9 * float(values.abs().max()):
-        raise ValueError(f"`{name}` must be positive semi-definite; its least eigenvalue is {float(values[0]):.3g}")
-    root: Tensor = vectors * values.clamp_min(0).sqrt()
-    return root
-
-
-def _bank(spec: Spec, z: Tensor, bank: ArrayLike) -> Tensor:
-    """The rows that the features are compared with, at least k of them."""
-    rows, k = _parameter("bank", bank, z, "(rows, L)"), keywords(spec, {})["k"]
-    if len(rows) < k:
-        raise ValueError(f"`bank` must hold at least k = {k} rows; got {len(rows)}")
-    return rows
-
-
-def _head(
-    z: Tensor, weight: ArrayLike, bias: ArrayLike | None, logits: Tensor | Softmax | None = None
-) -> tuple[Tensor, Tensor]:
-    """The last layer in the type and on the device of the features, with zeros for a bias that it lacks."""
-    head = Head(weight, bias)
-    if head.num_features != z.shape[1]:
-        raise ValueError(f"`weight` must be (K, L) for features with L = {z.shape[1]}; got {tuple(head.weight.shape)}")
-    w = head.weight.detach().to(z)
-    if isinstance(logits, Softmax):
-        largest = int(logits.prediction.max())
-        fits, classes = largest < len(w), f"more than {largest}"
-    else:
-        fits, classes = logits is None or logits.shape[1] == len(w), "" if logits is None else str(logits.shape[1])
-    if not fits:
-        raise ValueError(
-            f"`weight` must have a row for each logit, {classes} of them; got {len(w)}. Is it the head of this model?"
-        )
-    return w, w.new_zeros(len(w)) if head.bias is None else head.bias.detach().to(w)
+_functions = {name: value for name, value in vars().items() if inspect.isfunction(value) and not name.startswith("_")}
+__all__ = sorted(name for name, function in _functions.items() if function.__module__ == __name__)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from sirc.scores.moments import Evidence
 
 Option = int | float
-Solve = Callable[..., dict[str, Tensor]]
-Tune = Callable[[Tensor, Tensor], dict[str, Option]]
-ConfidenceKind = Literal["log_gap", "plain"]
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
@@ -23,7 +20,7 @@ _EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sam
 _RESERVED = ("sirc", "additive", "bayes", "linear", "product", "vim")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """One registered score. `compute` returns the plain confidence of each row; higher means accept."""
 
@@ -39,12 +36,12 @@ class Score:
     """The name for people, in plain text."""
     short: str
     """The name inside a combination."""
-    latex: str
+    latex: str = ""
     """Both names in LaTeX; empty where escaping the plain ones is enough. Likewise `html`."""
-    html: str
-    family: str
+    html: str = ""
+    family: str = "other"
     """Scores of one family share a colour in figures."""
-    solve: Solve | None = None
+    solve: Callable[..., dict[str, Tensor]] | None = None
     evidence: frozenset[str] = frozenset()
     """The parts of the training data that `solve` reads: mean, second moments, per-class sums, these also of the unit
     features, a bank of rows that each row is compared with, or a sample of rows."""
@@ -53,9 +50,9 @@ class Score:
     """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
     resolution: Callable[[Evidence], float] | None = None
     """The smallest spread on training data that is more than rounding noise."""
-    tune: Tune | None = None
+    tune: Callable[[Tensor, Tensor], dict[str, Option]] | None = None
     """Chooses options on labelled ID validation rows, from (n, K) logits and (n,) labels."""
-    confidence_kind: ConfidenceKind = "log_gap"
+    confidence_kind: Literal["log_gap", "plain"] = "log_gap"
     """What a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """The smallest and largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
@@ -74,23 +71,7 @@ _SCORES: dict[str, Score] = {}
 
 
 def score(
-    *,
-    needs: str | tuple[str, ...],
-    title: str = "",
-    short: str = "",
-    latex: str = "",
-    html: str = "",
-    family: str = "other",
-    solve: Solve | None = None,
-    evidence: tuple[str, ...] = (),
-    head: bool = False,
-    log_gap: Callable[..., Tensor] | None = None,
-    resolution: Callable[[Evidence], float] | None = None,
-    tune: Tune | None = None,
-    confidence_kind: ConfidenceKind = "log_gap",
-    limits: Mapping[str, tuple[float, float]] | None = None,
-    exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None,
-    unsuited_for: str = "",
+    *, needs: str | tuple[str, ...], title: str = "", short: str = "", evidence: Iterable[str] = (), **fields: Any
 ) -> Callable[[_F], _F]:
     """Register a function as the score of its own name.
 
@@ -98,7 +79,7 @@ def score(
     (the `Softmax` summary of the one pass over the logits), or another score's name (its values).
     Keyword-only arguments with a default are options of the spec; those without are parameters that `solve` finds
     from the training data. `tune` chooses options on labelled validation rows if `fit` has some; `limits` bounds
-    them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`.
+    them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`. The other fields are those of `Score`.
 
     Tables, figures and the page call the score `title` (by default its name with spaces for underscores), `short`
     inside a combination, and draw it in the colour of its `family`.
@@ -106,60 +87,50 @@ def score(
 
     def register(function: _F) -> _F:
         name = function.__name__
-        needed = (needs,) if isinstance(needs, str) else needs
-        keywords = [
-            p for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
-        ]
-        parameters = tuple(p.name for p in keywords if p.default is p.empty)
-        options = {p.name: p.default for p in keywords if p.default is not p.empty}
-        if name in _RESERVED:
-            raise ValueError(f"`{name}` is a combination of the grammar; give the score another name")
-        if name in _SCORES and _SCORES[name].compute.__module__ != function.__module__:
-            raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
-        if unknown := [n for n in needed if n not in _INPUTS and n not in _SCORES]:
-            raise ValueError(
-                f"`needs` of score `{name}` must name {', '.join(_INPUTS)} or an earlier score; got {unknown}"
-            )
-        if unknown := sorted(set(evidence) - set(_EVIDENCE)):
-            raise ValueError(f"`evidence` of score `{name}` must be among {', '.join(_EVIDENCE)}; got {unknown}")
-        if bool(parameters) != (solve is not None):
-            raise ValueError(
-                f"score `{name}` has parameters {list(parameters)} and {'a' if solve else 'no'} `solve`: "
-                "keyword-only arguments without a default are found by `solve`, and it needs at least one"
-            )
-        if unknown := sorted(key for key in limits or {} if key.removesuffix("_bounded") not in options):
-            raise ValueError(f"`limits` of score `{name}` must be for its options {sorted(options)}; got {unknown}")
-        if "bank" in evidence and exclude_self is None:
-            raise ValueError(
-                f"score `{name}` searches the bank and needs `exclude_self`: the options with which a row of the bank "
-                "does not find itself"
-            )
+        arguments = inspect.signature(function).parameters.values()
+        defaults = {p.name: p.default for p in arguments if p.kind is inspect.Parameter.KEYWORD_ONLY}
         readable = title or name[:1].upper() + name[1:].replace("_", " ")
-        _SCORES[name] = Score(
+        new = Score(
             name=name,
             compute=function,
-            needs=needed,
-            options=options,
-            parameters=parameters,
+            needs=(needs,) if isinstance(needs, str) else needs,
+            options={key: value for key, value in defaults.items() if value is not inspect.Parameter.empty},
+            parameters=tuple(key for key, value in defaults.items() if value is inspect.Parameter.empty),
             title=readable,
             short=short or readable,
-            latex=latex,
-            html=html,
-            family=family,
-            solve=solve,
             evidence=frozenset(evidence),
-            head=head,
-            log_gap=log_gap,
-            resolution=resolution,
-            tune=tune,
-            confidence_kind=confidence_kind,
-            limits=limits or {},
-            exclude_self=exclude_self,
-            unsuited_for=unsuited_for,
+            **fields,
         )
+        _check(new)
+        _SCORES[name] = new
         return function
 
     return register
+
+
+def _check(new: Score) -> None:
+    name = new.name
+    if name in _RESERVED:
+        raise ValueError(f"`{name}` is a combination of the grammar; give the score another name")
+    if name in _SCORES and _SCORES[name].compute.__module__ != new.compute.__module__:
+        raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
+    for what, given, allowed in (
+        ("needs", new.needs, (*_INPUTS, *_SCORES)),
+        ("evidence", sorted(new.evidence), _EVIDENCE),
+        ("limits", [key.removesuffix("_bounded") for key in new.limits], tuple(new.options)),
+    ):
+        if unknown := [item for item in given if item not in allowed]:
+            raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {unknown}")
+    if bool(new.parameters) != (new.solve is not None):
+        raise ValueError(
+            f"score `{name}` has parameters {list(new.parameters)} and {'a' if new.solve else 'no'} `solve`: "
+            "keyword-only arguments without a default are found by `solve`, and it needs at least one"
+        )
+    if "bank" in new.evidence and new.exclude_self is None:
+        raise ValueError(
+            f"score `{name}` searches the bank and needs `exclude_self`: the options with which a row of the bank "
+            "does not find itself"
+        )
 
 
 def get(name: str) -> Score:
@@ -175,13 +146,6 @@ def names() -> tuple[str, ...]:
 def closure(leaf_names: list[str]) -> list[str]:
     """These scores and all that they need, each after what it needs."""
     order: dict[str, None] = {}
-
-    def visit(name: str) -> None:
-        for needed in get(name).needs:
-            if needed not in _INPUTS:
-                visit(needed)
-        order[name] = None
-
     for name in leaf_names:
-        visit(name)
+        order |= dict.fromkeys([*closure([need for need in get(name).needs if need not in _INPUTS]), name])
     return list(order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,11 +14,10 @@ _log = logging.getLogger("sirc")
 # Elements of a float64 block: on a CPU a few MB, which the cache holds; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 1 << 19}
 _BLOCK_ELSEWHERE = 1 << 25
-_LARGE = 1 << 24
+_SMALL, _LARGE = 1 << 12, 1 << 24  # below, in one expression; above, worth compiling on a GPU
 _WIDEST = 1 << 15  # classes: a wider row does not fit the kernel's registers
 
 RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-_compiled: Callable[[Tensor], RowSums] | None = None
 _broken: set[str] = set()
 
 
@@ -25,34 +25,39 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
     """Prediction, v₁, v₂, t, w, q and ‖π − 1/K‖₁ of each row (see `softmax.py`), float64 but the first."""
     if torch.compiler.is_compiling():
         return _sums(logits)
-    kind = logits.device.type
-    fits = len(logits) and 1 < logits.shape[1] <= _WIDEST
-    if compile is None and kind == "cuda" and "kernel" not in _broken and fits:
+    kind, size = logits.device.type, logits.numel()
+    fused: list[tuple[str, Callable[[Tensor], RowSums]]] = []
+    if compile is None and kind == "cuda" and size and 1 < logits.shape[1] <= _WIDEST:
+        fused.append(("kernel", _kernel_sums))
+    if size and (compile or (compile is None and kind == "cuda" and size >= _LARGE)):
+        fused.append((kind, _compiled_sums))
+    for name, sums in fused:
         try:
-            return _kernel_sums(logits)
+            if name not in _broken:
+                return sums(logits.detach())
         except torch.OutOfMemoryError:
-            _log.debug("out of memory for the results of the kernel")
-        except Exception as error:  # no Triton, or a card that it does not know
-            _broken.add("kernel")
-            _log.debug("the kernel is not usable: %s", error)
-    if compile is None:
-        compile = kind == "cuda" and logits.numel() >= _LARGE
-    if compile and kind not in _broken and len(logits):
-        try:
-            return _compiled_sums(logits)
-        except torch.OutOfMemoryError:
-            _log.debug("out of memory in the compiled pass on %s, running eagerly in blocks", kind)
+            _log.debug("out of memory in %s on %s", sums.__name__, kind)
         except Exception as error:  # the eager pass gives the same numbers, whatever the toolchain lacks
-            _broken.add(kind)
-            _log.debug("torch.compile is not usable on %s, running eagerly: %s", kind, error)
-    return _blocked_sums(logits)
+            _broken.add(name)
+            _log.debug("%s is not usable on %s: %s", sums.__name__, kind, error)
+    return _sums(logits.contiguous()) if size <= _SMALL else _blocked_sums(logits)
 
 
 def _kernel_sums(logits: Tensor) -> RowSums:
     from sirc.scores.triton_kernel import kernel_sums  # which needs Triton
 
-    prediction, sums = kernel_sums(logits.detach())
+    prediction, sums = kernel_sums(logits)
     return prediction, sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]
+
+
+def _compiled_sums(logits: Tensor) -> RowSums:
+    torch._dynamo.maybe_mark_dynamic(logits, 0)
+    return _compiler()(logits)
+
+
+@cache
+def _compiler() -> Callable[[Tensor], RowSums]:
+    return torch.compile(_sums)
 
 
 def _blocked_sums(logits: Tensor) -> RowSums:
@@ -111,12 +116,3 @@ def _deviation(others: Tensor, top: Tensor, second: Tensor, t: Tensor, k: int) -
     """‖π − 1/K‖₁, from a sum in which the winner's f was 0 and so added 1/K."""
     winner = 1 / (1 + t * torch.exp(second - top))
     return others + (winner[:, 0] - 2 / k)
-
-
-def _compiled_sums(logits: Tensor) -> RowSums:
-    global _compiled
-    if _compiled is None:
-        _compiled = torch.compile(_sums)
-    logits = logits.detach()
-    torch._dynamo.maybe_mark_dynamic(logits, 0)
-    return _compiled(logits)

@@ -29,16 +29,12 @@ class Confidences(dict[str, Tensor]):
     """Confidences by spec, under the text each was asked with; another spelling of the same spec finds it too."""
 
     def __missing__(self, text: str) -> Tensor:
-        canonical = str(parse(text))
-        for scored, value in self.items():
-            if str(parse(scored)) == canonical:
-                return value
-        raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
+        if text not in self:
+            raise KeyError(f"`{text}` was not among the specs scored: {', '.join(self)}")
+        return next(value for scored, value in self.items() if parse(scored) == parse(text))
 
     def __contains__(self, text: object) -> bool:
-        return super().__contains__(text) or (
-            isinstance(text, str) and any(str(parse(scored)) == str(parse(text)) for scored in self)
-        )
+        return super().__contains__(text) or (isinstance(text, str) and parse(text) in map(parse, self))
 
 
 @final
@@ -80,13 +76,11 @@ class Scorer:
 
         Takes `Outputs`, an `OutputStore`, or an iterable of batches. `compile` is passed to the pass over the logits.
         """
-        return Confidences(
-            self.compute(
-                outputs,
-                lambda evaluator: {text: evaluator.confidence(spec) for text, spec in self._parsed.items()},
-                compile=compile,
-            )
-        )
+
+        def confidences(evaluator: Evaluator) -> dict[str, Tensor]:
+            return {text: evaluator.confidence(spec) for text, spec in self._parsed.items()}
+
+        return Confidences(self.compute(outputs, confidences, compile=compile))
 
     def compute(
         self,
@@ -97,23 +91,18 @@ class Scorer:
     ) -> dict[str, Tensor]:
         """The columns that `formula` makes with the evaluator of each batch, joined over all batches."""
         self.check_fitted()
-        if isinstance(outputs, Outputs):
-            return self._compute(outputs, formula, compile)
-        if not isinstance(outputs, Iterable):
+        if not isinstance(outputs, Iterable | Outputs):
             raise ValueError(
                 "`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
                 f"{type(outputs).__name__}"
             )
-        batches = [self._compute(Outputs.of(batch), formula, compile) for batch in outputs]
+        one = exact(lambda batch: formula(self.evaluator(batch, compile)))
+        batches = [one(Outputs.of(batch)) for batch in ([outputs] if isinstance(outputs, Outputs) else outputs)]
         if not batches:
             raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
+        if len(batches) == 1:
+            return dict(batches[0])
         return {name: torch.cat([columns[name] for columns in batches]) for name in batches[0]}
-
-    @exact
-    def _compute(
-        self, outputs: Outputs, formula: Callable[[Evaluator], Mapping[str, Tensor]], compile: bool | None
-    ) -> dict[str, Tensor]:
-        return dict(formula(self.evaluator(outputs, compile)))
 
     def evaluator(self, outputs: Outputs, compile: bool | None = None) -> Evaluator:
         """The evaluator of this scorer's specs on one batch."""
@@ -135,9 +124,10 @@ class Scorer:
         for text, spec in self._parsed.items():
             for part in (*needed_leaves([spec]), *spec.walk()):
                 if needs_fit(part) and str(part) not in self.parameters:
+                    head = any(registry.get(leaf.name).head for leaf in needed_leaves([spec]))
                     raise NotFittedError(
                         f"`{text}` learns from ID training data and was not fitted: make the scorer with "
-                        f"`sirc.fit([{text!r}], train{', head=head' if needs_head([spec]) else ''})`"
+                        f"`sirc.fit([{text!r}], train{', head=head' if head else ''})`"
                     )
                 if not part.is_leaf:
                     continue
@@ -217,11 +207,8 @@ class Scorer:
     def load(cls, path: str | Path) -> Scorer:
         """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
         tensors, metadata = read_safetensors(Path(path))
-        try:
-            header = json.loads(metadata.get("sirc", "{}"))
-        except json.JSONDecodeError:
-            header = {}
-        if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        header = json.loads(metadata.get("sirc", "{}"))
+        if header.get("format") != _FORMAT:
             raise StoreError(f"{path} is not a saved scorer: write one with `scorer.save(path)`")
         if header["version"] != _VERSION:
             raise StoreError(
@@ -276,11 +263,6 @@ def needs_fit(spec: Spec) -> bool:
 def learns(specs: Iterable[Spec]) -> bool:
     """Whether anything inside these specs is learnt from training data."""
     return any(needs_fit(part) for spec in specs for part in (*needed_leaves([spec]), *spec.walk()))
-
-
-def needs_head(specs: Iterable[Spec]) -> bool:
-    """Whether any score inside these specs is solved with the head."""
-    return any(registry.get(leaf.name).head for leaf in needed_leaves(specs))
 
 
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import math
-import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NoReturn
+from itertools import accumulate
 
 from sirc._utils.hints import closest
 from sirc._utils.text import shorten
@@ -39,11 +40,12 @@ COMBINATIONS = {
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
+    "b": (math.ulp(0.0), math.inf, "positive: the slope against S2, 1/σ"),
     "kappa": (math.ulp(0.0), math.inf, "positive: the weight of S2's part"),
     "alpha": (math.ulp(0.0), 1.0, "the share of ID input, above 0 and at most 1"),
     "beta": (0.0, 1.0, "the cost of accepting ID✗, from 0 to 1"),
 }
-_DEEPEST = 20
+_DEEPEST, _LONGEST = 20, 2000
 _GRAMMAR = "A spec is a name (`msp`) or a combination such as `sirc(msp, residual)` or `linear(energy, l1, c=0.1)`"
 
 
@@ -90,19 +92,11 @@ class Spec:
             yield from arg.walk()
         yield self
 
-    def default(self, key: str) -> float:
-        """The default of a keyword parameter of a combination."""
-        value = COMBINATIONS[self.name].keywords[key]
-        assert isinstance(value, float)
-        return value
-
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """A keyword parameter as a tuple, or None where it was not given."""
         value = self.options.get(key)
-        if value is None or isinstance(value, tuple):
-            return value
         assert not isinstance(value, str)
-        return (value,)
+        return (value,) if isinstance(value, int | float) else value
 
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
@@ -123,136 +117,105 @@ def parse(text: str) -> Spec:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Spec:
-    return _Reader(text).read()
+    quoted = shorten(text)
+    # Checked before parsing, whose own limits depend on the depth of the caller's stack.
+    depth = max(accumulate((c in "([") - (c in ")]") for c in text), default=0)
+    if depth > _DEEPEST or len(text) > _LONGEST:
+        raise ValueError(f"specs nest at most {_DEEPEST} deep and have at most {_LONGEST} characters; got `{quoted}`")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"`{quoted}` is not a score spec: {getattr(error, 'msg', error)}. {_GRAMMAR}") from None
+    return _spec(tree, quoted)
 
 
-class _Reader:
-    """Recursive descent over the text of a spec, at most `_DEEPEST` brackets deep."""
+def _spec(tree: ast.expr, text: str) -> Spec:
+    if isinstance(tree, ast.Name):
+        return _build(tree.id, (), {}, text)
+    if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
+        raise ValueError(f"`{_source(tree)}` is not a score, in `{text}`. {_GRAMMAR}")
+    options: dict[str, Value] = {}
+    for keyword in tree.keywords:
+        if keyword.arg is None or keyword.arg in options:
+            given = f"`{shorten(keyword.arg)}` is given twice" if keyword.arg else "`**` is not a score spec"
+            raise ValueError(f"{given} in `{text}`. {_GRAMMAR}")
+        options[keyword.arg] = _value(keyword.value, keyword.arg, text)
+    return _build(tree.func.id, tuple(_spec(arg, text) for arg in tree.args), options, text)
 
-    def __init__(self, text: str) -> None:
-        self._quoted = shorten(text)
-        words = map(str.strip, re.findall(r"[(),=\[\]]|[^(),=\[\]]+", text))
-        self._tokens = [word for word in words if word][::-1]  # a stack: the next token is the last
 
-    def read(self) -> Spec:
-        spec = self._spec(0)
-        return self._refuse() if self._tokens else spec
-
-    def _spec(self, depth: int) -> Spec:
-        if depth > _DEEPEST:
-            raise ValueError(f"specs nest at most {_DEEPEST} deep; got more in `{self._quoted}`")
-        if self._skip("("):
-            spec = self._spec(depth + 1)
-            return spec if self._skip(")") else self._refuse()
-        if not self._tokens or not self._tokens[-1].isidentifier():
-            self._refuse()
-        name = self._tokens.pop()
-        args: list[Spec] = []
-        options: dict[str, Value] = {}
-        for _ in self._items(")") if self._skip("(") else ():
-            if self._tokens[-2:-1] == ["="]:
-                key = self._tokens.pop()
-                self._skip("=")
-                if key in options:
-                    raise ValueError(f"`{shorten(key)}` is given twice in `{self._quoted}`")
-                options[key] = self._value(key)
-            elif options:
-                raise ValueError(f"specs come before keyword parameters; got the reverse in `{self._quoted}`")
-            else:
-                args.append(self._spec(depth + 1))
-        return _build(name, tuple(args), options, self._quoted)
-
-    def _items(self, end: str) -> Iterator[None]:
-        """Step through a list up to its closing bracket; the caller reads each item."""
-        while not self._skip(end):
-            yield
-            if not self._skip(",") and self._tokens[-1:] != [end]:
-                self._refuse()
-
-    def _value(self, key: str) -> Value:
-        end = ")" if self._skip("(") else "]" if self._skip("[") else ""
-        if not end:
-            return self._word(key) if key in _WORDS else self._number(key)
-        numbers = [self._number(key) for _ in self._items(end)]
+def _value(tree: ast.expr, key: str, text: str) -> Value:
+    if key in _WORDS:
+        if isinstance(tree, ast.Name) and tree.id in _WORDS[key]:
+            return tree.id
+        raise ValueError(f"`{key}` must be {' or '.join(_WORDS[key])}; got `{_source(tree)}` in `{text}`")
+    if isinstance(tree, ast.Tuple | ast.List):
+        numbers = tuple(_number(item, key, text) for item in tree.elts)
         # One number in brackets is that number, so that both spellings are one spec.
-        return numbers[0] if len(numbers) == 1 else tuple(numbers)
+        return numbers[0] if len(numbers) == 1 else numbers
+    return _number(tree, key, text)
 
-    def _word(self, key: str) -> str:
-        word = self._tokens.pop() if self._tokens else ""
-        if word not in _WORDS[key]:
-            rule = " or ".join(_WORDS[key])
-            raise ValueError(f"`{key}` must be {rule}; got `{shorten(word)}` in `{self._quoted}`")
-        return word
 
-    def _number(self, key: str) -> float:
-        text = self._tokens.pop() if self._tokens else ""
-        digits = text.lstrip("+- ")
-        try:
-            number = float(digits)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"`{shorten(key)}` must be a finite number; got `{shorten(text)}` in `{self._quoted}`")
-        negative = text.count("-", 0, len(text) - len(digits)) % 2
-        return (-number if negative else number) + 0.0  # −0 is 0: equal specs have one text
+def _number(tree: ast.expr, key: str, text: str) -> float:
+    sign = 1
+    while isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
+        sign, tree = (-sign if isinstance(tree.op, ast.USub) else sign), tree.operand
+    value = tree.value if isinstance(tree, ast.Constant) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+        raise ValueError(f"`{shorten(key)}` must be a finite number; got `{_source(tree)}` in `{text}`")
+    return sign * float(value) + 0.0  # −0 is 0: equal specs have one text
 
-    def _skip(self, token: str) -> bool:
-        """Step over the next token if it is this one."""
-        if self._tokens[-1:] != [token]:
-            return False
-        self._tokens.pop()
-        return True
 
-    def _refuse(self) -> NoReturn:
-        reason = f"unexpected `{shorten(self._tokens[-1], 20)}`" if self._tokens else "it ends too early"
-        raise ValueError(f"`{self._quoted}` is not a score spec: {reason}. {_GRAMMAR}")
+def _source(tree: ast.expr) -> str:
+    try:
+        return shorten(ast.unparse(tree))
+    except RecursionError:
+        return "a long expression"
 
 
 def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
+    if name == "vim" and not args:
+        # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
+        name, args = "linear", VIM.args
+    known: Mapping[str, object] = {}
     if name in COMBINATIONS:
-        return _combination(name, args, options, text)
-    if name not in registry.names() and name != "vim":
-        known = known_names()
+        known = COMBINATIONS[name].keywords
+    elif name not in known_names():
         raise ValueError(
-            f"unknown score `{shorten(name)}` in `{text}`.{closest(name, known)} Known: {', '.join(known)}"
+            f"unknown score `{shorten(name)}` in `{text}`.{closest(name, known_names())} Known: "
+            f"{', '.join(known_names())}"
         )
-    if args:
+    elif args:
         raise ValueError(
             f"`{name}` is a score of its own and takes no other specs; got `{text}`. "
             f"Combinations are {', '.join(COMBINATIONS)}"
         )
-    if name == "vim":
-        # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
-        return _combination("linear", VIM.args, options, text)
-    score = registry.get(name)
-    _check_keywords(name, options, score.options, text)
-    given = {}
+    else:
+        known = registry.get(name).options
     for key, value in options.items():
-        if isinstance(value, tuple | str):
-            raise ValueError(f"`{key}` of `{name}` must be one number; got {shorten(_text(value))} in `{text}`")
-        _check_option(name, key, value, text)
-        given[key] = type(score.options[key])(value)
-    # A tunable option stays even at its default: to give it is to ask for no tuning.
-    return Spec(name, (), {k: v for k, v in given.items() if score.tune is not None or v != score.options[k]})
-
-
-def _check_keywords(name: str, given: Mapping[str, Value], known: Mapping[str, object], text: str) -> None:
-    for key in given:
         if key not in known:
             takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"
             raise ValueError(f"`{name}` has no parameter `{shorten(key)}` (in `{text}`): {takes}")
+        if isinstance(value, tuple) and not (name in COMBINATIONS and key in ("a", "b")):
+            raise ValueError(f"`{key}` of `{name}` must be one number; got {shorten(_text(value))} in `{text}`")
+    return (_combination if name in COMBINATIONS else _leaf)(name, args, options, text)
 
 
-def _check_option(name: str, key: str, value: float, text: str) -> None:
-    score = registry.get(name)
-    whole = isinstance(score.options[key], int)
-    least, most = score.limits.get(key, (1, math.inf) if whole else (-math.inf, math.inf))
-    if least <= value <= most and (not whole or value == int(value)):
-        return
-    rule = ("a whole number" if whole else "a number") + (
-        f" of at least {least:g}" if most == math.inf else f" from {least:g} to {most:g}"
-    )
-    raise ValueError(f"`{key}` of `{name}` must be {rule}; got {_text(value)} in `{text}`")
+def _leaf(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
+    score, given = registry.get(name), {}
+    for key, value in options.items():
+        default = score.options[key]
+        whole = isinstance(default, int)
+        least, most = score.limits.get(key, (1, math.inf) if whole else (-math.inf, math.inf))
+        assert isinstance(value, float)
+        if not least <= value <= most or (whole and value != int(value)):
+            limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            raise ValueError(
+                f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {value!r} in `{text}`"
+            )
+        # A tunable option stays even at its default: to give it is to ask for no tuning.
+        if score.tune is not None or value != default:
+            given[key] = type(default)(value)
+    return Spec(name, args, given)
 
 
 def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
@@ -260,10 +223,6 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
     if not 2 <= len(args) <= (combination.most or len(args)):
         count = "2" if combination.most == 2 else "at least 2"
         raise ValueError(f"`{name}` combines {count} specs; got {len(args)} in `{text}`")
-    _check_keywords(name, options, combination.keywords, text)
-    for key, value in options.items():
-        if isinstance(value, tuple) and key not in ("a", "b"):
-            raise ValueError(f"`{key}` of `{name}` must be one number in `{text}`")
     spec = Spec(name, args, {k: options[k] for k, v in combination.keywords.items() if options.get(k, v) != v})
     if spec.has_bounded_first:
         _check_first(spec, text)
@@ -290,13 +249,12 @@ def _check_first(spec: Spec, text: str) -> None:
             "the first score of `bayes` must be one of the logits alone: it is compared with what equal logits give; "
             f"`{first}` needs {', '.join(score.needs)}, in `{text}`. Use it in `sirc`"
         )
-    for key, (least, most) in score.limits.items():
-        option = key.removesuffix("_bounded")
-        value = first.options.get(option)
-        if option != key and isinstance(value, int | float) and not least <= value <= most:
+    for option, value in first.options.items():
+        least, most = score.limits.get(f"{option}_bounded", (-math.inf, math.inf))
+        if isinstance(value, int | float) and not least <= value <= most:
             raise ValueError(
                 f"`{option}` of `{first.name}` must be from {least:g} to {most:g} as the first score of `{spec.name}`, "
-                f"where it is bounded; got {_text(value)} in `{text}`"
+                f"where it is bounded; got {value!r} in `{text}`"
             )
 
 
@@ -309,30 +267,26 @@ def _check_numbers(spec: Spec, text: str) -> None:
                 f"`{key}` of `{spec.name}` must give one number for each S2, {len(others)} here; got {len(given)} in "
                 f"`{text}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
             )
-    if any(b <= 0 for b in spec.numbers("b") or ()):
-        raise ValueError(f"`b` of `{spec.name}` must be positive: it is the slope against S2, 1/σ; got `{text}`")
     for key, (least, most, rule) in _RANGES.items():
         for value in spec.numbers(key) or ():
             if not least <= value <= most:
-                raise ValueError(f"`{key}` of `{spec.name}` must be {rule}; got {_text(value)} in `{text}`")
+                raise ValueError(f"`{key}` of `{spec.name}` must be {rule}; got {value!r} in `{text}`")
     if spec.tunes and {"a", "b"} & set(spec.options):
         raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{text}`")
 
 
 def _check_others(spec: Spec, text: str) -> None:
-    for other in spec.args[1:]:
-        for outer in other.walk():
-            # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
-            inside = outer.walk() if outer.has_bounded_first or outer.name == "product" else ()
-            fitted = next((part for part in inside if is_vim(part) or part.finds_spread), None)
-            if fitted is None:
-                continue
-            advice = {"linear": "Give its c= explicitly", "bayes": "Leave it out"}
-            where = "" if fitted is outer else f" inside `{shorten(str(outer))}`"
-            raise ValueError(
-                f"`{shorten(str(fitted))}`{where} would have to be fitted before this S2 could be, in `{text}`. "
-                f"{advice.get(fitted.name, 'Give its a= and b= explicitly')}"
-            )
+    for outer in (part for other in spec.args[1:] for part in other.walk()):
+        # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
+        inside = outer.walk() if outer.has_bounded_first or outer.name == "product" else ()
+        for part in inside:
+            if is_vim(part) or part.finds_spread:
+                advice = {"linear": "Give its c= explicitly", "bayes": "Leave it out"}
+                where = "" if part is outer else f" inside `{shorten(str(outer))}`"
+                raise ValueError(
+                    f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in `{text}`. "
+                    f"{advice.get(part.name, 'Give its a= and b= explicitly')}"
+                )
 
 
 def is_vim(spec: Spec) -> bool:
@@ -341,8 +295,4 @@ def is_vim(spec: Spec) -> bool:
 
 
 def _text(value: Value) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, tuple):
-        return f"({', '.join(_text(v) for v in value)}{',' if len(value) == 1 else ''})"
-    return repr(value)
+    return value if isinstance(value, str) else repr(value)

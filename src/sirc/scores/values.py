@@ -124,23 +124,22 @@ class Evaluator:
         """Compute leaves that read the logits or the features: each block of rows once for all of them."""
         if not wanted:
             return
-        read = {need for leaf, _ in wanted for need in registry.get(leaf.name).needs}
-        features = self._features if "features" in read else None
-        if torch.compiler.is_compiling():  # the graph of a deployed score is for batches of any size: no blocks
-            block = None if features is None else features.to(working_dtype(features.dtype))
-            for leaf, quantity in wanted:
-                self._known[str(leaf), quantity] = self._compute(leaf, quantity, None, block)
-            return
-        n = self._num_rows
-        for leaf, quantity in wanted:
-            self._known[str(leaf), quantity] = torch.empty(n, dtype=torch.float64, device=self._device)
+        features = self._features if any("features" in registry.get(leaf.name).needs for leaf, _ in wanted) else None
         width = max(array.shape[1] for array in (self._logits, features) if array is not None)
         rows = max(1, _BLOCK.get(self._device.type, _BLOCK_ELSEWHERE) // (8 * width))
-        for start in range(0, n, rows):
-            here = slice(start, min(n, start + rows))
-            block = None if features is None else features[here].to(working_dtype(features.dtype))
-            for leaf, quantity in wanted:
-                self._known[str(leaf), quantity][here] = self._compute(leaf, quantity, here, block)
+        whole = torch.compiler.is_compiling()  # the graph of a deployed score is for batches of any size: no blocks
+        blocks: list[slice | None] = [None]
+        if not whole and self._num_rows > rows:
+            blocks = [slice(at, min(self._num_rows, at + rows)) for at in range(0, self._num_rows, rows)]
+        columns: list[list[Tensor]] = [[] for _ in wanted]
+        for here in blocks:
+            block = features if features is None or here is None else features[here]
+            block = None if block is None else block.to(working_dtype(block.dtype))
+            for column, (leaf, quantity) in zip(columns, wanted, strict=True):
+                column.append(self._compute(leaf, quantity, here, block))
+        for column, (leaf, quantity) in zip(columns, wanted, strict=True):
+            # The joined column is a copy, even of one block: a score may return a view of its input.
+            self._known[str(leaf), quantity] = column[0] if whole else torch.cat(column)
 
     def _compute(self, leaf: Spec, quantity: Quantity, rows: slice | None, features: Tensor | None) -> Tensor:
         """A leaf by its registered formula, on a slice of the rows or on all of them."""

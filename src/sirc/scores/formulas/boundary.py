@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows
-from sirc.scores.formulas.shaping import head_of
+from sirc.scores.formulas.feature import head_of
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
@@ -17,15 +17,12 @@ _NEAR = 1e-3  # of the squared lengths: above this share, a squared distance by 
 _LEAST_DISTANCE = 1e-12  # to the centre: keeps the score of a feature at the centre finite
 
 
-def solve_nci(evidence: Evidence, *, scale: float) -> dict[str, Tensor]:
-    """The class weights and the mean feature."""
-    center = _center(evidence)
-    return {"weight": head_of(evidence, center)[0], "center": center}
-
-
 @score(
     needs=("softmax", "features"),
-    solve=solve_nci,
+    solve=lambda evidence, scale: {
+        "weight": head_of(evidence, evidence.moments.mean)[0],
+        "center": evidence.moments.mean,
+    },
     evidence=("mean",),
     head=True,
     limits={"scale": (0, math.inf)},
@@ -45,7 +42,8 @@ def nci(p: Softmax, features: Tensor, *, weight: Tensor, center: Tensor, scale: 
 
 def solve_fdbd(evidence: Evidence) -> dict[str, Tensor]:
     """The mean feature, and the factors of each class's logit gaps: 1/(‖w_j − w_k‖ · the number of k)."""
-    center = _center(evidence)
+    assert evidence.moments is not None
+    center = evidence.moments.mean
     weight, _ = head_of(evidence, center)
     inverse = inverse_distances(weight)
     if not bool(inverse.any()):
@@ -95,11 +93,6 @@ def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, invers
         return ((top[:, None] - v.double()) * inverse[prediction]).sum(-1)
 
     return by_rows(boundary, logits, p.top, p.prediction) / _distance(features - center)
-
-
-def _center(evidence: Evidence) -> Tensor:
-    assert evidence.moments is not None
-    return evidence.moments.mean
 
 
 def _distance(away: Tensor) -> Tensor:

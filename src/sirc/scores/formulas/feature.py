@@ -1,4 +1,4 @@
-"""Feature scores: norms, residuals, distances to classes and neighbours, and the fits of their parameters."""
+"""Feature scores: norms, residuals, distances to classes and neighbours with their variants, and their fits."""
 
 from __future__ import annotations
 
@@ -70,14 +70,9 @@ def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
     return -_norm((features - origin) @ basis, 2)
 
 
-def solve_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
+def _whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
     """The map that makes the within-class covariance the identity on its range, and the class means under it."""
-    return whitened_classes(_moments(evidence), "mahalanobis")
-
-
-def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
-    """The parameters of `mahalanobis` from the moments of any rows; `name` is the score for the error message."""
-    whitener, largest = whitening(moments.within_class_covariance)
+    whitener, largest = _whitening(moments.within_class_covariance)
     noise = len(whitener) * torch.finfo(whitener.dtype).eps * moments.mean_square(moments.mean)
     if largest <= noise:
         raise ValueError(
@@ -89,14 +84,20 @@ def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
 
-def whitening(covariance: Tensor) -> tuple[Tensor, float]:
+def _whitening(covariance: Tensor) -> tuple[Tensor, float]:
     """The map M that makes a covariance the identity on its range, so that its pseudo-inverse is MMᵀ, and its λmax."""
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
     return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
 
 
-@score(needs="features", solve=solve_mahalanobis, evidence=("second", "by_class"), short="Mahal.", family="distance")
+@score(
+    needs="features",
+    solve=lambda evidence: _whitened_classes(evidence.moments, "mahalanobis"),
+    evidence=("second", "by_class"),
+    short="Mahal.",
+    family="distance",
+)
 def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
     white = (features - center) @ whitener
@@ -105,22 +106,14 @@ def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Te
     return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
 
 
-def solve_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
-    """The bank of unit features."""
-    bank = evidence.bank
-    assert bank is not None
-    if len(bank) < k:
+def _searched_bank(bank: Tensor, name: str, k: int, skip: int = 0) -> Tensor:
+    """The bank, which must hold the neighbours that a search takes."""
+    if len(bank) < k + skip:
         raise ValueError(
-            f"`knn` needs at least k = {k} training rows to search; got {len(bank)}. {too_few_neighbours(k)}"
+            f"`{name}` needs at least k{' + 1' if skip else ''} = {k + skip} training rows to search; got {len(bank)}. "
+            f"Fit on more rows, of which {BANK_SIZE} are kept, or choose a smaller k"
         )
-    return {"bank": unit_bank(bank)}
-
-
-def too_few_neighbours(rows: int) -> str:
-    """Advice for a bank with fewer rows than these."""
-    if rows > BANK_SIZE:
-        return f"Choose a smaller k: no more than {BANK_SIZE} rows are kept"
-    return "Fit on more rows, or choose a smaller k"
+    return bank
 
 
 def unit_bank(bank: Tensor) -> Tensor:
@@ -130,7 +123,7 @@ def unit_bank(bank: Tensor) -> Tensor:
 
 @score(
     needs="features",
-    solve=solve_knn,
+    solve=lambda evidence, k: {"bank": unit_bank(_searched_bank(evidence.bank, "knn", k))},
     evidence=("bank",),
     exclude_self=lambda options: {**options, "k": options["k"] + 1},
     title="KNN",
@@ -144,6 +137,96 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
         return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
 
     return -(unit - bank[by_rows(neighbour, unit, product=len(bank))]).square().sum(-1, dtype=torch.float64)
+
+
+@score(
+    needs="features",
+    solve=lambda evidence: _whitened_classes(evidence.unit, "mahalanobis_pp"),
+    evidence=("unit", "unit_by_class"),
+    title="Mahalanobis++",
+    short="Mahal.++",
+    family="distance",
+)
+def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
+    """`mahalanobis` of unit features: −min_k (ẑ−μ_k)ᵀ Σ⁺ (ẑ−μ_k), ẑ = z/‖z‖₂. Müller & Hein 2025."""
+    return mahalanobis(normalize(features, dim=-1), center=center, whitener=whitener, means=means)
+
+
+@score(
+    needs="features",
+    solve=lambda evidence: {
+        **_whitened_classes(evidence.moments, "relative_mahalanobis"),
+        "total": _whitening(evidence.moments.covariance)[0],
+    },
+    evidence=("second", "by_class"),
+    title="Rel. Mahalanobis",
+    short="Rel. Mahal.",
+    family="distance",
+)
+def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor, total: Tensor) -> Tensor:
+    """`mahalanobis` less the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
+
+    Σ₀ is the covariance of the training features about their mean μ, whatever their class.
+    """
+    background = ((features - center) @ total).square_().sum(-1, dtype=torch.float64)
+    return mahalanobis(features, center=center, whitener=whitener, means=means) + background
+
+
+def head_of(evidence: Evidence, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """W and b of the head in float64, where the rows are; zeros where it has no bias."""
+    head = evidence.head
+    assert head is not None
+    weight = head.weight.detach().to(None if rows is None else rows.device, torch.float64)
+    return weight, weight.new_zeros(len(weight)) if head.bias is None else head.bias.detach().to(weight)
+
+
+def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """logsumexp(Wz + b) of each row, float64."""
+
+    def energy(rows: Tensor) -> Tensor:
+        return torch.addmm(bias, rows, weight.T).double().logsumexp(-1)
+
+    return by_rows(energy, features, product=len(weight))
+
+
+def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]:
+    """The bank of unit features, and the energy of each of its rows."""
+    assert evidence.bank is not None
+    bank = _searched_bank(evidence.bank, "nnguide", k, skip)
+    weight, bias = head_of(evidence, bank)
+    return {"bank": unit_bank(bank), "energy": head_energy(bank.double(), weight, bias)[:, None]}
+
+
+@score(
+    needs=("energy", "features"),
+    solve=solve_nnguide,
+    evidence=("bank",),
+    head=True,
+    limits={"skip": (0, 1)},
+    exclude_self=lambda options: {**options, "skip": 1},
+    title="NNGuide",
+    family="distance",
+)
+def nnguide(
+    own_energy: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: int = 10, skip: int = 0
+) -> Tensor:
+    """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
+
+    The energies should be positive, as those of confident rows are: if E(z) is negative, a closer neighbour lowers the
+    score; if those of the bank are negative, the order is reversed. A constant added to all logits changes the order.
+    `skip=1` leaves the row with the largest cosine out of the search.
+    """
+    scales = energy[:, 0]
+
+    def guidance(rows: Tensor) -> Tensor:
+        table = rows @ bank.T
+        nearest = table.argmax(-1, keepdim=True) if skip else None
+        table = table.mul_(scales)
+        if nearest is not None:
+            table = table.scatter_(1, nearest, -torch.inf)
+        return table.topk(k, dim=-1, sorted=False).values.sum(-1, dtype=torch.float64) / k
+
+    return own_energy * by_rows(guidance, normalize(features, dim=-1), product=len(bank))
 
 
 def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, working_dtype
+from sirc.scores.formulas.feature import head_energy, head_of
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
 
@@ -18,23 +19,6 @@ _UNSUITED_FOR = (
 )
 # Pruning the p% smallest activations leaves at least 1 − p/100 of their sum: eʳ stays finite up to p = 99.
 _PERCENTILES = {"percentile": (0, 99)}
-
-
-def head_of(evidence: Evidence, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """W and b of the head in float64, where the rows are; zeros where it has no bias."""
-    head = evidence.head
-    assert head is not None
-    weight = head.weight.detach().to(None if rows is None else rows.device, torch.float64)
-    return weight, weight.new_zeros(len(weight)) if head.bias is None else head.bias.detach().to(weight)
-
-
-def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """logsumexp(Wz + b) of each row, float64."""
-
-    def energy(rows: Tensor) -> Tensor:
-        return torch.addmm(bias, rows, weight.T).double().logsumexp(-1)
-
-    return by_rows(energy, features, product=len(weight))
 
 
 def pooled_percentile(values: Tensor, percentile: float) -> Tensor:
@@ -79,14 +63,9 @@ def react(features: Tensor, *, weight: Tensor, bias: Tensor, clip: Tensor, perce
     return head_energy(torch.minimum(features, clip), weight, bias)
 
 
-def solve_scale(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
-    """The bias, which is not scaled with the features."""
-    return {"bias": head_of(evidence)[1]}
-
-
 @score(
     needs=("logits", "features"),
-    solve=solve_scale,
+    solve=lambda evidence, percentile: {"bias": head_of(evidence)[1]},
     head=True,
     limits=_PERCENTILES,
     unsuited_for=_UNSUITED_FOR,
@@ -107,15 +86,9 @@ def scale(logits: Tensor, features: Tensor, *, bias: Tensor, percentile: float =
     return by_rows(energy, logits, factor)
 
 
-def solve_ash(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
-    """The head."""
-    weight, bias = head_of(evidence)
-    return {"weight": weight, "bias": bias}
-
-
 @score(
     needs="features",
-    solve=solve_ash,
+    solve=lambda evidence, percentile: dict(zip(("weight", "bias"), head_of(evidence), strict=True)),
     head=True,
     limits=_PERCENTILES,
     unsuited_for=_UNSUITED_FOR,

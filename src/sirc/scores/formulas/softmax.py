@@ -1,4 +1,4 @@
-"""Softmax scores: one pass over the logits gives them all, without cancellation.
+"""Softmax and logit scores: one pass over the logits gives them all, without cancellation.
 
 With the runner-up factored out: v₁ and v₂ the two largest logits, g = v₁ − v₂ and f_k = exp(v_k − v₂) for
 k ≠ ŷ (so that the largest f is 1), the sums t = Σf, w = Σf², q = Σf·(v₂ − v_k) give
@@ -137,3 +137,15 @@ def _log_margin_gap(p: Softmax) -> Tensor:
 def margin(p: Softmax) -> Tensor:
     """The distance between the two largest logits: v₁ − v₂. Inside `sirc`, log(S1max − S1) = −softplus(v₁ − v₂)."""
     return p.gap.clone()
+
+
+@score(needs="softmax", title="Max Logit", family="logit")
+def max_logit(p: Softmax) -> Tensor:
+    """The largest logit: max v. Hendrycks et al. 2022."""
+    return p.top.clone()
+
+
+@score(needs="softmax", family="logit")
+def energy(p: Softmax) -> Tensor:
+    """The free energy, negated: logsumexp v. Liu et al. 2020."""
+    return p.top + torch.log1p(p.rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -67,17 +68,14 @@ def _derivatives(logits: Tensor, labels: Tensor, b: float) -> tuple[float, float
     return slope / len(logits), curvature / len(logits)
 
 
-def _log_one_minus_max(logits: Tensor, *, temperature: float) -> Tensor:
-    return by_rows(lambda v: log_one_minus_max(divided(v, temperature)), logits)
-
-
-def _log_entropy(logits: Tensor, *, temperature: float) -> Tensor:
-    return by_rows(lambda v: log_entropy(divided(v, temperature)), logits)
+def _tempered(formula: Callable[[Softmax], Tensor]) -> Callable[..., Tensor]:
+    """A formula of the softmax as one of logits and a temperature."""
+    return lambda logits, *, temperature: by_rows(lambda v: formula(divided(v, temperature)), logits)
 
 
 @score(
     needs="logits",
-    log_gap=_log_one_minus_max,
+    log_gap=_tempered(log_one_minus_max),
     tune=fit_temperature,
     limits=_LIMITS,
     title="MSP (T)",
@@ -90,12 +88,12 @@ def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `msp`.
     """
-    return by_rows(lambda v: msp(divided(v, temperature)), logits)
+    return _tempered(msp)(logits, temperature=temperature)
 
 
 @score(
     needs="logits",
-    log_gap=_log_entropy,
+    log_gap=_tempered(log_entropy),
     tune=fit_temperature,
     limits=_LIMITS,
     title="−H (T)",
@@ -108,4 +106,4 @@ def tempered_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `entropy`.
     """
-    return by_rows(lambda v: entropy(divided(v, temperature)), logits)
+    return _tempered(entropy)(logits, temperature=temperature)
