@@ -25,8 +25,8 @@ class StoreMeta:
     how: str | None = None
 
     def __post_init__(self) -> None:
-        check_positive("size", self.size)
-        check_positive("shard_size", self.shard_size)
+        for name in ("size", "shard_size"):
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         for name in ("model", "data", "how"):
             value = getattr(self, name)
             if not (value is None or isinstance(value, str)):
@@ -77,24 +77,20 @@ class StoreMeta:
                 f"there is no store at '{folder}': it has no {STORE_FILE}. Make one with `OutputStore.create`."
             ) from error
         except ValueError as error:
-            raise _unreadable(file, str(error)) from error
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise _damaged(file, error) from error
+        written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
+        if written != (FORMAT, VERSION):
             raise StoreError(
-                f"'{folder}' is no store: the format in its {STORE_FILE} is not {FORMAT}. "
-                "Check the path, or make a store in another folder."
+                f"'{folder}' must be a store, of format {FORMAT} and version {VERSION}; its {STORE_FILE} has "
+                f"{written}. Check the path, make the store again with `overwrite=True`, or update sirc to read it."
             )
-        version = meta.get("version")
-        if version != VERSION:
-            older = isinstance(version, int) and version < VERSION
-            advice = "Make it again, with `overwrite=True`" if older else "Update sirc to read it"
-            raise StoreError(f"'{folder}' must be a store of version {VERSION}; got {version!r}. {advice}.")
         try:
-            return cls(meta["size"], meta["shard_size"], meta["model"], meta["data"], meta["how"])
-        except (KeyError, ValueError) as error:
-            raise _unreadable(file, str(error)) from error
+            return cls(**meta)
+        except (TypeError, ValueError) as error:
+            raise _damaged(file, error) from error
 
 
-def _unreadable(file: Path, why: str) -> StoreError:
+def _damaged(file: Path, why: Exception) -> StoreError:
     return StoreError(
         f"'{file}' is damaged: {why}. Restore it, or make the store again with `create(..., overwrite=True)`."
     )
