@@ -1,8 +1,10 @@
 """OutputStore: outputs on disk, in shards that many processes may write and any number read."""
 
+import json
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import SupportsIndex, final
 
@@ -10,11 +12,14 @@ import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_positive, differences
-from sirc._utils.files import PathLike, read_metadata, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, atomic_write, read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
-from sirc.outputs.meta import OTHER_DATA, OTHER_MODEL, STORE_FILE, StoreMeta
 from sirc.outputs.outputs import Layout, Outputs
 
+STORE_FILE = "meta.json"
+"""The file that every store has, and nothing else."""
+_FORMAT, _VERSION = "sirc.OutputStore", 2
+_OTHER = {"model": "another model", "data": "other data (or preprocessing)"}
 _SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # temporary files of killed writers too
 
 
@@ -39,13 +44,13 @@ class OutputStore:
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        self._meta = meta = StoreMeta.read(self.path)
+        self._meta = meta = _Meta.read(self.path)
         self._layout: Layout | None = None
         self._verified: set[int] = set()
         self._skipped: dict[int, list[int]] = {}
         self.model, self.data, self.how = meta.model, meta.data, meta.how
         """Fingerprints of the model and of the dataset with its preprocessing, and what else decides the outputs."""
-        self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, meta.num_shards
+        self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, -(-meta.size // meta.shard_size)
         """The number of dataset items (`len` leaves out skipped ones), of items in a shard, and of shards."""
 
     @classmethod
@@ -68,7 +73,7 @@ class OutputStore:
         the others start.
         """
         path = Path(path)
-        meta = StoreMeta(size, shard_size, model, data, how)
+        meta = _Meta(size, shard_size, model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
         if (path / STORE_FILE).exists():
@@ -85,7 +90,8 @@ class OutputStore:
                 (path / name).unlink(missing_ok=True)
         elif any(not name.startswith(".") for name in names) or path.is_file():
             raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
-        meta.write(path)
+        text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
+        atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)
 
     @classmethod
@@ -184,17 +190,18 @@ class OutputStore:
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse a store that another model wrote; one that names no model is taken as it is."""
-        self._check_source(self.model, fingerprint, OTHER_MODEL)
+        self._check_source("model", fingerprint)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse a store of other data or preprocessing; one that names none is taken as it is."""
-        self._check_source(self.data, fingerprint, OTHER_DATA)
+        self._check_source("data", fingerprint)
 
-    def _check_source(self, written: str | None, fingerprint: str, other: str) -> None:
+    def _check_source(self, name: str, fingerprint: str) -> None:
+        written = getattr(self, name)
         if written not in (None, fingerprint):
             raise StoreError(
-                f"'{self.path}' is a store from {other}: it has {written!r}, this one is {fingerprint!r}. Extract "
-                "again into another folder, or with `overwrite=True`."
+                f"'{self.path}' is a store from {_OTHER[name]}: it has {written!r}, this one is {fingerprint!r}. "
+                "Extract again into another folder, or with `overwrite=True`."
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
@@ -219,7 +226,7 @@ class OutputStore:
             )
         if self._layout is not None or self._present:
             self._check_layout(f"shard {i}", outputs.layout)
-        metadata = {**self._meta.of_shard(i), "skipped": ",".join(map(str, no_row))}
+        metadata = {**self._place(i), "skipped": ",".join(map(str, no_row))}
         write_safetensors(self._file(i), outputs._tensors(), metadata, overwrite=True)
         self._layout = outputs.layout
         self._verified.discard(i)
@@ -239,7 +246,7 @@ class OutputStore:
 
     def items(self, i: int) -> range:
         """The dataset items of shard `i`, with those that have no row."""
-        return self._meta.items(i)
+        return range(i * self.shard_size, min((i + 1) * self.shard_size, self.size))
 
     def index(self, i: int) -> Tensor:
         """The dataset items that the rows of shard `i` belong to, int64."""
@@ -319,7 +326,12 @@ class OutputStore:
 
     @property
     def _present(self) -> list[int]:
-        return sorted(set(range(self.num_shards)).difference(self.missing))
+        return sorted({*range(self.num_shards)}.difference(self.missing))
+
+    def _place(self, i: int) -> dict[str, str]:
+        """The metadata that ties shard `i` to its place, so that one copied from elsewhere is noticed."""
+        settings = {key: str(value) for key, value in asdict(self._meta).items()}
+        return {"format": f"{_FORMAT}/{_VERSION}", "shard": str(i), **settings}
 
     def _skipped_of(self, i: int) -> list[int]:
         if i not in self._skipped:
@@ -361,7 +373,7 @@ class OutputStore:
             raise StoreError(f"'{self.path}' has no shard {i} yet. Write it with `store.write({i}, outputs)`.")
 
     def _check_layout(self, what: str, layout: Layout) -> None:
-        if differing := self.layout.differences(layout):
+        if differing := differences(vars(self.layout), vars(layout)):
             raise StoreError(
                 f"all shards of '{self.path}' must be alike; {what} is not: {differing}. "
                 "Write it as the others are, or start anew with `create(..., overwrite=True)`."
@@ -369,7 +381,7 @@ class OutputStore:
 
     def _check_metadata(self, i: int, metadata: Mapping[str, str]) -> list[int]:
         """Require that a shard was written for this place; return the items that it skips."""
-        expected = self._meta.of_shard(i)
+        expected = self._place(i)
         if differing := differences(expected, {key: metadata.get(key) for key in expected}):
             raise StoreError(
                 f"'{self._file(i)}' was written for another place: {differing}. Delete it and write it again."
@@ -386,3 +398,63 @@ class OutputStore:
                 "again."
             )
         return no_row
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """The content of meta.json, written once, so that processes that share a store cannot disagree on it."""
+
+    size: int
+    shard_size: int
+    model: str | None
+    data: str | None
+    how: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("size", "shard_size"):
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+        for name in ("model", "data", "how"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, str)):
+                raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {value!r}.")
+
+    def differences(self, other: "_Meta") -> str:
+        """Say what differs; empty where nothing does."""
+        mine, theirs = asdict(self), asdict(other)
+        parts = []
+        for name, whose in _OTHER.items():
+            written, given = mine.pop(name), theirs.pop(name)
+            if written != given:
+                parts.append(f"it belongs to {whose}: it has {written!r}, this one is {given!r}")
+        if settings := differences(mine, theirs):
+            parts.append(f"it has other settings: {settings}")
+        return "; ".join(parts)
+
+    @classmethod
+    def read(cls, folder: Path) -> "_Meta":
+        """Read meta.json; anything else than a store wrote is a `StoreError`."""
+        file = folder / STORE_FILE
+        try:
+            meta = json.loads(file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(
+                f"there is no store at '{folder}': it has no {STORE_FILE}. Make one with `OutputStore.create`."
+            ) from error
+        except ValueError as error:
+            raise _damaged(file, error) from error
+        written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
+        if written != (_FORMAT, _VERSION):
+            raise StoreError(
+                f"'{folder}' must be a store, of format {_FORMAT} and version {_VERSION}; its {STORE_FILE} has "
+                f"{written}. Check the path, make the store again with `overwrite=True`, or update sirc to read it."
+            )
+        try:
+            return cls(**meta)
+        except (TypeError, ValueError) as error:
+            raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, why: Exception) -> StoreError:
+    return StoreError(
+        f"'{file}' is damaged: {why}. Restore it, or make the store again with `create(..., overwrite=True)`."
+    )
