@@ -20,8 +20,7 @@ from sirc.data.preprocess import Preprocess
 from sirc.extraction.from_device import CachedSet
 from sirc.models.builders import build
 from sirc.training.batches import Batch
-from sirc.training.cuda_graph import CapturedStep
-from sirc.training.loop import train
+from sirc.training.loop import CapturedStep, train
 from sirc.training.recipe import Train
 
 _BATCH = 256

@@ -59,9 +59,8 @@ def test_a_gpu_tunes_as_a_cpu_does(data):
 def test_a_recorded_step_trains_to_the_same_weights(precision):
     from torchvision.models import resnet18
 
-    from sirc.progress import SILENT
     from sirc.training.batches import Batch
-    from sirc.training.cuda_graph import capture_step
+    from sirc.training.loop import CapturedStep
 
     def trained(record):
         torch.manual_seed(0)
@@ -79,8 +78,7 @@ def test_a_recorded_step_trains_to_the_same_weights(precision):
             labels = torch.randint(0, 7, (16,), device="cuda", generator=generator)
             batch = Batch(images, labels, 16)
             if record and step is None:
-                step = capture_step(logits, model, batch, 1 / 16, channels_last=False, progress=SILENT)
-                assert step is not None
+                step = CapturedStep(logits, model, batch, 1 / 16, False)
                 assert step.takes(batch)
                 assert not step.takes(Batch(images[:3], labels[:3], 3))
             if step is not None:

@@ -181,18 +181,11 @@ class Poison:
 def test_pickled_objects_are_never_read(tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, logits=np.array([Poison()], dtype=object))
-    with pytest.raises(StoreError, match="got an array of Python objects, which is never read because it can run code"):
+    with pytest.raises(StoreError, match=r"cannot be trusted: .*Object arrays cannot be loaded"):
         read_npz(path, ["logits"])
     torch.save({"logits": Poison()}, path)
     with pytest.raises(StoreError):
         read_npz(path, ["logits"])
-
-
-def test_bfloat16_in_npz_is_refused_with_the_way_out(tmp_path):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    np.savez(tmp_path / "x.npz", logits=np.ones((2, 2), ml_dtypes.bfloat16))
-    with pytest.raises(StoreError, match=r"`logits` has dtype \|V2, which is what NumPy makes of bfloat16. Save it as"):
-        read_npz(tmp_path / "x.npz", ["logits"])
 
 
 def test_a_damaged_npz_is_noticed(tmp_path):

@@ -24,9 +24,8 @@ from sirc.experiment.stages import extract_run, images_of, train_run
 from sirc.experiment.study import run_study
 from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
-from sirc.training.batches import IGNORED, Order, Process
-from sirc.training.device_batches import DeviceBatches
-from sirc.training.recipe import Augment
+from sirc.training.batches import IGNORED, DeviceBatches, Order, Process
+from sirc.training.recipe import Train
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
@@ -247,9 +246,7 @@ def test_training_and_extraction_share_one_tensor(tiny, decoded):
     cache = DeviceCache()
     images = images_of(experiment, "train", augmented=True, holding=cache)
     order = Order(len(images), 8, 1, Process(0, 1, CPU))
-    feed = DeviceBatches(
-        images, None, order, Augment(), experiment.preprocess, workers=0, skip=False, progress=SILENT, cache=cache
-    )
+    feed = DeviceBatches(images, None, order, Train(workers=0), experiment.preprocess, SILENT, cache)
     cached = get(cache, images_of(experiment, "train", holding=cache), experiment.preprocess)
     assert cached.pixels.data_ptr() == feed._augment.images.data_ptr()
     assert decoded == ["train"]
@@ -286,7 +283,7 @@ def test_a_part_trains_as_if_it_had_been_decoded_alone(tmp_path):
     get(shared, whole)
     order = Order(len(part), 8, 1, Process(0, 1, CPU))
     feeds = [
-        DeviceBatches(part, val, order, Augment(), SMALL, workers=0, skip=True, progress=SILENT, cache=cache)
+        DeviceBatches(part, val, order, Train(workers=0, on_error="skip"), SMALL, SILENT, cache)
         for cache in (None, shared)
     ]
     assert feeds[1]._augment.rows is not None

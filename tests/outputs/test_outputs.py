@@ -243,11 +243,11 @@ def test_batches_of_all_forms_become_outputs(arrays, outputs):
 @pytest.mark.parametrize(
     ("batch", "got"),
     [
-        ({"logit": 1}, "got a dict with 'logit'"),
-        ({}, "got a dict with no keys"),
-        ((), "got 0 items"),
-        ((1, 2, 3, 4), "got 4 items"),
-        (torch.zeros(2, 2), "got Tensor"),
+        ({"logit": 1}, "got a dict of 'logit'"),
+        ({}, "got a dict of no keys"),
+        ((), "got a tuple of 0 items"),
+        ((1, 2, 3, 4), "got a tuple of 4 items"),
+        (torch.zeros(2, 2), "got a Tensor"),
     ],
 )
 def test_other_batches_are_refused(batch, got):

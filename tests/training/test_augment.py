@@ -130,11 +130,6 @@ def test_an_image_s_crop_depends_on_seed_epoch_and_index_only():
     assert torch.equal(again(torch.arange(50)), whole)
 
 
-def test_a_batch_before_the_first_epoch_is_an_error():
-    with pytest.raises(ValueError, match="Call `start"):
-        DeviceAugment(Augment(), SMALL, pictures(), seed=0)(torch.arange(2))
-
-
 def test_keys_of_neighbouring_samples_have_nothing_in_common():
     keys = {random_key("image", seed, epoch, index) for seed in range(3) for epoch in range(5) for index in range(200)}
     assert len(keys) == 3000

@@ -20,8 +20,7 @@ from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
 from sirc.training import preflight
-from sirc.training.batches import IGNORED, LoaderBatches, Order, Process
-from sirc.training.device_batches import DeviceBatches
+from sirc.training.batches import IGNORED, DeviceBatches, LoaderBatches, Order, Process
 from sirc.training.loop import learning_rate, train
 from sirc.training.recipe import Augment, Train
 from support.tiny_images import write_images
@@ -138,7 +137,7 @@ def test_batches_and_validation_are_the_test_time_preprocessing(images):
     """Workers hand over uint8; what the network sees is what `Preprocess.test` gives, but for rounding."""
     none, test = Augment(crop="none", flip=0.0), SMALL.test()
     expected = torch.stack([test(images.image(index)) for index in range(21)])
-    feed = LoaderBatches(images, images, Order(21, 8, 1, CPU), none, SMALL, workers=0, skip=False)
+    feed = LoaderBatches(images, images, Order(21, 8, 1, CPU), Train(workers=0, augment=none), SMALL)
     tested, labels = (torch.cat(part) for part in zip(*feed.validation(), strict=True))
     torch.testing.assert_close(tested, expected, atol=2e-6, rtol=0)
     assert torch.equal(labels, images.labels)
@@ -268,8 +267,8 @@ def test_a_process_without_images_takes_one_that_does_not_count():
 def test_images_on_the_device_are_those_of_the_files(images):
     none = Augment(crop="none", flip=0.0)
     order = Order(len(images), 8, 3, CPU)
-    files = LoaderBatches(images, images, order, none, SMALL, workers=0, skip=False)
-    held = DeviceBatches(images, images, order, none, SMALL, workers=0, skip=False, progress=SILENT)
+    files = LoaderBatches(images, images, order, Train(workers=0, augment=none), SMALL)
+    held = DeviceBatches(images, images, order, Train(workers=0, augment=none), SMALL, SILENT)
     for a, b in zip(files.epoch(0), held.epoch(0), strict=True):
         torch.testing.assert_close(a.images, b.images, atol=1e-4, rtol=0)
         assert torch.equal(a.labels, b.labels)
@@ -288,11 +287,9 @@ def test_images_of_many_sizes_cannot_be_held_uncropped(images, tmp_path):
             image_folder(tmp_path / "images"),
             None,
             order,
-            Augment(crop="none"),
+            Train(workers=0, on_error="skip", augment=Augment(crop="none")),
             raw,
-            workers=0,
-            skip=True,
-            progress=SILENT,
+            SILENT,
         )
 
 
@@ -323,11 +320,9 @@ def test_an_unreadable_training_image_stops_or_does_not_count(images, tmp_path, 
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_the_label_of_an_unreadable_image_is_ignored_and_its_pixels_are_blank(images, cache):
     damage(images, 3, 20)
-    given = images, None, Order(21, 21, 0, CPU), Augment(crop="none", flip=0.0), SMALL
-    if cache == "device":
-        feed = DeviceBatches(*given, workers=0, skip=True, progress=SILENT)
-    else:
-        feed = LoaderBatches(*given, workers=0, skip=True)
+    recipe = Train(workers=0, on_error="skip", augment=Augment(crop="none", flip=0.0))
+    given = images, None, Order(21, 21, 0, CPU), recipe, SMALL
+    feed = DeviceBatches(*given, SILENT) if cache == "device" else LoaderBatches(*given)
     (batch,) = feed.epoch(0)
     (order,) = (index for index, _, _ in given[2].batches(0))
     expected = images.labels[order]
@@ -360,14 +355,14 @@ def test_a_machine_that_fails_is_never_skipped(images, monkeypatch):
         raise OSError(24, f"too many open files at {index}")
 
     monkeypatch.setattr(images, "image", full)
-    given = images, images, Order(21, 8, 1, CPU), Augment(), SMALL
-    feed = LoaderBatches(*given, workers=0, skip=True)
+    given = images, images, Order(21, 8, 1, CPU), Train(workers=0, on_error="skip"), SMALL
+    feed = LoaderBatches(*given)
     with pytest.raises(ImageError, match=r"every training image must be readable; .*too many open files at \d+$"):
         next(feed.epoch(0))
     with pytest.raises(ImageError, match=r"every validation image must be readable; .*too many open files"):
         next(feed.validation())
     with pytest.raises(ImageError, match=r"every training image must be readable; .*too many open files"):
-        DeviceBatches(*given, workers=0, skip=True, progress=SILENT)
+        DeviceBatches(*given, SILENT)
 
 
 def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, tmp_path, monkeypatch):
@@ -434,17 +429,15 @@ def test_the_temporary_files_of_killed_writers_are_removed(images, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         run(images, folder, progress=StopAt(1))
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     names = ["checkpoint.safetensors", "history.csv", "model.safetensors"]
-    left = [folder / f".{name}.{int(dead.stdout)}-0123abcd.tmp" for name in names]
-    alive = folder / f".history.csv.{os.getppid()}-0123abcd.tmp"
+    left = [folder / f".{name}.77-0123abcd.tmp" for name in names]
     other = [folder / ".history.csv.tmp", folder / ".notes.csv.1-0123abcd.tmp", folder / "history.csv.bak.tmp"]
     for options in ({}, {"overwrite": True}):
-        for file in (*left, alive, *other):
+        for file in (*left, *other):
             file.touch()
         run(images, folder, progress=StopAt(9), **options)
         assert not any(file.exists() for file in left)
-        assert all(file.exists() for file in (alive, *other))
+        assert all(file.exists() for file in other)
 
 
 def test_overwriting_deletes_nothing_before_the_new_run_can_start(images, tmp_path):
@@ -526,7 +519,7 @@ SCRIPT = """
     from pathlib import Path
     sys.path[:0] = [sys.argv[3], str(Path(sys.argv[3]).parent)]
     from test_training import QUICK, Told, image_folder, network, normal_network, run
-    from sirc import distributed
+    from sirc._utils import distributed
     from torch import nn, device
 
     images = image_folder(Path(sys.argv[1]))

@@ -30,7 +30,7 @@ def as_tensor(name: str, value: object) -> Tensor:
             raise ValueError(f"`{name}` must be a dense tensor; got {value.layout}. Use `{name}.to_dense()`.")
         return value.detach()
     if isinstance(value, np.ndarray):
-        return _from_numpy(name, value, _kind(value))
+        return _from_numpy(name, value, type(value).__name__)
     if hasattr(value, "__dlpack__"):
         try:
             return torch.utils.dlpack.from_dlpack(value)
@@ -41,15 +41,21 @@ def as_tensor(name: str, value: object) -> Tensor:
                     f"`{name}` could not be read through DLPack: {error}. Convert it to a NumPy array first."
                 ) from error
     if isinstance(value, Sequence) and len(value) > 0 and all(isinstance(row, Tensor) for row in value):
-        return _stack(name, [row.detach() for row in value])
+        try:
+            return torch.stack([row.detach() for row in value])
+        except RuntimeError as error:
+            raise ValueError(
+                f"`{name}` must be one array; got a list of tensors that do not stack: {error}. "
+                "Give every row the same shape and device."
+            ) from error
     try:
         array = np.asarray(value)
     except Exception as error:
         raise ValueError(
-            f"`{name}` must be an array of numbers; got {_kind(value)}, which NumPy cannot read: {error}. "
+            f"`{name}` must be an array of numbers; got {type(value).__name__}, which NumPy cannot read: {error}. "
             "Give every row the same length."
         ) from error
-    return _from_numpy(name, array, _kind(value))
+    return _from_numpy(name, array, type(value).__name__)
 
 
 def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> slice | Tensor:
@@ -106,17 +112,3 @@ class _Unlocked:
         self.owner = array  # keeps the memory alive
         address, _ = array.__array_interface__["data"]
         self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
-
-
-def _stack(name: str, rows: list[Tensor]) -> Tensor:
-    try:
-        return torch.stack(rows)
-    except RuntimeError as error:
-        raise ValueError(
-            f"`{name}` must be one array; got a list of tensors that do not stack: {error}. "
-            "Give every row the same shape and device."
-        ) from error
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else type(value).__name__

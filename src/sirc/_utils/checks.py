@@ -11,11 +11,6 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGER = (
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-)
-_CHUNK = 1 << 22  # values looked at together once something is known to be wrong
 
 
 def check_shape(name: str, x: Tensor | npt.NDArray[Any], *, hint: str, **least: int) -> None:
@@ -38,34 +33,21 @@ def check_floating(name: str, x: Tensor | torch.dtype) -> None:
 
 def check_finite(name: str, x: Tensor) -> None:
     """Refuse NaN and infinity. When all is well this is one read of `x` and no large temporary."""
-    if x.numel() == 0:
+    # aminmax carries a NaN through and cannot overflow, as a sum could.
+    if x.numel() == 0 or torch.stack(x.aminmax()).isfinite().all():
         return
-    x = x.reshape(1) if x.ndim == 0 else x
-    rows = max(1, _CHUNK // x[0].numel())
-    blocks = [x[start : start + rows] for start in range(0, len(x), rows)]
-    # aminmax carries a NaN through and cannot overflow, as a sum could; it copies what is not contiguous.
-    bounds = [torch.stack(block.aminmax()) for block in ([x] if x.is_contiguous() else blocks)]
-    if torch.stack(bounds).isfinite().all():
-        return
-    bad, first = 0, None
-    for number, block in enumerate(blocks):
-        wrong = block.isfinite().logical_not_()
-        count = int(wrong.sum())
-        if count and first is None:
-            row, *rest = wrong.nonzero()[0].tolist()
-            first = (number * rows + row, *rest)
-        bad += count
-    assert first is not None
+    wrong = x.isfinite().logical_not_()
+    first = torch.unravel_index(wrong.flatten().byte().argmax(), x.shape)
     raise ValueError(
-        f"`{name}` must be finite; got {bad} NaN or infinite of {x.numel()} values, the first is "
-        f"{x[first].item()} at [{', '.join(map(str, first))}]. Drop those rows, or repair what "
+        f"`{name}` must be finite; got {int(wrong.sum())} NaN or infinite of {x.numel()} values, the first is "
+        f"{x[first].item()} at {[int(i) for i in first]}. Drop those rows, or repair what "
         "made them (float16 overflows beyond 65504: compute in float32)."
     )
 
 
 def check_integer(name: str, x: Tensor) -> None:
     """Require a signed or unsigned integer dtype; bool is a mask, not a number."""
-    if x.dtype not in _INTEGER:
+    if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool:
         raise ValueError(
             f"`{name}` must be integers; got {dtype_name(x.dtype)}. "
             "Convert whole numbers with `.long()` (torch) or `.astype(int)` (NumPy)."
@@ -108,18 +90,15 @@ def check_same_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
 
 def check_unit_interval(name: str, value: ArrayLike) -> None:
     """Require a share or a cost, such as α or β: a number, or an array of numbers, in [0, 1]."""
-    numbers = as_tensor(name, value)
+    numbers = as_tensor(name, value).reshape(-1)
     if numbers.is_complex() or numbers.numel() == 0:
         got = "complex numbers" if numbers.is_complex() else "an empty array"
         raise ValueError(f"`{name}` must be numbers in [0, 1]; got {got}. Pass a fraction such as 0.5.")
-    values = numbers.to(torch.float64).reshape(-1)
-    wrong = ((values >= 0) & (values <= 1)).logical_not_()  # true for NaN too
+    wrong = ((numbers >= 0) & (numbers <= 1)).logical_not_()  # true for NaN too
     if wrong.any():
         at = int(wrong.nonzero()[0])
-        where = f" at index {at}" if len(values) > 1 else ""
-        raise ValueError(
-            f"`{name}` must lie in [0, 1]; got {values[at].item():g}{where}. Pass a fraction, not a percentage."
-        )
+        got = f"{numbers[at].item():g}{f' at index {at}' if len(numbers) > 1 else ''}"
+        raise ValueError(f"`{name}` must lie in [0, 1]; got {got}. Pass a fraction, not a percentage.")
 
 
 def check_fraction(name: str, value: float) -> float:

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sirc._utils.checks import dtype_name
-
 # The types that an error of one process has in the others; the last stands for all other types.
 _KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -90,15 +88,14 @@ def failing_together() -> Iterator[None]:
 
     Every process must enter it the same number of times.
     """
+    if world() == 1:
+        yield
+        return
     error: Exception | None = None
     try:
         yield
     except Exception as caught:
         error = caught
-        if world() == 1:
-            raise
-    if world() == 1:
-        return
     message = "" if error is None else f"{type(error).__name__}: {error}"
     kind = next((number for number, known in enumerate(_KINDS) if isinstance(error, known)), len(_KINDS) - 1)
     everyone = [json.loads(text) for text in gather_texts(json.dumps([message, kind]))]
@@ -114,16 +111,9 @@ def gather_texts(text: str) -> list[str]:
     """The texts of all processes, in the order of their numbers."""
     if world() == 1:
         return [text]
-    device = _device()
-    mine = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8).to(device)  # never empty
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world())]
-    dist.all_gather(sizes, torch.tensor([len(mine)], device=device))
-    lengths = [int(size) for size in sizes]
-    room = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-    room[: len(mine)] = mine
-    texts = [torch.empty_like(room) for _ in lengths]
-    dist.all_gather(texts, room)
-    return [bytes(text[: length - 1].cpu().numpy()).decode() for text, length in zip(texts, lengths, strict=True)]
+    texts = [""] * world()
+    dist.all_gather_object(texts, text)
+    return texts
 
 
 def gather_tensors(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -132,44 +122,25 @@ def gather_tensors(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]
     Only those of one process are in memory at a time, on the CPU or, with NCCL, on the current GPU. Every process must
     use up the iterator.
     """
-    if world() == 1:
-        yield dict(tensors)
-        return
-    headers = [json.loads(text) for text in gather_texts(_describe(tensors))]
-    for source, header in enumerate(headers):
-        yield _broadcast(tensors, header, source)
+    for source in range(world()):
+        yield broadcast_tensors(tensors, source)
 
 
-def broadcast_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of process 0, whatever the others pass."""
+def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[str, Tensor]:
+    """The tensors of one process, whatever the others pass."""
     if world() == 1:
         return dict(tensors)
-    return _broadcast(tensors, json.loads(gather_texts(_describe(tensors))[0]), 0)
-
-
-def _describe(tensors: Mapping[str, Tensor]) -> str:
-    return json.dumps({name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()})
-
-
-def _broadcast(
-    tensors: Mapping[str, Tensor], header: Mapping[str, tuple[str, list[int]]], source: int
-) -> dict[str, Tensor]:
-    device = _device()
+    header = [{name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}]
+    dist.broadcast_object_list(header, src=source)
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     received = {}
-    for name, (dtype, shape) in header.items():
+    for name, (dtype, shape) in header[0].items():
         if source == rank():
             tensor = tensors[name].detach().to(device).contiguous()
         else:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            tensor = torch.empty(shape, dtype=dtype, device=device)
         if tensor.numel():
             # As bytes, since not every backend knows every type.
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=source)
         received[name] = tensor
     return received
-
-
-def _device() -> torch.device:
-    """The device that the backend sends tensors from."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -7,7 +7,8 @@ import secrets
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -54,7 +55,12 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    if os.name != "nt":  # so that the rename itself survives a power cut; Windows has no such call and needs none
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:
@@ -78,8 +84,8 @@ def write_safetensors(
             raise ValueError(f"`{name}` must have a dtype among {known}; got {tensor.dtype}. Convert it first.")
     # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    buffers = {name: _bytes(tensors[name]) for name in names}
-    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: _digest(tensors, buffers, metadata)}}
+    buffers = {name: tensors[name].detach().cpu().contiguous() for name in names}
+    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: _digest(buffers, metadata)}}
     end = 0
     for name, buffer in buffers.items():
         start, end = end, end + buffer.nbytes
@@ -90,7 +96,7 @@ def write_safetensors(
     def write(file: BinaryIO) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for buffer in buffers.values():
-            file.write(buffer)
+            file.write(_bytes(buffer))
 
     atomic_write(path, write)
 
@@ -103,24 +109,21 @@ def read_safetensors(
     `verify` reads everything once to compare the checksum. `foreign` accepts a file that has none, as other
     programs write. The mapping is private: writing to a tensor never reaches the file.
     """
-    tensors, metadata = _open_safetensors(path, data=True)
+    with _opened(path) as file:
+        metadata: dict[str, str] = dict(file.metadata() or {})
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     written = metadata.pop(_DIGEST, None)
-    if written is None:
-        if foreign:
-            return tensors, metadata
+    if written is None and not foreign:
         raise _damaged(path, "it has no checksum, so sirc did not write it")
-    if verify:
-        buffers = {name: _bytes(tensor) for name, tensor in tensors.items()}
-        if _digest(tensors, buffers, metadata) != written:
-            raise _damaged(path, "its content does not match its checksum")
+    if verify and written not in (None, _digest(tensors, metadata)):
+        raise _damaged(path, "its content does not match its checksum")
     return tensors, metadata
 
 
 def read_metadata(path: PathLike) -> dict[str, str]:
     """The metadata of a file without its checksum, from the header alone: quick, and not verified."""
-    _, metadata = _open_safetensors(path, data=False)
-    metadata.pop(_DIGEST, None)
-    return metadata
+    with _opened(path) as file:
+        return {key: value for key, value in (file.metadata() or {}).items() if key != _DIGEST}
 
 
 def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool = False) -> None:
@@ -145,24 +148,11 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             require_array(path, required, archive.files)
-            present = [required, *(name for name in optional if name in archive.files)]
-            arrays = {name: archive[name] for name in present}
+            return {name: archive[name] for name in (required, *optional) if name in archive.files}
     except StoreError:
         raise
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if "Object arrays" in str(error):
-            raise StoreError(
-                f"'{path}' must hold plain numbers; got an array of Python objects, which is never read "
-                "because it can run code. Save it with `np.savez(path, logits=logits.astype('float32'))`."
-            ) from error
         raise _damaged(path, f"not a whole .npz file ({error})") from error
-    for name, array in arrays.items():
-        if array.dtype.kind == "V":
-            raise StoreError(
-                f"'{path}' must hold types NumPy knows; `{name}` has dtype {array.dtype}, which is what "
-                "NumPy makes of bfloat16. Save it as float32, or as `.safetensors`."
-            )
-    return arrays
 
 
 def array_names(path: PathLike) -> set[str]:
@@ -181,14 +171,13 @@ def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
         raise StoreError(f"'{path}' must have an array named `{name}`; it has {listed}. Rename the array.")
 
 
-def _open_safetensors(path: PathLike, *, data: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+@contextmanager
+def _opened(path: PathLike) -> Iterator[Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file '{path}'.")
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            metadata: dict[str, str] = dict(file.metadata() or {})
-            names: list[str] = list(file.keys()) if data else []
-            return {name: file.get_tensor(name) for name in names}, metadata
+            yield file
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise _damaged(path, f"not a whole safetensors file ({error})") from error
 
@@ -208,20 +197,9 @@ def _bytes(tensor: Tensor) -> memoryview:
     return array.data
 
 
-def _digest(tensors: Mapping[str, Tensor], buffers: Mapping[str, memoryview], metadata: Mapping[str, str]) -> str:
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     described = {name: _describe(tensor) for name, tensor in tensors.items()}
     digest = hashlib.sha256(json.dumps([dict(metadata), described], sort_keys=True).encode())
-    for name in sorted(buffers):
-        digest.update(buffers[name])
+    for name in sorted(tensors):
+        digest.update(_bytes(tensors[name]))
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

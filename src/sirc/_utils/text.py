@@ -1,4 +1,4 @@
-"""Text for people: shortened quotes, percentages, lists of names, aligned columns."""
+"""Text for people: shortened quotes, percentages, lists of names, aligned columns, errors."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in columns]
     for row in zip(*columns, strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

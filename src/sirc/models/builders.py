@@ -7,19 +7,22 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from torch import nn
 
-from sirc._utils.checks import check_positive
+from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder, import_function, missing_package
+from sirc._utils.text import first_line
 from sirc.data import Preprocess
 from sirc.models.stems import STEMS, Stem, halve_stem
 from sirc.models.weights import load_weights
 
+_Published: TypeAlias = tuple[int | None, str]  # the number of classes of pretrained weights, and their address
 _FORMS = "`timm:NAME`, `torchvision:NAME` or `package.module:function`"
 
 
@@ -39,9 +42,8 @@ def build(
     first layers reduce an image half as much, for images of about 64 px. `options` are passed to the builder. A
     function gets `num_classes` and `pretrained` if it takes them, and may be in a module in the current folder.
     """
-    source, rest = _split(name)
-    if stem not in STEMS:
-        raise ValueError(f'`stem` must be "own" or "half"; got {stem!r}.')
+    source, network = _split(name)
+    check_choice("stem", stem, STEMS)
     if pretrained and stem != "own":
         raise ValueError(
             f'`stem` must be "own" where `pretrained` is given, as the weights are for that; got "{stem}". Train the '
@@ -51,10 +53,11 @@ def build(
         raise ValueError(f"give one of `pretrained` and `checkpoint`; got {pretrained!r} and '{checkpoint}'.")
     if num_classes is not None:
         num_classes = check_positive("num_classes", num_classes)
-    builders = {"timm": _build_timm, "torchvision": _build_torchvision}
-    model = builders.get(source, _call_function)(
-        rest if source in builders else name, num_classes, pretrained, dict(options or {})
-    )
+    if source in ("timm", "torchvision"):
+        find = _timm if source == "timm" else _torchvision
+        model = _create(name, *find(network, pretrained), num_classes, dict(options or {}))
+    else:
+        model = _call_function(name, num_classes, pretrained, dict(options or {}))
     if stem == "half":
         halve_stem(model, name)
     if checkpoint is not None:
@@ -64,13 +67,12 @@ def build(
 
 def preprocess_of(name: str, pretrained: bool | str = True) -> Preprocess:
     """Get the preprocessing that a pretrained model of timm or torchvision was published with."""
-    source, rest = _split(name)
+    source, network = _split(name)
     if source == "timm":
-        return _timm_preprocess(rest, pretrained)
+        return _timm_preprocess(network, pretrained)
     if source != "torchvision":
         raise ValueError(f"only timm and torchvision say how images are prepared; got `{name}`. Write a `Preprocess`.")
-    weights = _torchvision_weights(rest, pretrained or True)
-    published = weights.transforms()
+    published = _torchvision_weights(network, pretrained or True).transforms()
     if not all(hasattr(published, key) for key in ("resize_size", "crop_size", "interpolation", "mean", "std")):
         raise ValueError(f"`{name}` must be an image classifier; its preprocessing is a {type(published).__name__}.")
     resize, (crop,) = published.resize_size, published.crop_size
@@ -86,28 +88,23 @@ def preprocess_of(name: str, pretrained: bool | str = True) -> Preprocess:
 def _split(name: str) -> tuple[str, str]:
     source, colon, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (source and colon and rest):
-        known: list[str] = []
-        with contextlib.suppress(ImportError):
-            known = _library("torchvision", name).models.list_models()
-        hint = closest(str(name), known).replace("`", "`torchvision:", 1)
-        raise ValueError(f"a model's `name` must be {_FORMS}; got {name!r}.{hint}")
+        raise ValueError(
+            f"a model's `name` must be {_FORMS}; got {name!r}. A network of torchvision is `torchvision:{name}`."
+        )
     return source, rest
 
 
-def _build_timm(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
-    timm = _library("timm", f"timm:{name}")
-    url = ""
-    if ":" not in name:  # hf-hub:… and local-dir:… are timm's to find
-        name = _timm_name(timm, name, pretrained)
-        config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-        if pretrained and config:
-            _check_classes(f"timm:{name}", num_classes, config.num_classes)
-            url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
-    if num_classes is not None:
-        options = {"num_classes": num_classes, **options}
-    with _library_errors(f"timm:{name}", pretrained, url):
-        model: nn.Module = timm.create_model(name, pretrained=bool(pretrained), **options)
-    return model
+def _timm(network: str, pretrained: bool | str) -> tuple[Callable[..., nn.Module], _Published | None]:
+    """Find the function that makes timm's network, and its weights."""
+    timm = _library("timm")
+    published: _Published = None, network
+    if ":" not in network:  # hf-hub:… and local-dir:… are timm's to find
+        network = _timm_name(timm, network, pretrained)
+        if config := timm.get_pretrained_cfg(network, allow_unregistered=True):
+            hub = config.hf_hub_id
+            published = config.num_classes, f"https://huggingface.co/{hub}" if hub else config.url
+    create = partial(timm.create_model, network, pretrained=bool(pretrained))
+    return create, published if pretrained else None
 
 
 def _timm_name(timm: Any, name: str, pretrained: bool | str) -> str:
@@ -119,16 +116,13 @@ def _timm_name(timm: Any, name: str, pretrained: bool | str) -> str:
             raise ValueError(f"`pretrained` must be true or the tag in the name, `{tag}`; got `{pretrained}`.")
         tag = pretrained
     tags = [other.partition(".")[2] for other in timm.list_pretrained(f"{base}.*")]
-    if tag and tag not in tags:
-        listed = f"has {', '.join(tags)}" if tags else "has none"
-        raise ValueError(f"timm has no weights `{tag}` for `{base}`; it {listed}.{closest(tag, tags)}")
-    if pretrained and not tags:
-        raise ValueError(f"timm has no weights for `{base}`. Pass `checkpoint=`, or another model.")
+    if (tag and tag not in tags) or (pretrained and not tags):
+        raise _unknown_weights(f"timm's `{base}`", tags, tag or "true")
     return f"{base}.{tag}" if tag else base
 
 
 def _timm_preprocess(name: str, pretrained: bool | str) -> Preprocess:
-    timm = _library("timm", f"timm:{name}")
+    timm = _library("timm")
     name = _timm_name(timm, name, pretrained)
     config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
     _, height, width = config["input_size"]
@@ -144,45 +138,34 @@ def _timm_preprocess(name: str, pretrained: bool | str) -> Preprocess:
     )
 
 
-def _build_torchvision(
-    name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]
-) -> nn.Module:
-    torchvision = _torchvision_with(name)
-    weights = _torchvision_weights(name, pretrained) if pretrained else None
-    if weights is not None:
-        _check_classes(f"torchvision:{name}", num_classes, len(weights.meta.get("categories", ())) or None)
-    if num_classes is not None:
-        options = {"num_classes": num_classes, **options}
-    with _library_errors(f"torchvision:{name}", weights.name if weights else False, weights.url if weights else ""):
-        model: nn.Module = torchvision.models.get_model(name, weights=weights, **options)
-    return model
+def _torchvision(network: str, pretrained: bool | str) -> tuple[Callable[..., nn.Module], _Published | None]:
+    """Find the function that makes torchvision's network, and its weights."""
+    models = _torchvision_models(network)
+    weights = _torchvision_weights(network, pretrained) if pretrained else None
+    published = weights and (len(weights.meta.get("categories", ())) or None, weights.url)
+    return partial(models.get_model, network, weights=weights), published
 
 
-def _torchvision_with(name: str) -> Any:
-    """Import torchvision and check that it has this model."""
-    torchvision = _library("torchvision", f"torchvision:{name}")
-    known = torchvision.models.list_models()
-    if name.lower() not in known:
-        raise ValueError(f"torchvision has no model `{name}`.{closest(name, known)}")
-    return torchvision
+def _torchvision_models(network: str) -> Any:
+    """Import torchvision's models and check that this is one of them."""
+    models = _library("torchvision").models
+    known = models.list_models()
+    if network.lower() not in known:
+        raise ValueError(f"torchvision has no model `{network}`.{closest(network, known)}")
+    return models
 
 
-def _torchvision_weights(name: str, pretrained: bool | str) -> Any:
-    known = _torchvision_with(name).models.get_model_weights(name)
+def _torchvision_weights(network: str, pretrained: bool | str) -> Any:
+    known = _torchvision_models(network).get_model_weights(network)
     wanted = "DEFAULT" if pretrained is True else str(pretrained)
     if wanted not in known.__members__:
-        listed = ", ".join(known.__members__) or "none"
-        raise ValueError(f"torchvision's `{name}` has the weights {listed}; got `{wanted}`.")
+        raise _unknown_weights(f"torchvision's `{network}`", list(known.__members__), wanted)
     return known[wanted]
 
 
-def _check_classes(name: str, num_classes: int | None, pretrained_classes: int | None) -> None:
-    if num_classes is not None and pretrained_classes is not None and num_classes != pretrained_classes:
-        raise ValueError(
-            f"`num_classes` must be {pretrained_classes}, as in the pretrained weights of `{name}`; got {num_classes}, "
-            "whose head would be random. Leave `num_classes` out, or, to train such a head, build the model in a "
-            "function of your own and name that: `package.module:function`."
-        )
+def _unknown_weights(network: str, known: Sequence[str], wanted: str) -> ValueError:
+    listed = ", ".join(known) or "none"
+    return ValueError(f"{network} has the weights {listed}; got `{wanted}`.{closest(wanted, known)}")
 
 
 def _call_function(name: str, num_classes: int | None, pretrained: bool | str, options: dict[str, object]) -> nn.Module:
@@ -205,36 +188,48 @@ def _call_function(name: str, num_classes: int | None, pretrained: bool | str, o
     return model
 
 
-@contextlib.contextmanager
-def _library_errors(name: str, pretrained: bool | str, url: str = "") -> Iterator[None]:
+def _create(
+    name: str,
+    create: Callable[..., nn.Module],
+    published: _Published | None,
+    num_classes: int | None,
+    options: dict[str, object],
+) -> nn.Module:
     """Build a library's model safely: run no code from files, print nothing on stdout, explain failures."""
+    if num_classes is not None:
+        options = {"num_classes": num_classes, **options}
+        if published and published[0] not in (None, num_classes):
+            raise ValueError(
+                f"`num_classes` must be {published[0]}, as in the pretrained weights of `{name}`; got "
+                f"{num_classes}, whose head would be random. Leave `num_classes` out, or, to train such a head, build "
+                "the model in a function of your own and name that: `package.module:function`."
+            )
     key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(key)
     os.environ[key] = "1"
     try:
         with contextlib.redirect_stdout(sys.stderr):  # torch.hub prints where it downloads to
-            yield
+            return create(**options)
     except TypeError as error:
         raise ValueError(f"`options` must be what `{name}` takes: {error}.") from error
     except Exception as error:
-        if not pretrained:
+        if published is None:
             raise
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else repr(error)
+        reason = first_line(error).rstrip(".")
         raise ValueError(
             f"the pretrained weights of `{name}` could not be had: {reason}. Where there is no network, fetch "
-            f"them elsewhere{f' ({url})' if url else ''} and pass the file as `checkpoint=` with `pretrained=False`."
+            f"them elsewhere ({published[1]}) and pass the file as `checkpoint=` with `pretrained=False`."
         ) from error
     finally:
-        if before is None:
-            del os.environ[key]
-        else:
+        del os.environ[key]
+        if before is not None:
             os.environ[key] = before
 
 
-def _library(package: str, name: object) -> Any:
+def _library(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise missing_package(f"`{name}`", package) from error
+        raise missing_package(f"a model of {package}", package) from error

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from sirc.models.calling import LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows, unwrap
+from sirc.models.calling import unwrap
+from sirc.models.head import LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
 
 
 @contextmanager
@@ -59,12 +60,10 @@ class FeatureHook:
         """Hook the layer of that name; the returned handle removes the hook."""
         layer = linear_layer(unwrap(model), name)
         outputs, inputs = layer_size(layer)
-        for fitted, size, what in (
-            (self._classes if last else None, outputs, f"logits; layer {name!r} gives"),
-            (self._width, inputs, f"features; layer {name!r} receives"),
-        ):
-            if fitted is not None and fitted != size:
-                raise ValueError(f"this scorer was fitted on {fitted} {what} {size}. Are they of the same model?")
+        if last and self._classes not in (None, outputs):
+            raise ValueError(f"this scorer was fitted on {self._classes} logits; layer {name!r} gives {outputs}.")
+        if self._width not in (None, inputs):
+            raise ValueError(f"this scorer was fitted on {self._width} features; layer {name!r} receives {inputs}.")
         self.name, self._layer, self.is_last = name, layer, last
         return layer.register_forward_pre_hook(self._catch, with_kwargs=True)
 
@@ -123,5 +122,5 @@ def exact_logits(layer: LinearLayer, features: Tensor) -> Tensor:
 def _feature_rows(layer: LinearLayer, name: str, inputs: Tensor) -> Tensor:
     features = as_rows(inputs, layer_size(layer)[1])
     if features is None:
-        raise ValueError(not_rows(name, tuple(inputs.shape)))
+        raise ValueError(not_rows(name, inputs.shape))
     return features

@@ -1,11 +1,19 @@
 """The head: find the final linear layer of any classifier, v = W z + b, by running it."""
 
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
-from sirc.models.calling import LayerRun, LinearLayer, layer_size, linear_layer, model_logits, not_rows, unwrap, watch
+from sirc._utils.hints import closest
+from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 from sirc.outputs import Head
 
+LinearLayer = nn.Linear | nn.Conv2d
 _BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
 
 
@@ -19,29 +27,72 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. {_BY_HAND}")
     model = unwrap(model)
-    runs, output = watch(model, example)
+    runs, output = _watch(model, example)
     logits = model_logits(output)
     if len(logits) == 0:
         raise ValueError("`example` must hold at least one input; got an empty batch. Pass a batch of two.")
     if name is not None:
         layer = linear_layer(model, name)
-        _check_shapes(layer, name, runs, logits)
+        last = next((run for run in reversed(runs) if run.layer is layer), None)
+        if last is None:
+            raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(runs)}")
+        if last.rows is None:
+            raise ValueError(not_rows(name, last.shape))
+        if last.rows[1].shape != logits.shape:
+            raise ValueError(
+                f"Layer {name!r} must give the shape of the model's logits, {tuple(logits.shape)}; "
+                f"it gave {tuple(last.rows[1].shape)}. {_ran(runs)}"
+            )
         return _head_of(layer, name)
     for run in reversed(runs):
-        if run.rows is not None and _same(run.rows[1], logits):
+        if run.rows is not None and run.rows[1].shape == logits.shape and torch.equal(run.rows[1].to(logits), logits):
             head = _head_of(run.layer, run.name)
             _check_linear(head, type(run.layer).__name__, *run.rows)
             return head
-    raise ValueError(_no_head(runs, logits, output))
+    raise ValueError(_no_head(runs, logits))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One execution of a linear layer: the shape of its input; its input and output rows, if one per model input."""
+
+    name: str
+    layer: LinearLayer
+    shape: tuple[int, ...]
+    rows: tuple[Tensor, Tensor] | None
+
+
+def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
+    """Run the model once; return every execution of a linear layer, in order, and the model's output."""
+    runs: list[_Run] = []
+
+    def watcher(name: str, layer: LinearLayer) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object) -> None:
+            inputs = layer_input(args, kwargs)
+            K, L = layer_size(layer)
+            features = as_rows(inputs, L)
+            outputs = as_rows(output, K) if isinstance(output, Tensor) else None
+            # Cloned, since later code may work in place: x = fc(x); x /= temperature.
+            rows = None if features is None or outputs is None else (features.clone(), outputs.clone())
+            runs.append(_Run(name, layer, tuple(inputs.shape), rows))
+
+        return hook
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            # Code compiled earlier would run without the hooks.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name, layer in model.named_modules():
+            if is_linear_layer(layer):
+                stack.enter_context(layer.register_forward_hook(watcher(name, layer), with_kwargs=True))
+        output = call_model(model, example)
+    return runs, output
 
 
 def _head_of(layer: LinearLayer, name: str) -> Head:
     # Clones, so that training the model further does not change the head.
     return Head(layer.weight.clone(), None if layer.bias is None else layer.bias.clone(), name)
-
-
-def _same(outputs: Tensor, logits: Tensor) -> bool:
-    return outputs.shape == logits.shape and torch.equal(outputs.to(logits), logits)
 
 
 def _check_linear(head: Head, kind: str, features: Tensor, outputs: Tensor) -> None:
@@ -57,34 +108,16 @@ def _check_linear(head: Head, kind: str, features: Tensor, outputs: Tensor) -> N
         )
 
 
-def _check_shapes(layer: LinearLayer, name: str, runs: list[LayerRun], logits: Tensor) -> None:
-    run = next((run for run in reversed(runs) if run.layer is layer), None)
-    if run is None:
-        raise ValueError(f"Layer {name!r} must run when the model does; it did not. {_ran(runs)}")
-    if run.rows is None:
-        raise ValueError(not_rows(name, run.shape))
-    if run.rows[1].shape != logits.shape:
-        raise ValueError(
-            f"Layer {name!r} must give the shape of the model's logits, {tuple(logits.shape)}; "
-            f"it gave {tuple(run.rows[1].shape)}. {_ran(runs)}"
-        )
-
-
-def _no_head(runs: list[LayerRun], logits: Tensor, output: object) -> str:
+def _no_head(runs: list[_Run], logits: Tensor) -> str:
     """Explain why no layer was found, what ran, and how to go on."""
     hints = []
     for run in reversed(runs):
-        if run.rows is None:
-            if layer_size(run.layer)[0] == logits.shape[1]:
-                hints.append(not_rows(run.name, run.shape))
-        elif run.rows[1].shape == logits.shape:
+        if run.rows is None and layer_size(run.layer)[0] == logits.shape[1]:
+            hints.append(not_rows(run.name, run.shape))
+        elif run.rows is not None and run.rows[1].shape == logits.shape:
             for end in (torch.softmax, torch.log_softmax):
                 if torch.allclose(end(run.rows[1].double(), -1), logits.double(), rtol=1e-2, atol=1e-6):
                     hints.append(f"The model ends with a {end.__name__} of {run.name!r}: pass the network without it.")
-    if logits.isnan().any():
-        hints.append("The output holds NaN: pass an example that the model can handle.")
-    if isinstance(output, tuple | list) and len(output) > 1:
-        hints.append(f"The first 2-D tensor of the returned {type(output).__name__} was taken for the logits.")
     return (
         f"find_head looks for the nn.Linear or 1×1 nn.Conv2d whose output is the model's output, "
         f"{tuple(logits.shape)}; none is. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
@@ -92,11 +125,58 @@ def _no_head(runs: list[LayerRun], logits: Tensor, output: object) -> str:
     )
 
 
-def _ran(runs: list[LayerRun]) -> str:
+def _ran(runs: list[_Run]) -> str:
     if not runs:
         return "No linear layer ran (a call of F.linear and a scripted model show none)."
-    layers = []
-    for run in runs[-4:]:
-        K, L = layer_size(run.layer)
-        layers.append(f"{run.name!r} ({L} → {K}, on {run.shape})")
-    return f"The last linear layers that ran: {', '.join(layers)}."
+    sizes = [(run, *layer_size(run.layer)) for run in runs[-4:]]
+    layers = ", ".join(f"{run.name!r} ({L} → {K}, on {run.shape})" for run, K, L in sizes)
+    return f"The last linear layers that ran: {layers}."
+
+
+def is_linear_layer(layer: nn.Module | None) -> TypeGuard[LinearLayer]:
+    """Tell an `nn.Linear`, or a 1×1 `nn.Conv2d` that mixes all its channels, from other layers."""
+    if isinstance(layer, nn.Conv2d):
+        return layer.kernel_size == (1, 1) and layer.groups == 1
+    return isinstance(layer, nn.Linear)
+
+
+def linear_layer(model: nn.Module, name: str) -> LinearLayer:
+    """Get a linear layer by its name; the error lists those that the model has."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layer = modules.get(name)
+    if is_linear_layer(layer):
+        return layer
+    known = [key for key, module in modules.items() if is_linear_layer(module)]
+    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {type(layer).__name__}"
+    raise ValueError(
+        f"`name` must be an nn.Linear or a 1×1 nn.Conv2d of the model; {wrong}.{closest(name, known, cutoff=0.4)} "
+        f"The last of its linear layers: {', '.join(map(repr, known[-5:])) or 'none'}."
+    )
+
+
+def layer_size(layer: LinearLayer) -> tuple[int, int]:
+    """Get (K, L), the number of outputs and of inputs."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    return layer.out_channels, layer.in_channels
+
+
+def layer_input(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+    """Get the input from the arguments of a hook, for `layer(x)` and `layer(input=x)`."""
+    return args[0] if args else kwargs["input"]
+
+
+def as_rows(values: Tensor, width: int) -> Tensor | None:
+    """Reshape (N, width), (N, width, 1, 1) or (N, 1, width) to (N, width); None for several rows per input."""
+    rows = values.shape[0] if values.ndim else 0  # not len(), so that graphs for any batch size can be traced
+    if values.ndim < 2 or values.numel() != rows * width:
+        return None
+    return values.reshape(rows, width)
+
+
+def not_rows(name: str, shape: Sequence[int]) -> str:
+    """Word the error for a layer that has several rows per input."""
+    return (
+        f"A head's features are (N, L), one row per input; layer {name!r} ran on {tuple(shape)}. "
+        f"Pool tokens or pixels before the layer, not after."
+    )

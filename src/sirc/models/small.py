@@ -14,7 +14,7 @@ def resnet(num_classes: int = 26, width: int = 20) -> nn.Module:
     """Build a residual network (He et al. 2016, pre-activation): three stages of one block, 4·width features."""
     width = check_positive("width", width)
     return nn.Sequential(
-        _stem(width),
+        _conv(3, width, stride=2),
         _Residual(width, width, stride=1),
         _Residual(width, 2 * width, stride=2),
         _Residual(2 * width, 4 * width, stride=2),
@@ -28,7 +28,8 @@ def densenet(num_classes: int = 26, growth: int = 16) -> nn.Module:
     The first block is the shortest, since its images are the largest and its layers the slowest.
     """
     growth = check_positive("growth", growth)
-    channels, layers = 2 * growth, [_stem(2 * growth)]
+    channels = 2 * growth
+    layers: list[nn.Module] = [_conv(3, channels, stride=2)]
     for block, depth in enumerate((1, 3, 3)):
         if block:
             layers.append(_Transition(channels, channels // 2))
@@ -36,10 +37,6 @@ def densenet(num_classes: int = 26, growth: int = 16) -> nn.Module:
         layers += [_Dense(channels + growth * number, growth) for number in range(depth)]
         channels += depth * growth
     return nn.Sequential(*layers, *_top(channels, num_classes))
-
-
-def _stem(channels: int) -> nn.Module:
-    return _conv(3, channels, stride=2)
 
 
 def _top(channels: int, num_classes: int) -> tuple[nn.Module, ...]:

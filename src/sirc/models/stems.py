@@ -31,8 +31,9 @@ def halve_stem(model: nn.Module, name: str) -> None:
     if pool is None:
         conv.stride = (1, 1)
         return
-    _replace(model, where, _smaller(conv))
-    _replace(model, pool, nn.Identity())
+    for name, layer in ((where, _smaller(conv)), (pool, nn.Identity())):
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)
 
 
 def _first_layers(model: nn.Module) -> tuple[tuple[str, nn.Conv2d] | None, str | None]:
@@ -46,11 +47,6 @@ def _first_layers(model: nn.Module) -> tuple[tuple[str, nn.Conv2d] | None, str |
         elif first is not None and isinstance(layer, _POOLS) and layer.stride in (2, (2, 2)):
             return first, name
     return first, None
-
-
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
 
 
 def _smaller(conv: nn.Conv2d) -> nn.Conv2d:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.files import PathLike, read_safetensors, write_safetensors
+from sirc._utils.text import first_line
 from sirc.errors import StoreError
 from sirc.models.calling import unwrap
 
@@ -53,8 +54,7 @@ def save_weights(model: nn.Module, path: PathLike, *, overwrite: bool = False) -
     """Write all weights and buffers to a `.safetensors` file; tensors with several names are written under each."""
     inner = unwrap(model)
     state = _state(inner)
-    others = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if others:
+    if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise ValueError(
             f"a model must keep its state in tensors to be saved; {_listed(others)} of {_name(inner)} do not."
         )
@@ -68,7 +68,7 @@ def load_weights(model: nn.Module, path: PathLike) -> None:
     """
     inner, path = unwrap(model), Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no checkpoint '{path}'{', but a folder' if path.is_dir() else ''}.")
+        raise FileNotFoundError(f"there is no checkpoint file '{path}'.")
     if path.suffix.lower() == ".npz":
         _load_npz(inner, path)
         return
@@ -92,21 +92,18 @@ def _read(path: Path) -> Mapping[str, object]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about failures, which the errors below describe
             content: object = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError) as error:
         needed = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
         if needed is None:
-            raise StoreError(f"'{path}' is not a PyTorch file.") from error
+            raise StoreError(f"'{path}' is not a whole PyTorch file ({first_line(error)}).") from error
         raise StoreError(
             f"'{path}' holds more than weights: reading it would run the code of `{needed[1]}`, so it is not read. "
             "Where you trust it, load it yourself and keep the weights: `torch.save(model.state_dict(), path)`."
         ) from error
-    except (RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError) as error:
-        raise StoreError(f"'{path}' is not a whole PyTorch file ({_first(error)}).") from error
-    while isinstance(content, Mapping):
-        inside = next((content[key] for key in _INSIDE if isinstance(content.get(key), Mapping)), None)
-        if inside is None:
-            break
+    inside: object = content
+    while isinstance(inside, Mapping):
         content = inside
+        inside = next((content[key] for key in _INSIDE if isinstance(content.get(key), Mapping)), None)
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
         what = f"a dict of {_listed(list(content))}" if isinstance(content, Mapping) else type(content).__name__
         raise StoreError(f"'{path}' must hold a state dict: names and tensors; got {what}.")
@@ -116,13 +113,11 @@ def _read(path: Path) -> Mapping[str, object]:
 def _names(state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, str]:
     """Map the model's names to the file's; names that the model does not have stay as they are."""
     names = {name: name for name in state}
-    shorter = True
-    while shorter and names and not names.keys() & own.keys():
-        shorter = False
-        for prefix in _PREFIXES:
-            if all(name.startswith(prefix) for name in names):
-                names = {name.removeprefix(prefix): source for name, source in names.items()}
-                shorter = True
+    while names and not names.keys() & own.keys():
+        prefix = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in names)), None)
+        if prefix is None:
+            break
+        names = {name.removeprefix(prefix): source for name, source in names.items()}
     for name in list(names):
         old = _OLD_DENSENET.fullmatch(name)
         if old and name not in own and old[1] + old[2] in own:
@@ -132,28 +127,21 @@ def _names(state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, 
 
 def _check(path: Path, model: nn.Module, own: Mapping[str, object], state: Mapping[str, object]) -> None:
     """Refuse weights that do not fit; say which names differ and guess why."""
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    shapes = {
-        name: (_shape(state[name]), _shape(own[name]))
-        for name in own
-        if name in state and _shape(state[name]) != _shape(own[name])
+    pairs = {name: (_shape(state[name]), _shape(value)) for name, value in own.items() if name in state}
+    shapes = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    differing = {
+        "are missing": [name for name in own if name not in state],
+        "are unexpected": [name for name in state if name not in own],
+        "have other shapes": [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in shapes.items()],
     }
-    if not (missing or unexpected or shapes):
+    parts = [f"{len(names)} {how}: {_listed(names)}" for how, names in differing.items() if names]
+    if not parts:
         return
-    parts = [f"{len(missing)} names are missing: {_listed(missing)}"] if missing else []
-    parts += [f"{len(unexpected)} are unexpected: {_listed(unexpected)}"] if unexpected else []
-    if shapes:
-        listed = [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in shapes.items()]
-        parts.append(f"{len(shapes)} have other shapes: {_listed(listed)}")
     classes = {(theirs[0], ours[0]) for theirs, ours in shapes.values() if theirs and ours and theirs[1:] == ours[1:]}
-    if len(shapes) <= 2 and len(classes) == 1 and not missing and not unexpected:
+    hint = "Build the model that the file was saved from."
+    if len(parts) == 1 and len(shapes) in (1, 2) and len(classes) == 1:
         theirs, ours = classes.pop()
         hint = f"It seems to have {theirs} classes, the model {ours}: pass `num_classes={theirs}`."
-    elif len(missing) > len(own) / 2:
-        hint = "It seems to be of another architecture, or of a model inside another one."
-    else:
-        hint = "Build the model that the file was saved from."
     raise StoreError(f"'{path}' does not fit {_name(model)}: {'; '.join(parts)}. {hint}")
 
 
@@ -182,11 +170,11 @@ def _load_npz(model: nn.Module, path: Path) -> None:
                 f"'{path}' does not fill {_name(model)}: {len(unset)} weights are not in it: {_listed(unset)}. "
                 "Where these are the head's, pass the file's `num_classes`."
             )
-    except BaseException as error:
+    except Exception as error:
         model.load_state_dict(before)
-        if isinstance(error, StoreError) or not isinstance(error, Exception):
+        if isinstance(error, StoreError):
             raise
-        raise StoreError(f"'{path}' does not fit {_name(model)}: {_first(error)}.") from error
+        raise StoreError(f"'{path}' does not fit {_name(model)}: {first_line(error)}.") from error
 
 
 def _check_depth(model: nn.Module, path: Path) -> None:
@@ -219,9 +207,3 @@ def _name(model: nn.Module) -> str:
 def _listed(names: Sequence[object], most: int = 3) -> str:
     shown = ", ".join(f"`{name}`" for name in names[:most])
     return f"{shown}, …" if len(names) > most else shown
-
-
-def _first(error: BaseException) -> str:
-    """Get the first sentence of a long error."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return line.split(". ")[0].rstrip(".:")

@@ -1,8 +1,7 @@
 """Outputs of a model on a dataset, in memory or in a store on disk, and the head that computed them."""
 
 from sirc.outputs.head import Head
-from sirc.outputs.meta import STORE_FILE
 from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import OutputStore
+from sirc.outputs.store import STORE_FILE, OutputStore
 
 __all__ = ["STORE_FILE", "Head", "OutputStore", "Outputs"]

@@ -1,6 +1,6 @@
 """Labels: from the numbers or names that a dataset uses to columns of the logits."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,34 +10,43 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_integer, check_labels, check_same_length, check_shape
 
-_ONE_HOT = "For one-hot labels, pass `labels.argmax(1)`."
+_Names: TypeAlias = Tensor | npt.NDArray[Any]
 
 
 def as_columns(labels: ArrayLike, logits: Tensor, classes: ArrayLike | None = None) -> Tensor:
     """Validated int64 columns on the device of the logits; `classes` has the label of each column."""
-    if classes is None:
-        if _strings(labels) is not None:
-            raise ValueError(
-                "`labels` must be integers; got strings. Pass the string of each logit as `Outputs(..., classes=…)`."
-            )
-        columns = as_tensor("labels", labels)
-        check_shape("labels", columns, n=1, hint=_ONE_HOT)
+    columns = _names("labels", labels)
+    check_shape("labels", columns, n=1, hint="For one-hot labels, pass `labels.argmax(1)`.")
+    if isinstance(columns, Tensor):
         check_integer("labels", columns)
-    else:
-        columns = torch.from_numpy(_look_up(_names("labels", labels), _class_names(classes, logits.shape[1])))
+    if classes is not None:
+        columns = torch.from_numpy(_look_up(columns, _names("classes", classes), logits.shape[1]))
+    if not isinstance(columns, Tensor):
+        raise ValueError(
+            "`labels` must be integers; got strings. Pass the string of each logit as `Outputs(..., classes=…)`."
+        )
     check_same_length("labels", columns, "logits", logits)
     columns = columns.to(device=logits.device, dtype=torch.int64)
     check_labels("labels", columns, logits.shape[1])
     return columns
 
 
-def _look_up(labels: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _look_up(names: _Names, class_names: _Names, num_classes: int) -> npt.NDArray[np.int64]:
+    """Find the column of each label."""
+    if isinstance(class_names, Tensor):
+        check_integer("classes", class_names)
+    labels, classes = (x.cpu().numpy() if isinstance(x, Tensor) else x for x in (names, class_names))
+    distinct = len(np.unique(classes))
+    if classes.shape != (num_classes,) or distinct != num_classes:
+        raise ValueError(
+            f"`classes` must give one label for each of the {num_classes} logits, all different; "
+            f"got shape {classes.shape} with {distinct} different labels. List them in the order of the logits."
+        )
     if (labels.dtype.kind == "U") != (classes.dtype.kind == "U"):
         raise ValueError(
             "`labels` and `classes` must both be integers or both be strings; "
             f"got {labels.dtype} and {classes.dtype}. Convert one of them."
         )
-    check_shape("labels", labels, n=1, hint=_ONE_HOT)
     order = np.argsort(classes)
     place = np.searchsorted(classes, labels, sorter=order).clip(max=len(classes) - 1)
     columns: npt.NDArray[np.int64] = order[place].astype(np.int64)
@@ -50,37 +59,14 @@ def _look_up(labels: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray
     return columns
 
 
-def _class_names(classes: ArrayLike, num_classes: int) -> npt.NDArray[Any]:
-    names = _names("classes", classes)
-    distinct = len(np.unique(names))
-    if names.shape != (num_classes,) or distinct != num_classes:
-        raise ValueError(
-            f"`classes` must give one label for each of the {num_classes} logits, all different; "
-            f"got shape {names.shape} with {distinct} different labels. List them in the order of the logits."
-        )
-    return names
-
-
-def _names(name: str, value: ArrayLike) -> npt.NDArray[Any]:
-    """Integers or strings as a NumPy array."""
-    strings = _strings(value)
-    if strings is not None:
-        return strings
-    numbers = as_tensor(name, value)
-    check_integer(name, numbers)
-    array: npt.NDArray[Any] = numbers.cpu().numpy()
-    return array
-
-
-def _strings(value: ArrayLike) -> npt.NDArray[np.str_] | None:
-    """The strings in `value` as a NumPy array, as torch has none; None if it holds anything else."""
-    if isinstance(value, Tensor):
-        return None
+def _names(name: str, value: ArrayLike) -> _Names:
+    """Numbers as a tensor; strings as a NumPy array, as torch has none."""
     in_list = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)
     in_frame = hasattr(value, "__array__") and not hasattr(value, "__dlpack__")  # pandas
-    if not (in_list or in_frame or isinstance(value, np.ndarray)):
-        return None
-    array = np.asarray(value)
-    if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat):
-        array = array.astype(str)
-    return array if array.dtype.kind == "U" else None
+    if in_list or in_frame or isinstance(value, np.ndarray):
+        array = np.asarray(value)
+        if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat):
+            array = array.astype(str)
+        if array.dtype.kind == "U":
+            return array
+    return as_tensor(name, value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self, final
 
@@ -37,12 +38,9 @@ class Layout:
     dtype: torch.dtype
     features_dtype: torch.dtype | None
 
-    def differences(self, other: "Layout") -> str:
-        """Name the sizes and types that differ; empty where none does."""
-        return differences(vars(self), vars(other))
-
 
 @final
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Outputs:
     """Logits (n, K), features (n, L) and labels (n,) of the same n samples, validated once.
 
@@ -59,7 +57,12 @@ class Outputs:
     An `Outputs` does not change; a selection may be empty, a new one may not.
     """
 
-    __slots__ = ("_features", "_labels", "_logits", "_predictions")
+    logits: Tensor
+    """The (n, K) logits v."""
+    features: Tensor | None
+    """The (n, L) features z that the last layer saw, or None."""
+    labels: Tensor | None
+    """The true columns as int64, or None."""
 
     def __init__(
         self,
@@ -86,19 +89,13 @@ class Outputs:
             check_same_device("features", z, "logits", v)
             check_finite("features", z)
         y = None if labels is None else as_columns(labels, v, classes)
-        self._set(v, z, y)
-
-    def _set(self, logits: Tensor, features: Tensor | None, labels: Tensor | None) -> None:
-        self._logits = logits
-        self._features = features
-        self._labels = labels
-        self._predictions: Tensor | None = None
+        vars(self).update(logits=v, features=z, labels=y)
 
     @classmethod
     def _trusted(cls, logits: Tensor, features: Tensor | None = None, labels: Tensor | None = None) -> Self:
         """Make one of tensors that were validated before, without any check."""
         outputs = cls.__new__(cls)
-        outputs._set(logits, features, labels)
+        vars(outputs).update(logits=logits, features=features, labels=labels)
         return outputs
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -110,19 +107,15 @@ class Outputs:
         """Make an `Outputs` of a batch: itself, a dict with its keys, or (logits[, features[, labels]])."""
         if isinstance(batch, Outputs):
             return batch
-        if isinstance(batch, Mapping):
-            if "logits" in batch and set(batch) <= set(_FIELDS):
-                return cls(batch["logits"], batch.get("features"), batch.get("labels"))
-            got = f"a dict with {', '.join(map(repr, batch)) or 'no keys'}"
-        elif isinstance(batch, list | tuple):
-            if 1 <= len(batch) <= len(_FIELDS):
-                return cls(*batch)
-            got = f"{len(batch)} items"
-        else:
-            got = type(batch).__name__
+        if isinstance(batch, Mapping) and "logits" in batch and set(batch) <= set(_FIELDS):
+            return cls(**batch)
+        if isinstance(batch, list | tuple) and 1 <= len(batch) <= len(_FIELDS):
+            return cls(*batch)
+        got = f" of {len(batch)} items" if isinstance(batch, list | tuple) else ""
+        got = f" of {', '.join(map(repr, batch)) or 'no keys'}" if isinstance(batch, Mapping) else got
         raise ValueError(
-            "a batch must be an `Outputs`, a dict with `logits` and perhaps `features` and `labels`, or "
-            f"(logits[, features[, labels]]); got {got}. Wrap it: `Outputs(logits, features, labels)`."
+            "a batch must be an `Outputs`, a dict with `logits` and perhaps `features` and `labels`, or (logits[, "
+            f"features[, labels]]); got a {type(batch).__name__}{got}. Wrap it: `Outputs(logits, features, labels)`."
         )
 
     @classmethod
@@ -132,7 +125,7 @@ class Outputs:
             raise ValueError("`cat` must get at least one `Outputs`; got none. Check that the source has batches.")
         first, *others = parts
         for number, other in enumerate(others, start=1):
-            if differing := first.layout.differences(other.layout):
+            if differing := differences(vars(first.layout), vars(other.layout)):
                 raise ValueError(
                     f"the parts of `cat` must be alike; part {number} is not like part 0: {differing}. "
                     "Convert with `.to(dtype=…)`, or drop what only some have."
@@ -143,68 +136,46 @@ class Outputs:
             **{field: torch.cat([getattr(part, field) for part in parts]) for field in first._tensors()}
         )
 
-    @property
-    def logits(self) -> Tensor:
-        """The (n, K) logits v."""
-        return self._logits
-
-    @property
-    def features(self) -> Tensor | None:
-        """The (n, L) features z that the last layer saw, or None."""
-        return self._features
-
-    @property
-    def labels(self) -> Tensor | None:
-        """The true columns as int64, or None."""
-        return self._labels
-
-    @property
+    @cached_property
     def predictions(self) -> Tensor:
         """The column of the largest logit, int64; computed on first use."""
-        if self._predictions is None:
-            self._predictions = self._logits.argmax(-1)
-        return self._predictions
+        return self.logits.argmax(-1)
 
     @property
     def correct(self) -> Tensor:
         """Whether each prediction is the label."""
-        if self._labels is None:
+        if self.labels is None:
             raise ValueError(
                 "`correct` must have labels to compare with; these outputs have none. "
                 "Build them with `Outputs(logits, features, labels)`."
             )
-        return self.predictions == self._labels
+        return self.predictions == self.labels
 
     @property
     def num_classes(self) -> int:
         """K, the number of logits per sample."""
-        return self._logits.shape[1]
+        return self.logits.shape[1]
 
     @property
     def num_features(self) -> int | None:
         """L, the number of features per sample, or None without features."""
-        return None if self._features is None else self._features.shape[1]
+        return None if self.features is None else self.features.shape[1]
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._logits.device
+        return self.logits.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the logits."""
-        return self._logits.dtype
+        return self.logits.dtype
 
     @property
     def layout(self) -> "Layout":
         """Sizes and types that another `Outputs` of the same dataset must share."""
-        return Layout(
-            num_classes=self.num_classes,
-            num_features=self.num_features,
-            labels=self._labels is not None,
-            dtype=self.dtype,
-            features_dtype=None if self._features is None else self._features.dtype,
-        )
+        features_dtype = None if self.features is None else self.features.dtype
+        return Layout(self.num_classes, self.num_features, self.labels is not None, self.dtype, features_dtype)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Outputs":
         """Move to a device, or give logits and features another dtype; labels stay int64. May return self."""
@@ -220,7 +191,7 @@ class Outputs:
         return self if unchanged else self._trusted(**moved)
 
     def __len__(self) -> int:
-        return len(self._logits)
+        return len(self.logits)
 
     def __getitem__(self, key: int | slice | ArrayLike) -> "Outputs":
         index = row_index(key, len(self), self.device)
@@ -262,7 +233,7 @@ class Outputs:
     def __repr__(self) -> str:
         parts = [f"{len(self)} rows", f"{self.num_classes} classes"]
         parts.append(f"{self.num_features} features" if self.num_features else "no features")
-        parts.append("labels" if self._labels is not None else "no labels")
+        parts.append("labels" if self.labels is not None else "no labels")
         return f"Outputs({', '.join(parts)}, {dtype_name(self.dtype)} on {self.device})"
 
 

@@ -1,18 +1,26 @@
 """OutputStore: outputs on disk, in shards that many processes may write and any number read."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import SupportsIndex, final
 
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_positive
-from sirc._utils.files import PathLike
+from sirc._utils.checks import check_positive, differences
+from sirc._utils.files import PathLike, atomic_write, read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
-from sirc.outputs.meta import OTHER_DATA, OTHER_MODEL, STORE_FILE, StoreMeta
 from sirc.outputs.outputs import Layout, Outputs
-from sirc.outputs.shards import SHARD_FILES, Shards
+
+STORE_FILE = "meta.json"
+"""The file that every store has, and nothing else."""
+_FORMAT, _VERSION = "sirc.OutputStore", 2
+_OTHER = {"model": "another model", "data": "other data (or preprocessing)"}
+_SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # temporary files of killed writers too
 
 
 @final
@@ -36,11 +44,13 @@ class OutputStore:
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        self._meta = meta = StoreMeta.read(self.path)
-        self._shards = Shards(self.path, meta)
+        self._meta = meta = _Meta.read(self.path)
+        self._layout: Layout | None = None
+        self._verified: set[int] = set()
+        self._skipped: dict[int, list[int]] = {}
         self.model, self.data, self.how = meta.model, meta.data, meta.how
         """Fingerprints of the model and of the dataset with its preprocessing, and what else decides the outputs."""
-        self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, meta.num_shards
+        self.size, self.shard_size, self.num_shards = meta.size, meta.shard_size, -(-meta.size // meta.shard_size)
         """The number of dataset items (`len` leaves out skipped ones), of items in a shard, and of shards."""
 
     @classmethod
@@ -63,7 +73,7 @@ class OutputStore:
         the others start.
         """
         path = Path(path)
-        meta = StoreMeta(check_positive("size", size), check_positive("shard_size", shard_size), model, data, how)
+        meta = _Meta(size, shard_size, model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
         if (path / STORE_FILE).exists():
@@ -76,11 +86,12 @@ class OutputStore:
                     )
                 return store
             # Shards before meta.json: killed in between, this leaves an incomplete store and no orphans.
-            for name in filter(SHARD_FILES.fullmatch, names):
+            for name in filter(_SHARD_FILES.fullmatch, names):
                 (path / name).unlink(missing_ok=True)
         elif any(not name.startswith(".") for name in names) or path.is_file():
             raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
-        meta.write(path)
+        text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
+        atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)
 
     @classmethod
@@ -105,38 +116,37 @@ class OutputStore:
         path = Path(path)
         if (path / STORE_FILE).exists() and not overwrite:
             raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
-        batches: Iterable[object] = [source] if isinstance(source, Outputs) else source
         skipped: list[int] = []
+        empty: Outputs | None = None
         if isinstance(source, OutputStore):
             if source.path.resolve() == path.resolve():
                 raise ValueError(f"a store cannot be made from itself; both are '{path}'. Choose another path.")
             source.require_complete()
-            skipped = source.skipped
             if size not in (None, source.size):
                 raise ValueError(f"`size` must be that of the store, {source.size}; got {size}. Leave it out.")
-            size = source.size
+            size, skipped, empty = source.size, source.skipped, source.shard(0)[:0]
             model = source.model if model is None else model
             data = source.data if data is None else data
             how = source.how if how is None else how
-        elif isinstance(source, Outputs) and size is None:
-            size = len(source)
-        elif isinstance(source, Sequence) and size is None:
-            batches = parts = [Outputs.of(batch) for batch in source]
+        elif isinstance(source, Outputs):
+            source = [source]
+        if size is None and isinstance(source, Sequence):
+            source = parts = [Outputs.of(batch) for batch in source]
             size = sum(map(len, parts))
         if size is None:
             raise ValueError(
                 "`size` must be given for batches that come one by one, as it is fixed when a store is made. "
                 "Pass the number of rows in all, or a list of batches."
             )
-        empty = source.shard(0)[:0] if isinstance(source, OutputStore) else None
         store = cls.create(path, size, shard_size=shard_size, model=model, data=data, how=how, overwrite=overwrite)
-        store._shards.fill(batches, skipped, empty)
+        store._fill(map(Outputs.of, source), skipped, empty)
         return store
 
     @property
     def missing(self) -> list[int]:
         """The shards not yet written."""
-        return self._shards.missing
+        names = {entry.name for entry in self.path.iterdir()}
+        return [i for i in range(self.num_shards) if self._file(i).name not in names]
 
     @property
     def complete(self) -> bool:
@@ -146,12 +156,17 @@ class OutputStore:
     @property
     def skipped(self) -> list[int]:
         """The dataset items without a row, of the shards written so far; reads their headers, once."""
-        return self._shards.skipped
+        all_read = len(self._skipped) == self.num_shards
+        return [item for i in (sorted(self._skipped) if all_read else self._present) for item in self._skipped_of(i)]
 
     @property
     def layout(self) -> Layout:
         """Sizes and types that all shards share, from the first shard that is there."""
-        return self._shards.layout
+        if self._layout is None:
+            if not (present := self._present):
+                raise StoreError(f"'{self.path}' has no shard yet. Write one with `store.write(i, outputs)`.")
+            self._layout = self.shard(present[0]).layout
+        return self._layout
 
     @property
     def num_classes(self) -> int:
@@ -175,17 +190,18 @@ class OutputStore:
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse a store that another model wrote; one that names no model is taken as it is."""
-        self._check_source(self.model, fingerprint, OTHER_MODEL)
+        self._check_source("model", fingerprint)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse a store of other data or preprocessing; one that names none is taken as it is."""
-        self._check_source(self.data, fingerprint, OTHER_DATA)
+        self._check_source("data", fingerprint)
 
-    def _check_source(self, written: str | None, fingerprint: str, other: str) -> None:
+    def _check_source(self, name: str, fingerprint: str) -> None:
+        written = getattr(self, name)
         if written not in (None, fingerprint):
             raise StoreError(
-                f"'{self.path}' is a store from {other}: it has {written!r}, this one is {fingerprint!r}. Extract "
-                "again into another folder, or with `overwrite=True`."
+                f"'{self.path}' is a store from {_OTHER[name]}: it has {written!r}, this one is {fingerprint!r}. "
+                "Extract again into another folder, or with `overwrite=True`."
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
@@ -194,20 +210,48 @@ class OutputStore:
         `skipped` are the dataset items of this shard that have no row. A shard may lack all: pass an empty selection,
         `outputs[:0]`, which still says what rows look like.
         """
-        self._shards.write(i, outputs, skipped)
+        self._check_number(i)
+        items, no_row = self.items(i), sorted(map(operator.index, skipped))
+        outside = [item for item in no_row if item not in items]
+        if outside or len(set(no_row)) != len(no_row):
+            raise ValueError(
+                f"`skipped` must be different dataset items of shard {i}, {items.start}…{items.stop - 1}; got "
+                f"{outside[0] if outside else 'one of them twice'}. Count from the start of the dataset."
+            )
+        if len(outputs) + len(no_row) != len(items):
+            raise ValueError(
+                f"shard {i} must have {len(items)} rows{f' less the {len(no_row)} skipped' if no_row else ''}, those "
+                f"of dataset rows {items.start}…{items.stop - 1}; got {len(outputs)}. Name items without a row with "
+                "`skipped=`; use `OutputStore.from_outputs` for batches of other lengths."
+            )
+        if self._layout is not None or self._present:
+            self._check_layout(f"shard {i}", outputs.layout)
+        metadata = {**self._place(i), "skipped": ",".join(map(str, no_row))}
+        write_safetensors(self._file(i), outputs._tensors(), metadata, overwrite=True)
+        self._layout = outputs.layout
+        self._verified.discard(i)
+        self._skipped[i] = no_row
 
     def shard(self, i: int) -> Outputs:
         """The rows of one shard, memory-mapped; the other shards need not be there yet."""
-        return self._shards.read(i)
+        self._require(i)
+        tensors, metadata = read_safetensors(self._file(i), verify=i not in self._verified)
+        skipped = self._check_metadata(i, metadata)
+        shard = Outputs._trusted(**tensors)
+        self._layout = self._layout or shard.layout
+        self._check_layout(f"'{self._file(i)}'", shard.layout)  # racing writers may have disagreed
+        self._verified.add(i)
+        self._skipped[i] = skipped
+        return shard
 
     def items(self, i: int) -> range:
         """The dataset items of shard `i`, with those that have no row."""
-        return self._meta.items(i)
+        return range(i * self.shard_size, min((i + 1) * self.shard_size, self.size))
 
     def index(self, i: int) -> Tensor:
         """The dataset items that the rows of shard `i` belong to, int64."""
-        skipped = set(self._shards.skipped_of(i))
-        rows = [item for item in self._meta.items(i) if item not in skipped]
+        skipped = set(self._skipped_of(i))
+        rows = [item for item in self.items(i) if item not in skipped]
         return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def __len__(self) -> int:
@@ -225,12 +269,12 @@ class OutputStore:
         """
         size = check_positive("batch_size", batch_size)
         self.require_complete()
-        return (batch for i in range(self.num_shards) for batch in self._shards.read(i).batches(size))
+        return (batch for i in range(self.num_shards) for batch in self.shard(i).batches(size))
 
     def load(self, device: torch.device | str = "cpu") -> Outputs:
         """Read all rows into one `Outputs`, which must fit into memory."""
         self.require_complete()
-        first = self._shards.read(0)
+        first = self.shard(0)
         if self.num_shards == 1:
             return first.to(device)
         # Filled shard by shard, so that the rows are never in memory twice.
@@ -240,7 +284,7 @@ class OutputStore:
         }
         start = 0
         for i in range(self.num_shards):
-            shard = self._shards.read(i)
+            shard = self.shard(i)
             for field, x in shard._tensors().items():
                 whole[field][start : start + len(shard)] = x
             start += len(shard)
@@ -248,11 +292,11 @@ class OutputStore:
 
     def verify(self) -> None:
         """Compare the checksum of every shard again, and require that none is missing."""
-        self._shards.forget()
+        self._verified.clear()
         damaged = []
-        for i in self._shards.present:
+        for i in self._present:
             try:
-                self._shards.read(i)
+                self.shard(i)
             except StoreError as error:
                 damaged.append(str(error))
         if damaged:
@@ -260,16 +304,13 @@ class OutputStore:
         self.require_complete()
 
     def __repr__(self) -> str:
-        present = self._shards.present
+        present = self._present
         try:
             skipped = len(self.skipped)
         except (StoreError, OSError):  # a damaged shard is for those who read it
             skipped = 0
         rows = f"{self.size - skipped} of {self.size} rows" if skipped else f"{self.size} rows"
         return f"OutputStore('{self.path}', {rows}, {len(present)} of {self.num_shards} shards)"
-
-    def _file(self, i: int) -> Path:
-        return self._shards.file(i)
 
     def require_complete(self) -> None:
         """Refuse a store with shards missing, and say which."""
@@ -279,3 +320,141 @@ class OutputStore:
                 f"'{self.path}' must be complete to be read; {len(missing)} of {self.num_shards} shards are "
                 f"missing: {listed}. Resume the extraction: it writes only those."
             )
+
+    def _file(self, i: int) -> Path:
+        return self.path / f"shard-{i:05}.safetensors"
+
+    @property
+    def _present(self) -> list[int]:
+        return sorted({*range(self.num_shards)}.difference(self.missing))
+
+    def _place(self, i: int) -> dict[str, str]:
+        """The metadata that ties shard `i` to its place, so that one copied from elsewhere is noticed."""
+        settings = {key: str(value) for key, value in asdict(self._meta).items()}
+        return {"format": f"{_FORMAT}/{_VERSION}", "shard": str(i), **settings}
+
+    def _skipped_of(self, i: int) -> list[int]:
+        if i not in self._skipped:
+            self._require(i)
+            self._skipped[i] = self._check_metadata(i, read_metadata(self._file(i)))
+        return self._skipped[i]
+
+    def _fill(self, batches: Iterator[Outputs], skipped: Sequence[int], empty: Outputs | None) -> None:
+        """Write all shards from batches with the rows of all items but those `skipped`, in order.
+
+        `empty` is a selection without rows, needed where a shard may lack all.
+        """
+        rest, written = empty, 0
+        for i in range(self.num_shards):
+            no_row = [item for item in skipped if item in self.items(i)]
+            wanted = len(self.items(i)) - len(no_row)
+            last = i == self.num_shards - 1
+            parts = [] if rest is None else [rest]
+            # The last shard asks for one row more than it holds, to notice rows that are left over.
+            while (rows := sum(map(len, parts))) < wanted + last and (batch := next(batches, None)) is not None:
+                parts.append(batch)
+            if rows < wanted or (last and rows > wanted):
+                raise ValueError(
+                    f"`size` must be the number of rows in all; got {self.size}, but the batches have "
+                    f"{'at least ' if rows > wanted else ''}{written + rows}. Pass that, and `overwrite=True`."
+                )
+            joined = Outputs.cat([part for part in parts if len(part)] or parts[:1])
+            self.write(i, joined[:wanted], no_row)
+            rest = joined[wanted:]
+            written += wanted
+
+    def _check_number(self, i: int) -> None:
+        if not 0 <= i < self.num_shards:
+            raise ValueError(f"`i` must be a shard in 0…{self.num_shards - 1}; got {i}. See `store.missing`.")
+
+    def _require(self, i: int) -> None:
+        self._check_number(i)
+        if not self._file(i).exists():
+            raise StoreError(f"'{self.path}' has no shard {i} yet. Write it with `store.write({i}, outputs)`.")
+
+    def _check_layout(self, what: str, layout: Layout) -> None:
+        if differing := differences(vars(self.layout), vars(layout)):
+            raise StoreError(
+                f"all shards of '{self.path}' must be alike; {what} is not: {differing}. "
+                "Write it as the others are, or start anew with `create(..., overwrite=True)`."
+            )
+
+    def _check_metadata(self, i: int, metadata: Mapping[str, str]) -> list[int]:
+        """Require that a shard was written for this place; return the items that it skips."""
+        expected = self._place(i)
+        if differing := differences(expected, {key: metadata.get(key) for key in expected}):
+            raise StoreError(
+                f"'{self._file(i)}' was written for another place: {differing}. Delete it and write it again."
+            )
+        text = metadata.get("skipped", "none")
+        # This may run before the checksum was compared, so the header can hold anything.
+        try:
+            no_row = [int(number) for number in text.split(",")] if text else []
+        except ValueError:
+            no_row = [-1]
+        if not set(no_row) <= set(self.items(i)) or no_row != sorted(set(no_row)):
+            raise StoreError(
+                f"'{self._file(i)}' cannot be trusted: it gives the items it skips as {text!r}. Delete it and write it "
+                "again."
+            )
+        return no_row
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """The content of meta.json, written once, so that processes that share a store cannot disagree on it."""
+
+    size: int
+    shard_size: int
+    model: str | None
+    data: str | None
+    how: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("size", "shard_size"):
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+        for name in ("model", "data", "how"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, str)):
+                raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {value!r}.")
+
+    def differences(self, other: "_Meta") -> str:
+        """Say what differs; empty where nothing does."""
+        mine, theirs = asdict(self), asdict(other)
+        parts = []
+        for name, whose in _OTHER.items():
+            written, given = mine.pop(name), theirs.pop(name)
+            if written != given:
+                parts.append(f"it belongs to {whose}: it has {written!r}, this one is {given!r}")
+        if settings := differences(mine, theirs):
+            parts.append(f"it has other settings: {settings}")
+        return "; ".join(parts)
+
+    @classmethod
+    def read(cls, folder: Path) -> "_Meta":
+        """Read meta.json; anything else than a store wrote is a `StoreError`."""
+        file = folder / STORE_FILE
+        try:
+            meta = json.loads(file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(
+                f"there is no store at '{folder}': it has no {STORE_FILE}. Make one with `OutputStore.create`."
+            ) from error
+        except ValueError as error:
+            raise _damaged(file, error) from error
+        written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
+        if written != (_FORMAT, _VERSION):
+            raise StoreError(
+                f"'{folder}' must be a store, of format {_FORMAT} and version {_VERSION}; its {STORE_FILE} has "
+                f"{written}. Check the path, make the store again with `overwrite=True`, or update sirc to read it."
+            )
+        try:
+            return cls(**meta)
+        except (TypeError, ValueError) as error:
+            raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, why: Exception) -> StoreError:
+    return StoreError(
+        f"'{file}' is damaged: {why}. Restore it, or make the store again with `create(..., overwrite=True)`."
+    )

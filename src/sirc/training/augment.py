@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, final
 
 import torch
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
     from sirc.training.recipe import Augment
 
-Use = Literal["order", "image", "boxes", "network"]
-
 _TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the central crop
 
 
-def random_key(use: Use, *numbers: int) -> int:
+def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int) -> int:
     """Mix several numbers into one seed, on which all randomness of a sample depends.
 
     `use` says what is drawn, so that the order of an epoch is independent of the crop of an image.
@@ -80,24 +78,20 @@ class DeviceAugment:
         self.images = images
         self.rows = rows  # of `images` to train on; all, if None
         self.seed = seed
-        height, width = images.shape[-2:]
-        self.count = len(images if rows is None else rows)
-        self.input = height, width
-        size = [height, width] if augment.crop != "resized" or preprocess.size is None else crop_size(preprocess)
-        self.output = size[0], size[1]
+        whole = augment.crop != "resized" or preprocess.size is None
+        self.output = images.shape[-2:] if whole else crop_size(preprocess)
         self._normalise = Normalise(preprocess, images.device)
-        self._boxes: Tensor | None = None
+        self._boxes: Tensor
 
     def start(self, epoch: int) -> None:
-        """Draw the crops and flips of all images of an epoch."""
+        """Draw the crops and flips of all images of an epoch, before its first batch."""
         generator = torch.Generator().manual_seed(random_key("boxes", self.seed, epoch))
-        boxes = _draw(self.count, self.input, self.augment, generator)
+        count = len(self.images if self.rows is None else self.rows)
+        boxes = _draw(count, self.images.shape[-2], self.images.shape[-1], self.augment, generator)
         self._boxes = boxes.to(self.images.device, non_blocking=True)
 
     def __call__(self, index: Tensor) -> Tensor:
         """Augment and normalise the images of these indices."""
-        if self._boxes is None:
-            raise ValueError("Call `start(epoch)` before the first batch: it draws the crops.")
         images = self.images[index if self.rows is None else self.rows[index]].float()  # crops have fractions
         clamp = self.augment.crop == "resized"
         return self._normalise(resample(images, self._boxes[index], self.output, clamp=clamp))
@@ -118,7 +112,7 @@ class Normalise:
         return torch.addcmul(self.shift, images.float(), self.scale)
 
 
-def resample(images: Tensor, boxes: Tensor, output: tuple[int, int], *, clamp: bool) -> Tensor:
+def resample(images: Tensor, boxes: Tensor, output: Sequence[int], *, clamp: bool) -> Tensor:
     """Cut a box out of each float image (N, C, H, W) and scale it to `output`, bilinearly.
 
     A box is (top, left, height, width, flip), in pixels. With `clamp` no pixel outside the box is used, as if the image
@@ -139,14 +133,11 @@ def _positions(start: Tensor, length: Tensor, count: int, clamp: bool) -> Tensor
     """Locate the pixel centres of the output in the image, (N, count)."""
     steps = (torch.arange(count, device=start.device, dtype=start.dtype) + 0.5) / count
     at = start[:, None] + steps * length[:, None] - 0.5
-    if not clamp:
-        return at
-    return torch.minimum(torch.maximum(at, start[:, None]), (start + length - 1)[:, None])
+    return at.clamp(start[:, None], (start + length - 1)[:, None]) if clamp else at
 
 
-def _draw(count: int, size: tuple[int, int], augment: Augment, generator: torch.Generator) -> Tensor:
+def _draw(count: int, height: int, width: int, augment: Augment, generator: torch.Generator) -> Tensor:
     """Draw a box for each image: (count, 5) float32."""
-    height, width = size
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -154,10 +145,9 @@ def _draw(count: int, size: tuple[int, int], augment: Augment, generator: torch.
     if augment.crop == "resized":
         top, left, tall, wide = _resized_crops(uniform, count, height, width, augment)
     else:
-        tall, wide = torch.full((count,), float(height)), torch.full((count,), float(width))
+        tall, wide = torch.full((count,), height), torch.full((count,), width)
         shifts = 2 * augment.padding + 1 if augment.crop == "padded" else 1
-        top = (uniform(count) * shifts).floor() - shifts // 2
-        left = (uniform(count) * shifts).floor() - shifts // 2
+        top, left = ((uniform(count) * shifts).floor() - shifts // 2 for _ in range(2))
     flip = uniform(count) < augment.flip
     return torch.stack([column.float() for column in (top, left, tall, wide, flip)], -1)
 
@@ -177,7 +167,6 @@ def _resized_crops(
     central = float(round(min(width, height * shape))), float(round(min(height, width / shape)))
     none = ~fits.any(-1)
     wide, tall = wide.masked_fill(none, central[0]), tall.masked_fill(none, central[1])
-    top = (uniform(count) * (height - tall + 1)).floor()
-    left = (uniform(count) * (width - wide + 1)).floor()
-    middle = (torch.tensor(height) - tall).div(2).floor(), (torch.tensor(width) - wide).div(2).floor()
-    return torch.where(none, middle[0], top), torch.where(none, middle[1], left), tall, wide
+    top = torch.where(none, (height - tall) / 2, uniform(count) * (height - tall + 1)).floor()
+    left = torch.where(none, (width - wide) / 2, uniform(count) * (width - wide + 1)).floor()
+    return top, left, tall, wide

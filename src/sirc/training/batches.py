@@ -1,8 +1,7 @@
-"""Training batches: the same for any number of processes, read from files by workers."""
+"""Training batches: the same for any number of processes, read by workers or cached on the device."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,19 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from sirc.data import READ_ERRORS, ImageSet, Preprocess, Unreadable, usable_workers
+from sirc.data import READ_ERRORS, CachedImages, DeviceCache, ImageSet, Preprocess, Unreadable, usable_workers
 from sirc.errors import ImageError
-from sirc.training.augment import Normalise, crop_size, random_key, training_transform
+from sirc.progress import Progress
+from sirc.training.augment import DeviceAugment, Normalise, crop_size, random_key, training_transform
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from sirc.training.recipe import Augment
+    from sirc.training.recipe import Augment, Train
 
 IGNORED = -100  # the label that cross-entropy leaves out
 
+_Key: TypeAlias = tuple[int, int, bool]
 _Item: TypeAlias = tuple["Tensor | Unreadable", int]
 _Collated: TypeAlias = tuple["Tensor | None", "Tensor | None", list[Unreadable]]
 
@@ -77,86 +78,133 @@ class Order:
         return [range(start, min(start + size, count)) for start in range(rank * size, count, world * size)]
 
 
-class Batches(ABC):
-    """The batches of a training loop, and the images that this process could not read in this epoch."""
+class _Batches:
+    """The order of the batches, and the images that this process could not read in this epoch."""
 
-    order: Order
-    unreadable: set[str]
+    def __init__(self, order: Order, recipe: Train, preprocess: Preprocess) -> None:
+        self.order = order
+        self.unreadable: set[str] = set()
+        self._skip = recipe.on_error == "skip"
+        self._normalise = Normalise(preprocess, order.process.device)
 
-    @abstractmethod
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch."""
-
-    @abstractmethod
-    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's share of the validation images, with their labels."""
+    def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
+        """Remember the images that could not be read; an error unless skipped, and always where the machine failed."""
+        for item in lost:
+            where = images.where(item.index)
+            why = item.why if where in item.why else f"{where}: {item.why}"
+            if not self._skip or item.fatal:
+                advice = ' Or set `on_error = "skip"` in [train], which counts and names such images.'
+                raise ImageError(f"every {kind} image must be readable; {why}{'' if item.fatal else advice}")
+            self.unreadable.add(f"{kind}: {why}")
 
 
 @final
-class LoaderBatches(Batches):
+class LoaderBatches(_Batches):
     """Batches that worker processes read and augment when they are needed, normalised on the device."""
 
     def __init__(
-        self,
-        train: ImageSet,
-        validation: ImageSet | None,
-        order: Order,
-        augment: Augment,
-        preprocess: Preprocess,
-        *,
-        workers: int,
-        skip: bool,
+        self, train: ImageSet, validation: ImageSet | None, order: Order, recipe: Train, preprocess: Preprocess
     ) -> None:
-        self.order = order
-        self.unreadable = set()
-        self._skip = skip
-        self._train = train
-        self._normalise = Normalise(preprocess, order.process.device)
-        self._batches = _EpochBatches(order)
-        blank = torch.zeros(input_shape(train, augment, preprocess), dtype=torch.uint8)
-        dataset = _Augmented(train, training_transform(augment, preprocess), order.seed)
-        self._loader = self._loading(dataset, self._batches, partial(_collate, blank=blank), workers)
-        self._validation: tuple[ImageSet, DataLoader[Any]] | None = None
-        if validation is not None:
-            blocks = [list(block) for block in order.blocks(len(validation))]
-            labelled = _Labelled(validation, preprocess.pixels())
-            self._validation = validation, self._loading(labelled, blocks, _collate, workers)
+        super().__init__(order, recipe, preprocess)
+        self._sets = train, validation
+        self._keys = _EpochKeys(order)
+        blank = torch.zeros(input_shape(train, recipe.augment, preprocess), dtype=torch.uint8)
 
-    def _loading(
-        self, dataset: Dataset[Any], batches: Any, collate: Callable[[Sequence[_Item]], _Collated], workers: int
-    ) -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            batch_sampler=batches,
-            num_workers=usable_workers(workers),
-            collate_fn=collate,
-            persistent_workers=workers > 0,
-            pin_memory=self.order.process.device.type == "cuda",
-            generator=torch.Generator(),  # so that the network's dropout keeps its random numbers
+        def load(images: ImageSet, transform: Callable[[Image], Tensor], keys: Any, collate: Any) -> DataLoader[Any]:
+            return DataLoader(
+                _Items(images, transform, order.seed),
+                batch_sampler=keys,
+                num_workers=usable_workers(recipe.workers),
+                collate_fn=collate,
+                persistent_workers=recipe.workers > 0,
+                pin_memory=order.process.device.type == "cuda",
+                generator=torch.Generator(),  # so that the network's dropout keeps its random numbers
+            )
+
+        self._train = load(
+            train, training_transform(recipe.augment, preprocess), self._keys, partial(_collate, blank=blank)
         )
+        if validation is not None:
+            blocks = [[(0, index, True) for index in block] for block in order.blocks(len(validation))]
+            self._validation = load(validation, preprocess.pixels(), blocks, _collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; workers are given the epoch with each index."""
         self.unreadable.clear()
-        self._batches.epoch = epoch
+        self._keys.epoch = epoch
         sizes = (total for _, total, _ in self.order.batches(epoch))
-        for (images, labels, lost), total in zip(self._loader, sizes, strict=True):
-            self.unreadable |= check_unreadable("training", self._train, lost, skip=self._skip)
+        for (images, labels, lost), total in zip(self._train, sizes, strict=True):
+            self._note_unreadable("training", self._sets[0], lost)
             yield Batch(*self._on_device(images, labels), total)
 
     def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's share of the validation images, with their labels."""
-        if self._validation is None:
+        if self._sets[1] is None:
             return
-        validation, loader = self._validation
-        for images, labels, lost in loader:
-            self.unreadable |= check_unreadable("validation", validation, lost, skip=self._skip)
+        for images, labels, lost in self._validation:
+            self._note_unreadable("validation", self._sets[1], lost)
             if images is not None:
                 yield self._on_device(images, labels)
 
     def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         device = self.order.process.device
         return self._normalise(images.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
+
+
+@final
+class DeviceBatches(_Batches):
+    """Batches of images that are all cached on the device as uint8 and augmented there."""
+
+    def __init__(
+        self,
+        train: ImageSet,
+        validation: ImageSet | None,
+        order: Order,
+        recipe: Train,
+        preprocess: Preprocess,
+        progress: Progress,
+        cache: DeviceCache | None = None,
+    ) -> None:
+        super().__init__(order, recipe, preprocess)
+        device, augment, cache = order.process.device, recipe.augment, cache or DeviceCache()
+
+        def load(kind: str, images: ImageSet, geometry: Preprocess) -> tuple[CachedImages, Tensor]:
+            cached = cache.pixels(
+                images,
+                geometry,
+                device=device,
+                workers=recipe.workers,
+                on_unreadable=partial(self._note_unreadable, kind, images),
+                progress=progress,
+            )
+            labels = required_labels(images).clone()
+            labels[[item.index for item in cached.lost]] = IGNORED
+            return cached, labels.to(device)
+
+        # A random crop may be anywhere in the image, so the cache has the image before the test-time crop.
+        side = preprocess.resize if augment.crop == "resized" and isinstance(preprocess.resize, int) else None
+        geometry = preprocess if side is None else Preprocess(side, side, preprocess.interpolation)
+        images, self._labels = load("training", train, geometry)
+        self._augment = DeviceAugment(augment, preprocess, images.pixels, seed=order.seed, rows=images.rows)
+        self._validation = None if validation is None else load("validation", validation, preprocess)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch."""
+        self._augment.start(epoch)
+        for index, total, counts in self.order.batches(epoch, self.order.process.device):
+            labels = self._labels[index]
+            yield Batch(self._augment(index), labels if counts else torch.full_like(labels, IGNORED), total)
+
+    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's share of the validation images, with their labels."""
+        if self._validation is None:
+            return
+        images, labels = self._validation
+        readable = (labels != IGNORED).nonzero()[:, 0] if images.lost else None
+        for block in self.order.blocks(len(images if readable is None else readable)):
+            part: slice | Tensor = slice(block.start, block.stop)
+            part = part if readable is None else readable[part]
+            yield self._normalise(images[part]), labels[part]
 
 
 def required_labels(images: ImageSet) -> Tensor:
@@ -181,83 +229,49 @@ def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> t
     raise ImageError(f"none of the {len(images)} images of `{images.name}` can be read. Check the path.")
 
 
-def check_unreadable(kind: str, images: ImageSet, lost: Sequence[Unreadable], *, skip: bool) -> set[str]:
-    """Describe each image that could not be read; an error unless `skip`, and always where the machine failed."""
-    descriptions = set()
-    for item in lost:
-        where = images.where(item.index)
-        why = item.why if where in item.why else f"{where}: {item.why}"
-        if not skip or item.fatal:
-            advice = ' Or set `on_error = "skip"` in [train], which counts and names such images.'
-            raise ImageError(f"every {kind} image must be readable; {why}{'' if item.fatal else advice}")
-        descriptions.add(f"{kind}: {why}")
-    return descriptions
-
-
 @final
-class _EpochBatches(Sampler[list[tuple[int, int, bool]]]):
-    """The keys of each batch: (epoch, index, whether it counts)."""
+class _EpochKeys:
+    """The keys of each batch of an epoch."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.epoch = 0
 
-    def __iter__(self) -> Iterator[list[tuple[int, int, bool]]]:
+    def __iter__(self) -> Iterator[list[_Key]]:
         for index, _, counts in self.order.batches(self.epoch):
             yield [(self.epoch, i, counts) for i in index.tolist()]
 
-    def __len__(self) -> int:
-        return len(self.order)
-
 
 @final
-class _Labelled(Dataset[_Item]):
-    """Images and labels of the validation set, transformed; an image that cannot be read comes as an `Unreadable`."""
+class _Items(Dataset[_Item]):
+    """Images and labels, by (epoch, index, whether it counts); all randomness comes from (seed, epoch, index).
 
-    def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor]) -> None:
-        self.images = images
-        self.labels = required_labels(images)
-        self.transform = transform
-
-    def __getitem__(self, index: int) -> _Item:
-        label = int(self.labels[index])
-        try:
-            image = self.images.image(index)
-        except READ_ERRORS as error:
-            return Unreadable.because(index, error), label
-        return self.transform(image), label
-
-
-@final
-class _Augmented(Dataset[_Item]):
-    """Images and labels of the training set; all randomness comes from (seed, epoch, index)."""
+    An image that cannot be read comes as an `Unreadable`.
+    """
 
     def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor], seed: int) -> None:
-        self.items = _Labelled(images, transform)
+        self.images, self.labels = images, required_labels(images)
+        self.transform = transform
         self.seed = seed
 
-    def __getitem__(self, key: tuple[int, int, bool]) -> _Item:
+    def __getitem__(self, key: _Key) -> _Item:
         epoch, index, counts = key
+        label = int(self.labels[index]) if counts else IGNORED
         state = torch.default_generator.get_state()
         try:
             # Not torch.manual_seed, which would seed the GPU as well.
             torch.default_generator.manual_seed(random_key("image", self.seed, epoch, index))
-            x, label = self.items[index]
+            return self.transform(self.images.image(index)), label
+        except READ_ERRORS as error:
+            return Unreadable.because(index, error), label
         finally:
             torch.default_generator.set_state(state)
-        return x, label if counts else IGNORED
 
 
 def _collate(items: Sequence[_Item], blank: Tensor | None = None) -> _Collated:
     """Collate the readable items; an unreadable one is left out, or replaced by `blank` with an ignored label."""
-    readable: list[tuple[Tensor, int]] = []
-    lost: list[Unreadable] = []
-    for x, label in items:
-        if not isinstance(x, Unreadable):
-            readable.append((x, label))
-            continue
-        lost.append(x)
-        if blank is not None:
-            readable.append((blank, IGNORED))
+    lost = [x for x, _ in items if isinstance(x, Unreadable)]
+    filled = [(blank, IGNORED) if isinstance(x, Unreadable) else (x, label) for x, label in items]
+    readable = [(x, label) for x, label in filled if x is not None]
     images, labels = default_collate(readable) if readable else (None, None)
     return images, labels, lost

@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -52,23 +49,12 @@ class RunFiles:
         self.weights = folder / "model.safetensors"
         self.checkpoint = folder / "checkpoint.safetensors"
         self.history = folder / "history.csv"
-        self._files = self.weights, self.checkpoint, self.history
 
-    def clear(self) -> None:
-        """Delete the files of an earlier run."""
-        for file in self._files:
-            file.unlink(missing_ok=True)
-        self.sweep()
-
-    def sweep(self) -> None:
-        """Delete temporary files of processes that were killed, but not those of processes still running."""
-        for file in self._files:
-            temporary = re.compile(rf"\.{re.escape(file.name)}\.(\d+)-[0-9a-f]+\.tmp")
-            for path in self.folder.glob(f".{file.name}.*.tmp"):
-                match = temporary.fullmatch(path.name)
-                if match and not _may_be_writing(int(match[1])):
-                    with suppress(PermissionError):  # Windows does not delete what is open
-                        path.unlink(missing_ok=True)
+    def sweep(self, overwrite: bool = False) -> None:
+        """Delete the temporary files that processes left when they were killed, and an earlier run if asked to."""
+        for file in (self.weights, self.checkpoint, self.history):
+            for path in (*self.folder.glob(f".{file.name}.*-*.tmp"), *([file] if overwrite else [])):
+                path.unlink(missing_ok=True)
 
     def finished(self, model: nn.Module) -> list[Epoch] | None:
         """Load the final weights and return the history, if this run was finished before."""
@@ -83,13 +69,16 @@ class RunFiles:
         if not self.checkpoint.exists():
             return []
         tensors, history = self._read(self.checkpoint)
-        weights = {name: value for name, value in tensors.items() if name.startswith("model.")}
-        model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
+        weights: dict[str, Tensor] = {}
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".", 2)
+            kind, key = name.split(".", 1)
+            if kind == "model":
+                weights[key] = value
+            else:
+                number, key = key.split(".", 1)
                 state.setdefault(int(number), {})[key] = value.clone()
+        model.load_state_dict(weights)
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         return history
 
@@ -123,8 +112,7 @@ class RunFiles:
                 f"'{path}' comes from another recipe: {differing}. Train into another folder (`out` or `name` in the "
                 "TOML), or delete what is there with `overwrite=True` (`--overwrite`; `sirc run` has `--redo train`)."
             )
-        rows: list[dict[str, Any]] = json.loads(metadata["history"])
-        return tensors, [Epoch(**row) for row in rows]
+        return tensors, [Epoch(**row) for row in json.loads(metadata["history"])]
 
     def _write_history(self, history: list[Epoch]) -> None:
         text = io.StringIO()
@@ -132,16 +120,3 @@ class RunFiles:
         writer.writeheader()
         writer.writerows(asdict(line) for line in history)
         atomic_write(self.history, lambda file: file.write(text.getvalue().encode()))
-
-
-def _may_be_writing(process: int) -> bool:
-    """Check if a process of this machine still runs; this one does not count, as it writes nothing while it sweeps."""
-    if process == os.getpid() or os.name == "nt":  # on Windows `os.kill` would end the process
-        return False
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # it runs, and is another user's
-        pass
-    return True

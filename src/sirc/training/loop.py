@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sirc._utils import distributed
+from sirc._utils.text import first_line
 from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
 from sirc.progress import SILENT, Progress
 from sirc.training.augment import random_key
-from sirc.training.batches import IGNORED, Batch, Batches, LoaderBatches, Order, Process, input_shape
+from sirc.training.batches import IGNORED, Batch, DeviceBatches, LoaderBatches, Order, Process, input_shape
 from sirc.training.checkpoint import Epoch, RunFiles
-from sirc.training.cuda_graph import CapturedStep, capture_step
-from sirc.training.device_batches import DeviceBatches
-from sirc.training.logging import epoch_summary, tensorboard, unreadable_summary
-from sirc.training.preflight import check_outputs, try_compile
+from sirc.training.preflight import check_outputs, step_undone, try_compile
 
 if TYPE_CHECKING:
     from sirc.data import ImageSet
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 _WARMUP_START = 0.01  # of the learning rate
+_LISTED = 20  # unreadable images in one note
+_GRAPH_WARM_UP = 3  # steps in which libraries choose their kernels; such choices cannot be captured
 _REPORT_SECONDS = 1.0  # between reports of the loss, since reading it waits for the device
 
 
@@ -69,7 +71,14 @@ def train(
     process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
     main = accelerator.is_main_process
     progress = progress if main else SILENT
-    files = RunFiles(folder, _recipe(model, images, recipe, preprocess, seed))
+    decisive = {  # for the weights
+        **recipe.hyperparameters(),
+        **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
+        "seed": seed,
+        "training images": images.with_transform(None).fingerprint,
+        "starting weights": fingerprint(model),
+    }
+    files = RunFiles(folder, decisive)
     with distributed.failing_together():
         finished = None if overwrite else files.finished(model)
     _check_agreement(model, finished)
@@ -80,37 +89,43 @@ def train(
     with distributed.failing_together():
         shape = input_shape(images, recipe.augment, preprocess)
         check_outputs(model, shape, images, validation)
-        optimizer = _optimizer(model, recipe, process.device)
+        model.to(process.device)
+        if recipe.channels_last:
+            model.to(memory_format=torch.channels_last)
+        model.zero_grad()
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            nesterov=recipe.nesterov,
+        )
         history = [] if overwrite else files.resume(model, optimizer)
     _check_agreement(model, history)
     if history:
         progress.note(f"{name}: going on after epoch {len(history)} of {recipe.epochs}")
     with distributed.failing_together():
         order = Order(len(images), recipe.batch_size, seed, process)
-        arguments = images, validation, order, recipe.augment, preprocess
-        workers, skip = recipe.workers, recipe.on_error == "skip"
-        batches = (
-            DeviceBatches(*arguments, workers=workers, skip=skip, progress=progress, cache=cache)
-            if recipe.cache == "device"
-            else LoaderBatches(*arguments, workers=workers, skip=skip)
-        )
+        arguments = images, validation, order, recipe, preprocess
+        on_device = recipe.cache == "device"
+        batches = DeviceBatches(*arguments, progress, cache) if on_device else LoaderBatches(*arguments)
     network = model
     if recipe.compile:
         size = -(-min(order.batch_size, order.count) // process.world)
         blank = _formatted(torch.zeros(size, *shape, device=process.device), recipe)
         network = try_compile(model, blank, lambda: _autocast(recipe, process.device), progress)
-    loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, batches, recipe)
+    loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, batches, recipe, progress)
     if recipe.graph and not loop.uses_graph:
         progress.note(f"{name}: `graph` is for one process on a GPU; each kernel is launched by itself")
 
     reported: set[str] = set()
-    with tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
+    with _tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
         if main:
-            files.clear() if overwrite else files.sweep()
+            files.sweep(overwrite)
         for epoch in range(len(history), recipe.epochs):
             set_seed(random_key("network", seed, epoch, process.rank) % 2**32)  # NumPy takes 32 bits
             began = time.perf_counter()
-            means = _train_epoch(loop, epoch, f"{name}, epoch {epoch + 1}/{recipe.epochs}", progress)
+            means = _train_epoch(loop, epoch, f"{name}, epoch {epoch + 1}/{recipe.epochs}")
             seconds = time.perf_counter() - began
             tested = _validate(loop)
             texts = distributed.gather_texts(json.dumps(sorted(batches.unreadable)))
@@ -118,13 +133,20 @@ def train(
             speed = order.count / seconds
             line = Epoch(epoch + 1, learning_rate(recipe, epoch), *means, *tested, seconds, speed, len(unreadable))
             history.append(line)
-            if new := unreadable - reported:
-                progress.note(f"{name}: {unreadable_summary(new)}")
-                reported |= new
+            if new := sorted(unreadable - reported):
+                more = [f"and {len(new) - _LISTED} more"] if len(new) > _LISTED else []
+                count = f"{len(new)} image{'s' if len(new) > 1 else ''}"
+                title = f"{name}: {count} could not be read, and training goes on without:"
+                progress.note("\n  ".join([title, *new[:_LISTED], *more]))
+                reported |= unreadable
             if main:
                 files.save(model, optimizer, history)
                 log(line)
-            progress.note(f"{name}, {epoch_summary(line)}")
+            tested_error = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
+            progress.note(
+                f"{name}, epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{tested_error}, "
+                f"learning rate {line.lr:g}, {line.images_per_second:.0f} images/s"
+            )
     optimizer.zero_grad()
     if main:
         files.finish(model, history)
@@ -140,8 +162,9 @@ class _Loop:
     model: nn.Module
     network: nn.Module
     optimizer: torch.optim.Optimizer
-    batches: Batches
+    batches: LoaderBatches | DeviceBatches
     recipe: Train
+    progress: Progress
     step: list[CapturedStep | None] = field(default_factory=list)
     """The training step as a graph, once that was tried: None where it is not possible."""
 
@@ -151,21 +174,12 @@ class _Loop:
         process = self.batches.order.process
         return self.recipe.graph and process.world == 1 and process.device.type == "cuda"
 
-    def gradients(self, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
+    def gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the gradient of the global mean loss; return the summed loss and the logits."""
         # Processes average their gradients, so each is scaled to its part of the global mean.
         scale = self.batches.order.process.world / batch.total
         if self.uses_graph and not self.step and batch.total == self.batches.order.batch_size:
-            self.step.append(
-                capture_step(
-                    lambda images: self.logits(self.network, images),
-                    self.model,
-                    batch,
-                    scale,
-                    channels_last=self.recipe.channels_last,
-                    progress=progress,
-                )
-            )
+            self.step.append(self._capture(batch, scale))
         graph = self.step[0] if self.step else None
         if graph is not None and graph.takes(batch):
             return graph(batch)
@@ -176,23 +190,81 @@ class _Loop:
         self.accelerator.backward(loss * scale)
         return loss, logits
 
+    def _capture(self, batch: Batch, scale: float) -> CapturedStep | None:
+        """Capture the step as a graph; None, with a note that says why, where that is not possible."""
+        try:
+            logits = partial(self.logits, self.network)
+            return CapturedStep(logits, self.model, batch, scale, self.recipe.channels_last)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.model.zero_grad(set_to_none=True)
+            torch.cuda.synchronize()
+            self.progress.note(
+                "a CUDA graph of the training step is not possible, each kernel is launched by itself: "
+                f"{first_line(error)}"
+            )
+            return None
+
     def logits(self, network: nn.Module, images: Tensor) -> Tensor:
         """Run the network and return its logits in float32."""
         with _autocast(self.recipe, images.device):
             return model_logits(network(_formatted(images, self.recipe))).float()
 
 
-def _train_epoch(loop: _Loop, epoch: int, title: str, progress: Progress) -> tuple[float, float]:
+@final
+class CapturedStep:
+    """A CUDA graph of the forward and backward pass of a full batch: one launch in place of many, the same results.
+
+    Gradients stay in the graph's memory, and each replay overwrites them, so they must not be set to None.
+    """
+
+    def __init__(
+        self, logits: Callable[[Tensor], Tensor], model: nn.Module, batch: Batch, scale: float, channels_last: bool
+    ) -> None:
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.total = batch.total
+        self.images = batch.images.clone(memory_format=layout)
+        self.labels = batch.labels.clone()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with step_undone(model), torch.cuda.stream(side):
+            for _ in range(_GRAPH_WARM_UP):
+                self._step(logits, scale)[0].backward()  # type: ignore[no-untyped-call]
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            scaled, self.loss, self.out = self._step(logits, scale)
+            scaled.backward()  # type: ignore[no-untyped-call]
+
+    def _step(self, logits: Callable[[Tensor], Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        out = logits(self.images)
+        loss = cross_entropy(out, self.labels, reduction="sum", ignore_index=IGNORED)
+        return loss * scale, loss.detach(), out.detach()
+
+    def takes(self, batch: Batch) -> bool:
+        """Check that the graph is for batches of this size."""
+        return batch.total == self.total and batch.images.shape == self.images.shape
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of this batch; the loss and logits returned are valid until the next."""
+        self.images.copy_(batch.images)
+        self.labels.copy_(batch.labels)
+        self.graph.replay()
+        return self.loss, self.out
+
+
+def _train_epoch(loop: _Loop, epoch: int, title: str) -> tuple[float, float]:
     """Take the steps of one epoch; return the mean loss and error over all processes."""
     batches, optimizer, recipe = loop.batches, loop.optimizer, loop.recipe
     sums = torch.zeros(3, dtype=torch.float64, device=batches.order.process.device)
     reported = time.perf_counter()
     loop.network.train()
-    with progress.task(title, batches.order.count) as task:
+    with loop.progress.task(title, batches.order.count) as task:
         for step, batch in enumerate(batches.epoch(epoch)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, epoch + step / len(batches.order))
-            loss, logits = loop.gradients(batch, progress)
+            loss, logits = loop.gradients(batch)
             optimizer.step()
             sums += _sums(loss, logits, batch.labels)
             facts = {}
@@ -238,43 +310,33 @@ def learning_rate(recipe: Train, epoch: float) -> float:
     return lr
 
 
-def _recipe(model: nn.Module, images: ImageSet, recipe: Train, preprocess: Preprocess, seed: int) -> dict[str, object]:
-    """Collect everything that decides the weights."""
-    return {
-        **recipe.hyperparameters(),
-        **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
-        "seed": seed,
-        "training images": images.with_transform(None).fingerprint,
-        "starting weights": fingerprint(model),
-    }
+@contextmanager
+def _tensorboard(folder: Path, wanted: bool, done: int) -> Iterator[Callable[[Epoch], None]]:
+    """Yield a function that logs an epoch to TensorBoard, or does nothing if that is not wanted."""
+    if not wanted:
+        yield lambda line: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError("`train.tensorboard` needs TensorBoard: pip install 'sirc[tensorboard]'.") from error
+    with SummaryWriter(folder / "tensorboard", purge_step=done + 1) as writer:
 
+        def log(line: Epoch) -> None:
+            for key, value in asdict(line).items():
+                if key != "epoch" and value is not None:
+                    writer.add_scalar(key, value, line.epoch)
 
-def _optimizer(model: nn.Module, recipe: Train, device: torch.device) -> torch.optim.Optimizer:
-    """Move the model to the device, clear its gradients and make its optimiser."""
-    model.to(device)
-    if recipe.channels_last:
-        model.to(memory_format=torch.channels_last)
-    model.zero_grad()
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.nesterov,
-    )
+        yield log
 
 
 def _check_agreement(model: nn.Module, history: list[Epoch] | None) -> None:
     """Refuse to start if the processes have different checkpoints or weights."""
     if distributed.world() == 1:
         return
-    mine = json.dumps([-1 if history is None else len(history), fingerprint(model)])
-    states = [json.loads(text) for text in distributed.gather_texts(mine)]
-    for number, state in enumerate(states):
-        if state != states[0]:
-            first, other = (
-                f"{max(epochs, 0)} epochs and weights {weights[:8]}" for epochs, weights in (states[0], state)
-            )
+    first, *others = distributed.gather_texts(f"{len(history or [])} epochs and weights {fingerprint(model)[:8]}")
+    for number, other in enumerate(others, start=1):
+        if other != first:
             raise ValueError(
                 f"all processes must start from the same checkpoint; process 0 has {first}, process {number} {other}. "
                 "The folder of a run must be shared by all machines, and the model built with the same seed."

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils import distributed
+from sirc._utils.text import first_line
 from sirc.data import ImageSet
 from sirc.models import call_model, evaluating, model_logits
 from sirc.progress import Progress
@@ -57,47 +58,31 @@ def try_compile(
                 loss = model_logits(network(images)).float().sum()
                 loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:
-            if not _is_compiler_error(error):
-                raise
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            compiler = any(kind.__module__.startswith(_COMPILER_MODULES) for kind in type(error).__mro__)
+            if not (compiler or (isinstance(error, RuntimeError | ImportError) and _COMPILER_WORDS.search(str(error)))):
+                raise  # an error of the model or its input
+            why = first_line(error)
     if reasons := [text for text in distributed.gather_texts(why) if text]:
         progress.note(f"torch.compile is not usable here, training runs without it: {reasons[0]}")
         return model
     return network
 
 
-def _is_compiler_error(error: Exception) -> bool:
-    """Tell an error of the compiler from one of the model or its input."""
-    if any(kind.__module__.startswith(_COMPILER_MODULES) for kind in type(error).__mro__):
-        return True
-    return isinstance(error, RuntimeError | ImportError) and bool(_COMPILER_WORDS.search(str(error)))
-
-
 @contextmanager
 def step_undone(model: nn.Module) -> Iterator[None]:
-    """Try a training step, then restore what it changes: gradients, buffers, training flags, random numbers."""
-    flags = [(module, module.training) for module in model.modules()]
+    """Try a training step, then undo what it changes: gradients, buffers, random numbers."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
     model.train()
     try:
         with _random_state_restored(model):
             yield
     finally:
-        for module, training in flags:
-            module.training = training
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        model.zero_grad(set_to_none=True)
 
 
-@contextmanager
-def _random_state_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the state of torch's random generators afterwards."""
+def _random_state_restored(model: nn.Module) -> AbstractContextManager[None]:
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(list(devices)):
-        yield
+    return torch.random.fork_rng(list(devices))
