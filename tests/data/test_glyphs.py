@@ -24,7 +24,7 @@ from sirc.data.glyphs.fonts import CANVAS, FONTS, SCRIPTS, bitmap, font_file
 from sirc.experiment.experiment import PAPER_SPECS, Experiment
 from sirc.experiment.stages import images_of
 
-DEMO = sorted((Path(sirc.__file__).parent / "experiment" / "demo").glob("*.toml"))
+DEMO = sorted((Path(sirc.__file__).parent / "experiment" / "demo").glob("glyphs_*.toml"))
 SETS = ["letters", "greek", "cyrillic", "digits", "handwritten", "photos", "noise"]
 LATIN_LOOKALIKES = "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ" + "АВЕКМНОРСТУХЗЁІЇЈЅЬ" + "01"
 
