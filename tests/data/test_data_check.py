@@ -101,9 +101,9 @@ def test_an_archive_is_to_be_unpacked(tmp_path):
     with zipfile.ZipFile(tmp_path / "iNaturalist.zip", "w") as file:
         file.writestr("a", "b")
     [text] = problems(check("inaturalist", tmp_path / "iNaturalist"))
-    assert text.endswith(f"Unpack '{tmp_path}/iNaturalist.zip'.")
+    assert text.endswith(f"Unpack '{tmp_path}/iNaturalist.zip', and pass the folder.")
     [text] = problems(check("inaturalist", tmp_path / "iNaturalist.zip"))
-    assert text == f"'{tmp_path}/iNaturalist.zip' is a file | Unpack it, and pass the folder."
+    assert text == f"'{tmp_path}/iNaturalist.zip' is a file | Unpack '{tmp_path}/iNaturalist.zip', and pass the folder."
     [text] = problems(check("inaturalist", tmp_path))
     assert text == "test: there is no folder 'images' | Unpack iNaturalist.zip."
 

@@ -19,12 +19,11 @@ import sirc
 from sirc import models
 from sirc.data import Noise, Source, glyphs, open_source
 from sirc.data.glyphs import draw
-from sirc.data.glyphs.draw import generator
-from sirc.data.glyphs.fonts import CANVAS, FONTS, SCRIPTS, bitmap, font_file
+from sirc.data.glyphs.draw import CANVAS, FONTS, SCRIPTS, bitmap, font_file, generator
 from sirc.experiment.experiment import PAPER_SPECS, Experiment
 from sirc.experiment.stages import images_of
 
-DEMO = sorted((Path(sirc.__file__).parent / "experiment" / "demo").glob("*.toml"))
+DEMO = sorted((Path(sirc.__file__).parent / "experiment" / "demo").glob("glyphs_*.toml"))
 SETS = ["letters", "greek", "cyrillic", "digits", "handwritten", "photos", "noise"]
 LATIN_LOOKALIKES = "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ" + "АВЕКМНОРСТУХЗЁІЇЈЅЬ" + "01"
 

@@ -11,9 +11,8 @@ import torch
 import torchvision
 from PIL import Image
 
-from sirc.data import ImageSet, file_list, image_folder
+from sirc.data import FileNames, ImageSet, file_list, image_folder
 from sirc.data.decode import printable, read_image
-from sirc.data.file_names import FileNames
 from sirc.errors import ImageError
 
 

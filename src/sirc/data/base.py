@@ -32,6 +32,13 @@ def check_seed(seed: int) -> int:
     return seed
 
 
+def check_split(split: str) -> str:
+    """Require the name of a part that datasets have."""
+    if split not in ("train", "test"):
+        raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out for the usual part.')
+    return split
+
+
 class ImageSet(ABC, Dataset[object]):
     """Numbered RGB images. An item is (input, label), or the input alone in OOD sets, whose labels mean nothing.
 

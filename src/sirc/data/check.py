@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import final
@@ -16,11 +13,21 @@ import numpy as np
 
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest_match
-from sirc.data.catalogue import Benchmark, Split, benchmark, benchmarks, unknown_name
-from sirc.data.catalogue.layout import DEVKIT, TARS, TESTS, archives_of, find_folder, find_list, unfinished_unpacking
-from sirc.data.decode import FIND_ALL, printable, read_image
-from sirc.data.file_names import FileNames
+from sirc.data.base import check_split
+from sirc.data.catalogue import Benchmark, Split, find_benchmark
+from sirc.data.catalogue.layout import (
+    DEVKIT,
+    FOLDER_PARTS,
+    TARS,
+    archives_of,
+    find_folder,
+    find_list,
+    unfinished_unpacking,
+)
+from sirc.data.decode import FIND_ALL, printable
 from sirc.data.folder import (
+    FileNames,
+    FileSet,
     class_folders,
     file_sizes,
     images_below,
@@ -30,14 +37,13 @@ from sirc.data.folder import (
     with_examples,
 )
 from sirc.data.lists import read_list
-from sirc.errors import ImageError
+from sirc.data.reading import DatasetReader
 from sirc.progress import SILENT, Progress
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
 _LEVELS_UP, _LEVELS_DOWN, _MOST_FOLDERS = 4, 2, 200  # how far to look for a benchmark that is not at its path
 _LISTED = 50  # broken images listed one by one
-_CHUNK = 64  # images decoded by one call of a worker
-_WINDOW = 16  # chunks queued for each worker, so that millions of names are not all in the queue
+_CHUNK = 16  # images decoded by one call of a worker
 
 
 @final
@@ -97,59 +103,58 @@ def check(
     `split` checks one part only. For `list`, `path` is the list file, and its paths start from `root` or, without it,
     from the folder of the list. `decode` reads every image, in `workers` processes, and names those that are broken.
     """
-    known = None if name in ("folder", "list") else _benchmark(name)
-    if split not in (None, "train", "test"):
-        raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out to check all parts.')
-    checker = _Checker(decode, workers, progress)
-    if path is None:
+    known = None if name in ("folder", "list") else find_benchmark("`name`", name, others=("folder", "list"))
+    if split is not None:
+        check_split(split)
+    checker, place = _Checker(known, decode, workers, progress), None if path is None else Path(path)
+    if place is None:
         if known is None or known.key != "noise":
             raise ValueError(f"`path` must be given for {name}; only noise needs no files.")
         checker.good("noise needs no files: it is made as it is read")
     elif name == "list":
-        checker.check_list(Path(path), root)
-    elif checker.is_folder(Path(path), known):
-        if known is not None:
-            checker.check_benchmark(known, Path(path), known.splits if split is None else (known.split(split),))
-        else:
-            checker.check_folder(Path(path), split)
+        checker.check_list("all", place, place.parent if root is None else Path(root))
+    elif not place.is_dir():
+        checker.no_folder(place)
+    elif known is not None:
+        checker.check_benchmark(known, place, known.splits if split is None else (known.split(split),))
+    else:
+        checker.check_folder(place, split)
     title = known.title if known else name
-    where = None if path is None else Path(path)
-    return DataReport(title, where, tuple(checker.lines), checker.counts, checker.classes)
+    return DataReport(title, place, tuple(checker.lines), checker.counts, checker.classes)
 
 
 @final
+@dataclass
 class _Checker:
     """The report so far, and the rules that add to it."""
 
-    def __init__(self, decode: bool, workers: int, progress: Progress) -> None:
-        self.lines: list[CheckLine] = []
-        self.counts: dict[str, int] = {}
-        self.classes: dict[str, int] = {}
-        self._decode, self._workers, self._progress = decode, workers, progress
+    known: Benchmark | None
+    decode: bool
+    workers: int
+    progress: Progress
+    lines: list[CheckLine] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, int] = field(default_factory=dict)
 
     def good(self, text: str) -> None:
         self.lines.append(CheckLine(True, text))
 
-    def bad(self, text: str, advice: str) -> None:
+    def bad(self, text: str, advice: str = "") -> None:
         self.lines.append(CheckLine(False, text, advice))
 
-    def is_folder(self, path: Path, known: Benchmark | None) -> bool:
-        if path.is_dir():
-            return True
-        if path.is_file():
-            advice = "Unpack it, and pass the folder." if _is_archive(path.name) else "Pass a folder."
-            self.bad(f"'{printable(path)}' is a file", advice)
-            return False
+    def no_folder(self, path: Path) -> None:
         siblings = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []
         archives = [name for name in siblings if _is_archive(name) and name.startswith(path.name)]
         if archives:
-            advice = f"Unpack '{printable(path.parent / archives[0])}'."
-        elif similar := closest_match(path.name, siblings, cutoff=0.7):
+            advice = f"Unpack '{printable(path.parent / archives[0])}', and pass the folder."
+        elif (similar := closest_match(path.name, siblings, cutoff=0.7)) and similar != path.name:
             advice = f"Did you mean '{printable(path.parent / similar)}'?"
         else:
-            advice = f"Get it from {known.source}, as\n{known.layout}" if known else "Pass a folder that is there."
-        self.bad(f"'{printable(path)}' is not there", advice)
-        return False
+            advice = self.where_to_get("Pass a folder that is there.")
+        self.bad(f"'{printable(path)}' is {'a file' if path.exists() else 'not there'}", advice)
+
+    def where_to_get(self, otherwise: str) -> str:
+        return f"Get it from {self.known.source}, as\n{self.known.layout}" if self.known else otherwise
 
     def check_benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
         there = [part for part in parts if find_folder(path, part) or archives_of(path, known, part)]
@@ -157,19 +162,25 @@ class _Checker:
             level = "above" if right in path.resolve().parents else "below"
             self.bad(f"{known.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
             return
-        classes: dict[str, list[str]] = {}
         for part in parts:
-            folder = find_folder(path, part)
-            if known.key == "imagenet1k" and (unfinished := unfinished_unpacking(path, part)):
-                self.bad(f"{part.name}: {unfinished}", "")
+            folder, listed = find_folder(path, part), find_list(path, known)
+            if unfinished := unfinished_unpacking(path, part):
+                self.bad(f"{part.name}: {unfinished}")
             elif folder is None:
-                self._missing_folder(known, path, part)
+                self.missing_folder(known, path, part)
+            elif listed:
+                self.check_list(part.name, listed, folder, part)
             elif known.lists:
-                self._list_of_benchmark(known, path, part, folder)
+                names = " or ".join(known.lists)
+                self.bad(
+                    f"{part.name}: the list of its images, {names}, is not in '{printable(path)}'",
+                    f"Get it from {known.list_source}.",
+                )
             else:
-                self._images(part.name, folder, known.role == "ID", part.size, known)
-                classes[part.name] = class_folders(folder) if known.role == "ID" else []
-        if len(classes) == 2 and (differing := sorted(set(classes["train"]) ^ set(classes["test"]))):
+                self.check_images(part.name, folder, known.role == "ID", part.size)
+        counted = [folder for part in parts if part.name in self.counts and (folder := find_folder(path, part))]
+        classes = [set(class_folders(folder)) for folder in counted]
+        if len(classes) == 2 and (differing := sorted(classes[0] ^ classes[1])):
             self.bad(
                 f"train and test must have the same classes; {with_examples(differing)} are in one only",
                 "Unpack the data again: labels are the places of the folders in sorted order.",
@@ -177,86 +188,42 @@ class _Checker:
         if known.note and any(part.size is None for part in parts):
             self.good(known.note)
 
+    def missing_folder(self, known: Benchmark, path: Path, part: Split) -> None:
+        tar = TARS[part.name]
+        if archives_of(path, known, part):
+            self.good(f"{part.name}: '{tar}' is there, and is unpacked when first opened")
+            return
+        advice = self.where_to_get("")
+        if known.key == "imagenet1k" and (path / tar).is_file():
+            advice = f"'{tar}' is there; put '{DEVKIT}' beside it, and it is unpacked when first opened."
+        elif archives := sorted(name for name in os.listdir(path) if _is_archive(name) and name[0] != "."):
+            advice = f"Unpack {', '.join(map(printable, archives[:3]))}."
+        elif _loose_images(path):
+            advice = f"Images lie directly in '{printable(path)}': move them into '{part.folders[0]}'."
+        folders = "' or '".join(part.folders)
+        self.bad(f"{part.name}: there is no folder '{folders}'", advice)
+
     def check_folder(self, path: Path, split: str | None) -> None:
-        names = {"train": ("train",), "test": TESTS}
-        parts = {
-            part: folder
-            for part, options in names.items()
-            if (folder := next((path / name for name in options if (path / name).is_dir()), None))
-        }
+        parts = {part.name: folder for part in FOLDER_PARTS if (folder := find_folder(path, part))}
         if split is not None and split not in parts:
             self.bad(f"there is no folder for split {split!r} in '{printable(path)}'", f"Make one, '{split}'.")
             return
-        for part, folder in ({split: parts[split]} if split else parts or {"all": path}).items():
-            labelled = bool(class_folders(folder)) and not _loose_images(folder)
-            self._images(part, folder, labelled, None, None)
+        for part, folder in parts.items() if parts else [("all", path)]:
+            if split in (None, part):
+                self.check_images(part, folder, bool(class_folders(folder)) and not _loose_images(folder))
 
-    def check_list(self, path: Path, root: PathLike | None) -> None:
-        if path.is_file():
-            self._listed("all", path, path.parent if root is None else Path(root))
-        else:
-            what = "is a folder" if path.is_dir() else "is not there"
-            self.bad(f"'{printable(path)}' {what}", "Pass the text file that names the images, one on each line.")
-
-    def _images(self, part: str, folder: Path, labelled: bool, size: int | None, known: Benchmark | None) -> None:
+    def check_images(self, part: str, folder: Path, labelled: bool, size: int | None = None) -> None:
         """Count the images of one part, as they would be read, and check its class folders."""
-        names = self._labelled(part, folder, known) if labelled else FileNames(images_below(folder))
-        self._count(part, folder, len(names), size, known)
+        names = self.check_classes(part, folder) if labelled else FileNames(images_below(folder))
+        self.count(part, folder, len(names), size)
         others = list(other_files(folder))
         if archives := [name for name in others if _is_archive(name)]:
             self.bad(f"{part}: {with_examples(archives)} archives lie among the images", "Unpack them.")
         elif others:
             self.good(f"{part}: {with_examples(others)} other files are ignored")
-        self._decode_all(part, folder, names)
+        self.decode_all(part, folder, names)
 
-    def _listed(
-        self, part: str, path: Path, folder: Path, size: int | None = None, within: tuple[str, ...] = ()
-    ) -> None:
-        """Count the images of a list, and check that each is there."""
-        try:
-            names, labels = read_list(path, within)
-        except (OSError, ValueError) as error:
-            self.bad(str(error), "Fetch the list again.")
-            return
-        sizes = file_sizes(folder, names)
-        if len(missing := np.flatnonzero(sizes < 0)):
-            self.bad(
-                f"{part}: {with_examples(names, missing)} of {len(names):,} listed files are missing in "
-                f"'{printable(folder)}'",
-                "Unpack or fetch them again, or see from which folder the paths of the list start.",
-            )
-        if repeated := len(names) - len(set(names)):
-            self.bad(f"{part}: {repeated:,} lines name an image again", "Fetch the list again.")
-        if labels is not None:
-            self.classes[part] = len(set(labels))
-        self._count(part, folder, len(names) - len(missing), size, None)
-        self._decode_all(part, folder, FileNames(names[int(i)] for i in np.flatnonzero(sizes >= 0)))
-
-    def _missing_folder(self, known: Benchmark, path: Path, part: Split) -> None:
-        if archives_of(path, known, part):
-            self.good(f"{part.name}: '{TARS[part.name]}' is there, and is unpacked when first opened")
-            return
-        if known.key == "imagenet1k" and (path / TARS[part.name]).is_file():
-            advice = f"'{TARS[part.name]}' is there; put '{DEVKIT}' beside it, and it is unpacked when first opened."
-        elif archives := sorted(name for name in os.listdir(path) if _is_archive(name) and name[0] != "."):
-            advice = f"Unpack {', '.join(map(printable, archives[:3]))}."
-        elif any(map(is_image, os.listdir(path))):
-            advice = f"Images lie directly in '{printable(path)}': move them into '{part.folders[0]}'."
-        else:
-            advice = f"Get it from {known.source}, as\n{known.layout}"
-        folders = "' or '".join(part.folders)
-        self.bad(f"{part.name}: there is no folder '{folders}'", advice)
-
-    def _list_of_benchmark(self, known: Benchmark, path: Path, part: Split, folder: Path) -> None:
-        if listed := find_list(path, known):
-            self._listed(part.name, listed, folder, part.size, part.folders)
-        else:
-            self.bad(
-                f"{part.name}: the list of its images, {' or '.join(known.lists)}, is not in '{printable(path)}'",
-                f"Get it from {known.list_source}.",
-            )
-
-    def _labelled(self, part: str, folder: Path, known: Benchmark | None) -> FileNames:
+    def check_classes(self, part: str, folder: Path) -> FileNames:
         names, folders, counts = images_of_classes(folder)
         self.classes[part] = len(folders)
         if loose := _loose_images(folder):
@@ -269,41 +236,61 @@ class _Checker:
                 f"{part}: {with_examples(empty)} of {len(folders)} class folders are empty",
                 "Unpack the data again, or delete a folder that is no class.",
             )
-        if known and known.classes and len(folders) != known.classes:
-            self.bad(f"{part}: {len(folders)} class folders of {known.classes}", "Unpack the data again.")
+        if self.known and len(folders) != self.known.classes:
+            self.bad(f"{part}: {len(folders)} class folders of {self.known.classes}", "Unpack the data again.")
         return names
 
-    def _count(self, part: str, folder: Path, count: int, size: int | None, known: Benchmark | None) -> None:
+    def check_list(self, name: str, path: Path, folder: Path, part: Split | None = None) -> None:
+        """Count the images of a list, and check that each is there."""
+        try:
+            names, labels = read_list(path, part.folders if part else ())
+        except (OSError, ValueError) as error:
+            self.bad(str(error), "Fetch the list again." if part else "")
+            return
+        sizes = file_sizes(folder, names)
+        if len(missing := np.flatnonzero(sizes < 0)):
+            self.bad(
+                f"{name}: {with_examples(names, missing)} of {len(names):,} listed files are missing in "
+                f"'{printable(folder)}'",
+                "Unpack or fetch them again, or see from which folder the paths of the list start.",
+            )
+        if repeated := len(names) - len(set(names)):
+            self.bad(f"{name}: {repeated:,} lines name an image again", "Fetch the list again.")
+        if labels is not None:
+            self.classes[name] = len(set(labels))
+        self.count(name, folder, len(names) - len(missing), part.size if part else None)
+        self.decode_all(name, folder, FileNames(names[int(i)] for i in np.flatnonzero(sizes >= 0)))
+
+    def count(self, part: str, folder: Path, count: int, size: int | None) -> None:
         self.counts[part] = count
         text = f"{part}: {count:,} images in '{printable(folder)}'"
         if count == 0:
-            self.bad(text, f"Get them from {known.source}." if known else "Pass the folder that holds the images.")
+            advice = f"Get them from {self.known.source}." if self.known else "Pass the folder that holds the images."
+            self.bad(text, advice)
         elif size is None or count == size:
             self.good(text)
-        elif known and (right := _right_level(folder, known)):
+        elif self.known and not self.known.lists and (right := _right_level(folder, self.known)):
             self.bad(f"{text}, of {size:,}", f"Pass '{printable(right)}'.")
         else:
             advice = "Are other files among them?" if count > size else "Unpack or fetch the data again."
             self.bad(f"{text}, of {size:,}", advice)
 
-    def _decode_all(self, part: str, folder: Path, names: FileNames) -> None:
-        if not self._decode or not len(names):
+    def decode_all(self, part: str, folder: Path, names: FileNames) -> None:
+        """Read every image, and list those that are broken."""
+        if not self.decode or not len(names):
             return
-        broken = _broken_images(folder, names, self._workers, self._progress)
+        broken: list[str] = []
+        reader = DatasetReader(FileSet(folder, names, name=part), _CHUNK, self.workers, collate=len)
+        with self.progress.task("decode", len(names)) as task:
+            for got in reader.read([range(len(names))]):
+                broken += [item.why.removesuffix(FIND_ALL) for item in got.lost]
+                task.advance(len(got.index) + len(got.lost))
         for text in broken[:_LISTED]:
-            self.bad(f"{part}: {text}", "")
+            self.bad(f"{part}: {text}")
         if len(broken) > _LISTED:
-            self.bad(f"{part}: {len(broken) - _LISTED:,} more images cannot be read", "")
+            self.bad(f"{part}: {len(broken) - _LISTED:,} more images cannot be read")
         if not broken:
             self.good(f"{part}: every image can be read")
-
-
-def _benchmark(name: str) -> Benchmark:
-    try:
-        return benchmark(name)
-    except ValueError:
-        keys = [known.key for known in benchmarks()]
-        raise ValueError(unknown_name("`name`", name, [*keys, "folder", "list"])) from None
 
 
 def _is_archive(name: str) -> bool:
@@ -325,9 +312,7 @@ def _right_level(path: Path, known: Benchmark) -> Path | None:
 
 
 def _folders_below(path: Path, depth: int) -> Iterator[Path]:
-    if depth == 0 or not path.is_dir():
-        return
-    for name in class_folders(path)[:_MOST_FOLDERS]:
+    for name in class_folders(path)[:_MOST_FOLDERS] if depth else ():
         yield path / name
         yield from _folders_below(path / name, depth - 1)
 
@@ -342,31 +327,3 @@ def _is_at(place: Path, known: Benchmark) -> bool:
             if (place / name).is_dir() and next(images_below(place / name), None) is not None:
                 return True
     return False
-
-
-def _broken_images(root: Path, names: FileNames, workers: int, progress: Progress) -> list[str]:
-    """Decode every image and describe those that are broken, in order; `workers=0` decodes in this process."""
-    paths = (root / name for name in names)
-    broken: list[str] = []
-    # Spawned, not forked: torch and PIL have threads, which a fork would cut off in the middle.
-    spawn = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(workers, mp_context=spawn) if workers else nullcontext() as pool,
-        progress.task("decode", len(names)) as task,
-    ):
-        while window := [chunk for _ in range(_WINDOW * max(1, workers)) if (chunk := list(islice(paths, _CHUNK)))]:
-            results = pool.map(_decode_chunk, window) if pool else map(_decode_chunk, window)
-            for chunk, messages in zip(window, results, strict=True):
-                broken += messages
-                task.advance(len(chunk))
-    return broken
-
-
-def _decode_chunk(paths: list[Path]) -> list[str]:
-    broken = []
-    for path in paths:
-        try:
-            read_image(path)
-        except ImageError as error:
-            broken.append(str(error).removesuffix(FIND_ALL))
-    return broken

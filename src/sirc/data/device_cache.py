@@ -46,12 +46,11 @@ class CachedImages:
         return self.pixels[part if self.rows is None else self.rows[part]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Entry:
     """Some images of a set, by their numbers in it, in increasing order."""
 
     key: tuple[str, ...]
-    device: torch.device
     numbers: npt.NDArray[np.int64]
     pixels: Tensor
     lost: dict[int, Unreadable]
@@ -62,7 +61,7 @@ class _Entry:
     def select(self, numbers: npt.NDArray[np.int64]) -> CachedImages:
         """Select some of the images; all of them must be in this entry."""
         all_of_them = len(numbers) == len(self.numbers)
-        rows = None if all_of_them else torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.device)
+        rows = None if all_of_them else torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.pixels.device)
         places = np.flatnonzero(np.isin(numbers, list(self.lost)))
         lost = tuple(Unreadable(int(place), self.lost[int(numbers[place])].why) for place in places)
         return CachedImages(self.pixels, rows, lost)
@@ -84,7 +83,7 @@ class DeviceCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        on_gpu = any(entry.device.type == "cuda" for entry in self._entries)
+        on_gpu = any(entry.pixels.is_cuda for entry in self._entries)
         self._entries.clear()
         self._opened.clear()
         if on_gpu:
@@ -120,8 +119,9 @@ class DeviceCache:
                 return torch.zeros(len(images), *shape, dtype=torch.uint8, device=device)
 
             decoded, lost = _decode(images, geometry, allocate, device, workers, on_unreadable, progress)
-            entry = _Entry(key, device, numbers, decoded, {int(numbers[item.index]): item for item in lost})
-        self._drop(entry)
+            entry = _Entry(key, numbers, decoded, {int(numbers[item.index]): item for item in lost})
+        else:
+            self._entries.remove(entry)
         self._entries.append(entry)
         selected = entry.select(numbers)
         on_unreadable(selected.lost)
@@ -129,26 +129,22 @@ class DeviceCache:
 
     def _make_room(self, needed: int, device: torch.device, name: str) -> None:
         """Drop the least recently used sets until there is room; an error if there is none even then."""
-        if device.type == "cuda" and needed > _SHARE_OF_FREE * device_memory(device)[0]:
-            torch.cuda.empty_cache()  # torch keeps the memory of earlier networks, and it does not count as free
-        while entries := [entry for entry in self._entries if entry.device == device]:
+        while True:
+            entries = [entry for entry in self._entries if entry.pixels.device == device]
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # torch keeps the memory of earlier networks, and it does not count as free
             free, total = device_memory(device)
             cached = sum(entry.pixels.nbytes for entry in entries)
-            if needed <= _SHARE_OF_FREE * free and cached + needed <= _SHARE_OF_ALL * total:
+            if needed <= _SHARE_OF_FREE * free and (not entries or cached + needed <= _SHARE_OF_ALL * total):
+                return
+            if not entries:
                 break
-            self._drop(entries.pop(0))
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        free = device_memory(device)[0]
-        if needed > _SHARE_OF_FREE * free:
-            are = "are free on" if device.type == "cuda" else "is all the memory for"
-            raise ValueError(
-                f'`cache = "device"` needs {needed / 2**30:.1f} GiB for `{name}`; {free / 2**30:.1f} GiB {are} '
-                f'{device}. Use `cache = "none"`, or a smaller `preprocess.resize`.'
-            )
-
-    def _drop(self, dropped: _Entry) -> None:
-        self._entries = [entry for entry in self._entries if entry is not dropped]
+            self._entries.remove(entries[0])
+        are = "are free on" if device.type == "cuda" else "is all the memory for"
+        raise ValueError(
+            f'`cache = "device"` needs {needed / 2**30:.1f} GiB for `{name}`; {free / 2**30:.1f} GiB {are} '
+            f'{device}. Use `cache = "none"`, or a smaller `preprocess.resize`.'
+        )
 
 
 def device_memory(device: torch.device) -> tuple[float, float]:

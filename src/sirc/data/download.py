@@ -5,12 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,20 +19,10 @@ from sirc.progress import SILENT, Progress
 _BLOCK = 1 << 18
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
 _LONGEST_WAIT = 60.0
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
 class DownloadError(OSError):
     """A file could not be downloaded; the message says from where, why, and what to do."""
-
-
-@dataclass(frozen=True)
-class _Version:
-    """The content that a part file is the beginning of; a server that has other content now sends it from the start."""
-
-    url: str
-    validator: str | None = None
-    total: int | None = None
 
 
 def download(
@@ -67,7 +55,10 @@ def download(
         except urllib.error.HTTPError as error:
             with error:  # it holds the connection
                 if error.code not in _RETRIED:
-                    raise DownloadError(_refusal(url, error.code, error.reason)) from error
+                    raise DownloadError(
+                        f"'{url}' cannot be fetched: the server answered HTTP {error.code} {error.reason}. Look for "
+                        "its new address, or fetch it with a browser and put it where it is wanted."
+                    ) from error
                 why, retry_after = f"HTTP {error.code} {error.reason}", error.headers.get("Retry-After", "")
         except (OSError, http.client.HTTPException) as error:
             why, retry_after = str(getattr(error, "reason", None) or error or type(error).__name__), ""
@@ -86,94 +77,48 @@ def download(
 
 def _attempt(url: str, part: Path, timeout: float, progress: Progress) -> None:
     """Request what is missing and append it; raise if less came than was announced."""
-    version, have = _read_version(part, url)
-    if version.total is not None and have == version.total:
+    version, start = _version(part), _length(part)
+    total: int | None = version.get("total") if version.get("url") == url else None
+    if start == total:
         return
     headers = {"User-Agent": "sirc", "Accept-Encoding": "identity"}
-    if have and version.validator:
-        headers |= {"Range": f"bytes={have}-", "If-Range": version.validator}
-    try:
-        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code != 416:
-            raise
-        with error:
-            _discard(part)
-        raise ConnectionError("the server no longer has the rest of what came before") from error
-    with answer:
-        start, total = _extent(answer, have if "Range" in headers else 0)
-        if start and total != version.total:
-            _discard(part)
-            raise ConnectionError(f"the file has {total} bytes now, not {version.total}")
-        if not start:
+    if total is not None and 0 < start < total and version.get("validator"):
+        headers |= {"Range": f"bytes={start}-", "If-Range": version["validator"]}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as answer:
+        given = answer.headers
+        if answer.status != 206:  # other content than before, or a server that always sends all
+            start, total = 0, int(given["Content-Length"]) if "Content-Length" in given else None
             part.unlink(missing_ok=True)  # before the version file describes it
-            content = json.dumps(asdict(_Version(url, _validator(answer), total))).encode()
+            # A weak ETag is not enough to join two halves.
+            validator = tag if (tag := given.get("ETag", "")).startswith('"') else given.get("Last-Modified")
+            content = json.dumps({"url": url, "validator": validator, "total": total}).encode()
             atomic_write(_version_file(part), lambda file: file.write(content))
-        _receive(answer, part, start, total, progress)
+        elif total is None or given["Content-Range"] != f"bytes {start}-{total - 1}/{total}":
+            raise ConnectionError(f"the server sent {given['Content-Range']!r} when asked for the bytes from {start}")
+        with (
+            open(part, "ab") as file,
+            progress.task(part.name.removesuffix(".part"), total, done=start, unit="bytes") as task,
+        ):
+            while block := answer.read(_BLOCK):
+                file.write(block)
+                task.advance(len(block))
+            file.flush()
+            os.fsync(file.fileno())
     if total is not None and _length(part) != total:
         raise ConnectionError(f"the connection ended after {_length(part):,} of {total:,} bytes")
-
-
-def _extent(answer: Any, have: int) -> tuple[int, int | None]:
-    """Get the offset of the answer, `have` if the server resumes or 0, and the full length, if it is announced."""
-    length = answer.headers.get("Content-Length", "")
-    if answer.status != 206:
-        return 0, int(length) if length.isdigit() else None
-    content_range = answer.headers.get("Content-Range", "")
-    match = _RANGE.fullmatch(content_range)
-    if not match or int(match[1]) != have:
-        raise ConnectionError(f"the server sent {content_range!r} when asked for the bytes from {have}")
-    return have, int(match[2])
-
-
-def _receive(answer: Any, part: Path, have: int, total: int | None, progress: Progress) -> None:
-    with (
-        open(part, "r+b" if have else "wb") as file,
-        progress.task(part.name.removesuffix(".part"), total, done=have, unit="bytes") as task,
-    ):
-        file.truncate(have)
-        file.seek(have)
-        while block := answer.read(_BLOCK):
-            file.write(block)
-            task.advance(len(block))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _validator(answer: Any) -> str | None:
-    """Get the ETag or date that identifies this content; a weak ETag is not enough to join two halves."""
-    tag = answer.headers.get("ETag", "")
-    strong: str | None = tag if tag.startswith('"') else answer.headers.get("Last-Modified")
-    return strong
 
 
 def _version_file(part: Path) -> Path:
     return part.with_name(part.name + ".json")
 
 
-def _read_version(part: Path, url: str) -> tuple[_Version, int]:
-    """Get the content that the part file is the beginning of, and its length so far; 0 if it is of another address."""
+def _version(part: Path) -> dict[str, Any]:
+    """Read the address, validator and length of the content that a part file is the beginning of, if it says so."""
     try:
-        version = _Version(**json.loads(_version_file(part).read_text(encoding="utf-8")))
+        return dict(json.loads(_version_file(part).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return _Version(url), 0
-    return (version, _length(part)) if version.url == url else (_Version(url), 0)
-
-
-def _discard(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _version_file(part).unlink(missing_ok=True)
+        return {}
 
 
 def _length(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
-
-
-def _refusal(url: str, code: int, reason: str) -> str:
-    if code in (404, 410):
-        advice = "It has moved: look for its new address, and pass that."
-    elif code in (401, 403):
-        advice = "It needs permission: fetch it with a browser, and put it where it is wanted."
-    else:
-        advice = "Try again later, or fetch it with a browser."
-    return f"'{url}' cannot be fetched: the server answered HTTP {code} {reason}. {advice}"

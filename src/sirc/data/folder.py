@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,6 @@ from torch import Tensor
 from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable, read_image
-from sirc.data.file_names import FileNames
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,36 @@ if TYPE_CHECKING:
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 _EXAMPLES = 5
 _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …)."
+
+
+@final
+class FileNames:
+    """An immutable sequence of relative file names with forward slashes, stored as joined bytes and their ends.
+
+    A list of str would take 100 bytes a name, and each worker process would copy its memory pages when it counts
+    references.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        text, ends = bytearray(), array("Q")
+        for name in names:
+            text += os.fsencode(name)
+            ends.append(len(text))
+        self._text, self._ends = bytes(text), ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        return os.fsdecode(self._text[self._ends[index - 1] if index else 0 : self._ends[index]])
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    def digest(self) -> str:
+        """Checksum the names and their order."""
+        ends = np.asarray(self._ends, dtype="<u8")
+        return hashlib.sha256(self._text + ends.tobytes()).hexdigest()
 
 
 @final

@@ -13,8 +13,7 @@ import torch
 from sirc._utils.files import PathLike
 from sirc.data.base import Transform
 from sirc.data.decode import printable
-from sirc.data.file_names import FileNames
-from sirc.data.folder import FileSet, file_sizes, require_folder, with_examples
+from sirc.data.folder import FileNames, FileSet, file_sizes, require_folder, with_examples
 
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 

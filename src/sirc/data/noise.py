@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +29,7 @@ _PNG = re.compile(r"\d{5,}\.png")
 _PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 
 
-@final
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """One image before scaling: `pixels` (width, width, 3), and the standard deviation they were drawn with."""
 
     std: float
@@ -108,9 +105,6 @@ def write_noise(
 def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
     """Check that the folder is empty or holds this noise, and record what it will hold, before the first image."""
     meta, name = folder / _META, printable(folder)
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"noise must have a folder of its own; '{name}' is a file. Choose another path.")
-    others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
     if meta.is_file():
         try:
             there = {key: int(value) for key, value in json.loads(meta.read_text(encoding="utf-8")).items()}
@@ -126,11 +120,9 @@ def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
         for file in (folder / "images").glob("*.png") if overwrite else ():
             if _PNG.fullmatch(file.name):
                 file.unlink()
-    elif others:
-        raise StoreError(
-            f"noise must have a folder of its own; '{name}' holds {', '.join(map(printable, sorted(others)[:3]))}. "
-            "Choose another path."
-        )
+    elif folder.is_file() or (others := sorted(printable(entry.name) for entry in folder.glob("[!.]*"))):
+        content = "is a file" if folder.is_file() else f"holds {', '.join(others[:3])}"
+        raise StoreError(f"noise must have a folder of its own; '{name}' {content}. Choose another path.")
     atomic_write(meta, lambda file: file.write(json.dumps(made).encode()))
 
 

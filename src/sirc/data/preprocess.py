@@ -37,53 +37,48 @@ class Preprocess:
 
     def test(self) -> Callable[[Image], Tensor]:
         """Make the whole preprocessing of test, fitting and OOD images; nothing in it is random."""
-        transform: Callable[[Image], Tensor] = _compose(self.geometry(), self.normalise())
-        return transform
+        return _compose(self.geometry(), self.normalise())
 
     def pixels(self) -> Callable[[Image], Tensor]:
         """Make the preprocessing without the normalisation: an image to uint8 (3, H, W)."""
         from torchvision.transforms import v2
 
-        transform: Callable[[Image], Tensor] = _compose(self.geometry(), v2.PILToTensor())
-        return transform
+        return _compose(self.geometry(), v2.PILToTensor())
 
     def geometry(self) -> Callable[[Image], Image]:
         """Make the first steps alone: resize and crop, image to image."""
         from torchvision.transforms import v2
 
         crop = None if self.crop is None else v2.CenterCrop(self.crop)
-        transform: Callable[[Image], Image] = _compose(_resize(self.resize, self.interpolation), crop)
-        return transform
+        return _compose(_resize(self.resize, self.interpolation), crop)
 
     def scaled(self, interpolation: Interpolation) -> Callable[[Image], Tensor]:
         """Make the preprocessing of small images: resized straight to `size`, not cropped, normalised as usual."""
-        transform: Callable[[Image], Tensor] = _compose(_resize(self.size, interpolation), self.normalise())
-        return transform
+        return _compose(_resize(self.size, interpolation), self.normalise())
 
     def normalise(self) -> Callable[[Image], Tensor]:
         """Make the last step alone: an image to a normalised float tensor (3, H, W)."""
         from torchvision.transforms import v2
 
-        transform: Callable[[Image], Tensor] = _compose(
+        return _compose(
             v2.ToImage(),
             v2.ToDtype(torch.float32, scale=True),
             v2.Normalize(list(self.mean), list(self.std)),
             v2.ToPureTensor(),
         )
-        return transform
 
 
-def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Callable[[Image], Image] | None:
+def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Any:
     if size is None:
         return None
     from torchvision.transforms import InterpolationMode, v2
 
     sides = size if isinstance(size, int) else list(size)
-    step: Callable[[Image], Image] = v2.Resize(sides, interpolation=InterpolationMode(interpolation))
-    return step
+    return v2.Resize(sides, interpolation=InterpolationMode(interpolation))
 
 
-def _compose(*steps: Callable[..., object] | None) -> Any:
+def _compose(*steps: Callable[..., object] | None) -> Callable[..., Any]:
     from torchvision.transforms import v2
 
-    return v2.Compose([step for step in steps if step is not None] or [v2.Identity()])
+    composed: Callable[..., Any] = v2.Compose([step for step in steps if step is not None] or [v2.Identity()])
+    return composed

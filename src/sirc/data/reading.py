@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     Subset,
     default_collate,
@@ -33,7 +31,7 @@ Items: TypeAlias = Dataset[Any]
 READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # Pillow's, for files that are not a complete image
 _WORKER_OPTIONS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
 _SAMPLED = 8  # items that stand for all of a dataset
-_REPEATS = 3  # readings of an item that must agree
+_REPEATS = 3  # readings of an item that must agree; two would miss half of all random flips
 
 
 @dataclass(frozen=True)
@@ -96,21 +94,23 @@ class DatasetReader(Reader):
         """Read these rows in order, in worker processes if there are any."""
         if not spans:
             return
-        batches = _SpanBatches(spans, self.batch_size)
+        size = self.batch_size
+        batches = [span[start : start + size] for span in spans for start in range(0, len(span), size)]
         # Starting a process takes longer than most batches: start none that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
         options = {k: v for k, v in (self.options or {}).items() if count or k not in _WORKER_OPTIONS}
         loader = DataLoader(
-            _IndexedItems(self.dataset),
-            batch_sampler=batches,
+            _Batches(self.dataset, self.collate),
+            batch_size=None,
+            sampler=batches,
             num_workers=count,
-            collate_fn=_Collate(self.collate),
+            collate_fn=tuple,  # the batch as it is
             pin_memory=pin,
             generator=torch.Generator(),  # so that the caller's random numbers stay as they are
             **options,
         )
-        for index, batch, lost in loader:
-            yield IndexedBatch(index, batch, [Unreadable(*item) for item in lost])
+        for parts in loader:
+            yield IndexedBatch(*parts)
 
 
 def is_system_error(error: BaseException) -> bool:
@@ -137,8 +137,12 @@ def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader |
 
 
 def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
+    out_of_order = ValueError(
+        "`data` must come whole and in one fixed order, as row i of the outputs belongs to item i; this DataLoader "
+        "shuffles, or takes a share. Pass the dataset itself, or a DataLoader with `shuffle=False`."
+    )
     if isinstance(loader.sampler, RandomSampler | DistributedSampler):
-        raise _not_in_order(loader.sampler)
+        raise out_of_order
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     batch_size, dataset = loader.batch_size, loader.dataset
@@ -146,7 +150,7 @@ def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
         batches = loader.batch_sampler if batch_size is None else [loader.sampler]
         order, again = (list(chain.from_iterable(batches)) for _ in range(2))
         if order != again:
-            raise _not_in_order(loader.sampler)
+            raise out_of_order
         dataset = Subset(dataset, order)
     if batch_size is None:
         batch_size = max(map(len, loader.batch_sampler), default=1)
@@ -154,56 +158,23 @@ def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
     return DatasetReader(dataset, batch_size, loader.num_workers, loader.collate_fn, options)
 
 
-def _not_in_order(sampler: object) -> ValueError:
-    does = "takes a share" if isinstance(sampler, DistributedSampler) else "shuffles"
-    return ValueError(
-        "`data` must come whole and in one fixed order, as row i of the outputs belongs to item i; this DataLoader "
-        f"{does}. Pass the dataset itself, or a DataLoader with `shuffle=False`."
-    )
-
-
 @final
-class _IndexedItems(Dataset[object]):
-    """The items of a dataset, each with its index; one that cannot be read comes as an `Unreadable`."""
+@dataclass(frozen=True)
+class _Batches(Dataset[object]):
+    """The batches of a dataset, by the indices of their rows: those that can be read, collated, and the others."""
 
-    def __init__(self, dataset: Items) -> None:
-        self.dataset = dataset
+    dataset: Items
+    collate: Callable[[list[Any]], object]
 
-    def __getitem__(self, index: int) -> tuple[int, object]:
-        try:
-            return index, self.dataset[index]
-        except READ_ERRORS as error:
-            return index, Unreadable.because(index, error)
-
-
-@final
-class _Collate:
-    """Collates the readable items and lists the others, as plain tuples and lists, which workers can hand over."""
-
-    def __init__(self, collate: Callable[[list[Any]], object]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: list[tuple[int, object]]) -> tuple[list[int], object, list[tuple[int, str, bool]]]:
-        good = [(index, item) for index, item in items if not isinstance(item, Unreadable)]
-        lost = [(item.index, item.why, item.fatal) for _, item in items if isinstance(item, Unreadable)]
-        batch = self.collate([item for _, item in good]) if good else None
-        return [index for index, _ in good], batch, lost
-
-
-@final
-class _SpanBatches(Sampler[list[int]]):
-    """Batches of consecutive indices that never cross from one span into the next."""
-
-    def __init__(self, spans: Sequence[range], batch_size: int) -> None:
-        self.spans = spans
-        self.batch_size = batch_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for span in self.spans:
-            yield from BatchSampler(span, self.batch_size, drop_last=False)
-
-    def __len__(self) -> int:
-        return sum(-(-len(span) // self.batch_size) for span in self.spans)
+    def __getitem__(self, rows: Sequence[int]) -> tuple[list[int], object, list[Unreadable]]:
+        index, items, lost = [], [], []
+        for row in rows:
+            try:
+                items.append(self.dataset[row])
+                index.append(row)
+            except READ_ERRORS as error:
+                lost.append(Unreadable.because(row, error))
+        return index, self.collate(items) if items else None, lost
 
 
 def data_fingerprint(dataset: Items) -> str:
@@ -221,7 +192,7 @@ def data_fingerprint(dataset: Items) -> str:
         return digest.hexdigest()[:32]
     digest.update(str(len(dataset)).encode())  # type: ignore[arg-type]
     for index in _sampled(dataset):
-        _digest_item(digest, _item(dataset, index))
+        digest.update(_item_bytes(dataset, index))
     return digest.hexdigest()[:32]
 
 
@@ -230,10 +201,7 @@ def check_repeatable(dataset: Items) -> None:
     if not len(dataset):  # type: ignore[arg-type]
         raise ValueError("`data` must hold at least one item; it is empty. Check the path and the split.")
     for index in _sampled(dataset):
-        digests = [hashlib.sha256() for _ in range(_REPEATS)]  # two readings would miss half of all random flips
-        for digest in digests:
-            _digest_item(digest, _item(dataset, index))
-        if len({digest.digest() for digest in digests}) > 1:
+        if len({_item_bytes(dataset, index) for _ in range(_REPEATS)}) > 1:
             raise ValueError(
                 f"`data` must give the same item each time; item {index} differs when read again. Extract with the "
                 "test-time preprocessing, without augmentation."
@@ -246,26 +214,22 @@ def _sampled(dataset: Items) -> list[int]:
     return sorted({round(k * (size - 1) / (_SAMPLED - 1)) for k in range(_SAMPLED)}) if size else []
 
 
-def _item(dataset: Items, index: int) -> object:
+def _item_bytes(dataset: Items, index: int) -> bytes:
     try:
-        return dataset[index]
+        return _as_bytes(dataset[index])
     except READ_ERRORS as error:
-        return str(error)
+        return repr(str(error)).encode()
 
 
-def _digest_item(digest: Any, item: object) -> None:
+def _as_bytes(item: object) -> bytes:
     if isinstance(item, Mapping):
-        for key in sorted(item, key=str):
-            digest.update(str(key).encode())
-            _digest_item(digest, item[key])
-    elif isinstance(item, tuple | list):
-        for part in item:
-            _digest_item(digest, part)
-    elif isinstance(item, Tensor):
-        digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
-        digest.update(item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif hasattr(item, "__array__"):
+        return b"".join(str(key).encode() + _as_bytes(item[key]) for key in sorted(item, key=str))
+    if isinstance(item, tuple | list):
+        return b"".join(map(_as_bytes, item))
+    if isinstance(item, Tensor):
+        values = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{item.dtype}{tuple(item.shape)}".encode() + values.tobytes()
+    if hasattr(item, "__array__"):
         array = np.asarray(item)
-        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    else:
-        digest.update(repr(item).encode())
+        return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+    return repr(item).encode()

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -34,7 +34,7 @@ _SAMPLED = 16  # images that stand for all in the fingerprint
 class Wrapped(ImageSet):
     """A map-style dataset whose items are PIL images, or (PIL image, label)."""
 
-    def __init__(self, dataset: Any, *, name: str, identity: str, labelled: bool = True) -> None:
+    def __init__(self, dataset: Any, *, name: str, source: Sequence[object], labelled: bool = True) -> None:
         classes = getattr(dataset, "classes", None) or ()
         plain = all(isinstance(label, str) for label in classes)
         super().__init__(
@@ -43,7 +43,7 @@ class Wrapped(ImageSet):
             classes=tuple(classes) if labelled and plain else (),
         )
         self._dataset = dataset
-        self._origin = identity
+        self._source = json.dumps(source, sort_keys=True, default=repr)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -84,7 +84,7 @@ class Wrapped(ImageSet):
         return digest.hexdigest()
 
     def _identity(self) -> str:
-        return f"{self._origin} {len(self)} {self._pixels}"
+        return f"{self._source} {len(self)} {self._pixels}"
 
 
 def torchvision_set(
@@ -107,20 +107,19 @@ def torchvision_set(
     dataset_class: Callable[..., Any] = getattr(datasets, kind)
     parameters = _parameters(dataset_class)
     arguments = {**({"root": str(root)} if "root" in parameters else {}), **options}
-    choices: list[dict[str, object]] = [{}]
+    spellings: list[dict[str, object]] = [{}]
     if split is not None and "train" not in arguments and ("train" in parameters or "split" not in arguments):
         if "train" in parameters:
-            choices = [{"train": split == "train"}]
+            spellings = [{"train": split == "train"}]
         elif "split" in parameters:
-            choices = [{"split": name} for name in _SPLIT_NAMES[split]]
+            spellings = [{"split": name} for name in _SPLIT_NAMES[split]]
         elif split_required:
             raise ValueError(
                 f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got {split!r}. "
                 "Write a function that cuts it in two, and name that: `package.module:function`."
             )
-    dataset = _make(f"torchvision:{kind}", dataset_class, arguments, choices)
-    identity = json.dumps([f"torchvision:{kind}", split, options], sort_keys=True, default=repr)
-    return Wrapped(dataset, name=kind, identity=identity, labelled=labelled)
+    dataset = _make(f"torchvision:{kind}", dataset_class, arguments, spellings)
+    return Wrapped(dataset, name=kind, source=[f"torchvision:{kind}", split, options], labelled=labelled)
 
 
 def call_function(
@@ -131,7 +130,7 @@ def call_function(
     parameters = _parameters(function)
     offered = {"split": split, "path": path}
     arguments = {key: value for key, value in offered.items() if value is not None and key in parameters}
-    dataset = _make(name, function, {**arguments, **options}, [{}])
+    dataset = _make(name, function, {**arguments, **options})
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -139,8 +138,7 @@ def call_function(
             f"`dataset` must return an `ImageSet` or a map-style dataset, with `len` and items by number; {name!r} "
             f"returned {type(dataset).__name__}. Return for example a torchvision dataset without transform."
         )
-    identity = json.dumps([name, split, options], sort_keys=True, default=repr)
-    return Wrapped(dataset, name=name.partition(":")[2], identity=identity, labelled=labelled)
+    return Wrapped(dataset, name=name.partition(":")[2], source=[name, split, options], labelled=labelled)
 
 
 def find_labels(dataset: Any, name: str) -> Tensor:
@@ -160,12 +158,9 @@ def find_labels(dataset: Any, name: str) -> Tensor:
 def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
     """Check that an item has this label; one whose image is broken counts as agreeing."""
     try:
-        item = dataset[index]
-    except READ_ERRORS as error:
-        if is_system_error(error):
-            raise
+        return _label(dataset[index], name, index) == label
+    except READ_ERRORS:
         return True
-    return _label(item, name, index) == label
 
 
 def _as_labels(values: Any, count: int) -> Tensor | None:
@@ -174,45 +169,40 @@ def _as_labels(values: Any, count: int) -> Tensor | None:
     if isinstance(values, list) and isinstance(values[0], tuple):  # (path, label), as `ImageFolder.samples`
         values = [pair[-1] for pair in values]
     try:
-        labels = torch.as_tensor(values)
+        labels = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
         return None
-    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    return labels.to(torch.int64) if labels.ndim == 1 and whole else None
+    return torch.from_numpy(labels.astype(np.int64)) if labels.ndim == 1 and labels.dtype.kind in "iu" else None
 
 
 def _label(item: Any, name: str, index: int) -> int:
+    parts = item if isinstance(item, tuple | list) else [item]
     try:
-        label = operator.index(item[1]) if isinstance(item, tuple | list) else None
-    except (TypeError, IndexError):
-        label = None
-    if label is None:
-        kinds = [type(part).__name__ for part in (item if isinstance(item, tuple | list) else [item])]
+        return operator.index(parts[1])
+    except (TypeError, IndexError) as error:
         raise ValueError(
-            f"items of '{name}' must be (PIL image, whole number); got ({', '.join(kinds)}) for item {index}. "
+            f"items of '{name}' must be (PIL image, whole number); got "
+            f"({', '.join(type(part).__name__ for part in parts)}) for item {index}. "
             "Pass `labelled=False` for an OOD set."
-        )
-    return label
+        ) from error
 
 
 def _make(
-    name: str, make: Callable[..., Any], arguments: Mapping[str, object], choices: list[dict[str, object]]
+    name: str, make: Callable[..., Any], arguments: Mapping[str, object], spellings: Sequence[dict[str, object]] = ({},)
 ) -> Any:
-    """Call `make` with the first of `choices`, the spellings of a split, that it accepts."""
-    for last, choice in enumerate(choices, 1 - len(choices)):
-        try:
-            return make(**{**choice, **arguments})
-        except TypeError as error:
-            raise ValueError(f"`options` of {name} do not fit: {error}. See its documentation.") from error
-        except ValueError as error:
-            if last == 0 or "split" not in str(error):
-                raise ValueError(f"{name} cannot be opened: {error}") from error
-        except (RuntimeError, OSError) as error:
-            hint = " Pass `download = true` in `options` to fetch it." if "download" in _parameters(make) else ""
-            raise FileNotFoundError(
-                f"{name} cannot be opened in {arguments.get('root', '.')}: {error}{hint}"
-            ) from error
-    raise AssertionError("every choice returns or raises")
+    """Call `make` with the first of the `spellings` of a split that it accepts."""
+    first, *others = spellings
+    try:
+        return make(**first, **arguments)
+    except TypeError as error:
+        raise ValueError(f"`options` of {name} do not fit: {error}. See its documentation.") from error
+    except ValueError as error:
+        if others and "split" in str(error):
+            return _make(name, make, arguments, others)
+        raise ValueError(f"{name} cannot be opened: {error}") from error
+    except (RuntimeError, OSError) as error:
+        hint = " Pass `download = true` in `options` to fetch it." if "download" in _parameters(make) else ""
+        raise FileNotFoundError(f"{name} cannot be opened in {arguments.get('root', '.')}: {error}{hint}") from error
 
 
 def _parameters(make: Callable[..., Any]) -> set[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from sirc._utils.hints import closest
 
 if TYPE_CHECKING:
     from sirc.data.preprocess import Interpolation
+
+_PARTS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 
 @final
@@ -68,137 +72,17 @@ class Benchmark:
         return "\n".join(lines)
 
 
-_KIM = "https://github.com/daintlab/unknown-detection-benchmarks (the ImageNet-based benchmark)"
-_IMAGENET = "ImageNet's terms: non-commercial research and education"
-_NEAR_1K = ("imagenet1k",)
-_DIFFERS = (
-    "Its authors publish 250,000 and 10,000 images, but their archive differs a little; so none is expected here."
-)
+def _read_catalogue() -> tuple[Benchmark, ...]:
+    known = []
+    for table in tomllib.loads(Path(__file__).with_name("benchmarks.toml").read_text(encoding="utf-8"))["benchmark"]:
+        parts = [(name, table.pop(name)) for name in _PARTS if name in table]
+        table["splits"] = [Split(name, tuple(part["folders"]), part.get("size")) for name, part in parts]
+        fields: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in table.items()}
+        known.append(Benchmark(**fields))
+    return tuple(known)
 
-_BENCHMARKS = (
-    Benchmark(
-        key="imagenet200",
-        title="ImageNet-200",
-        role="ID",
-        folder="imagenet-bench",
-        splits=(
-            Split("train", ("train/imagenet200",), None),
-            Split("test", ("test/imagenet200/labels",), None),
-        ),
-        classes=200,
-        source=_KIM,
-        licence=_IMAGENET,
-        note=_DIFFERS,
-    ),
-    Benchmark(
-        key="imagenet1k",
-        title="ImageNet-1k",
-        role="ID",
-        folder="imagenet",
-        splits=(Split("train", ("train",), 1_281_167), Split("test", ("val", "validation"), 50_000)),
-        classes=1000,
-        source="https://www.image-net.org/challenges/LSVRC/2012/",
-        licence=_IMAGENET,
-        note="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz also do: they are "
-        "unpacked when first opened.",
-    ),
-    Benchmark(
-        key="near-imagenet200",
-        title="Near-ImageNet-200",
-        role="OOD",
-        group="Close",
-        folder="imagenet-bench",
-        splits=(Split("test", ("test/near-imagenet200/labels",), 10_000),),
-        overlaps=_NEAR_1K,
-        source=_KIM,
-        licence=_IMAGENET,
-    ),
-    Benchmark(
-        key="caltech45",
-        title="Caltech-45",
-        role="OOD",
-        group="Close",
-        folder="imagenet-bench",
-        splits=(Split("test", ("test/caltech256/labels",), 4_792),),
-        overlaps=_NEAR_1K,
-        source=_KIM,
-    ),
-    Benchmark(
-        key="openimage-o",
-        title="Openimage-O",
-        role="OOD",
-        group="Close",
-        folder="openimage-o",
-        splits=(Split("test", ("test", "images"), 17_632),),
-        lists=("openimages_datalist.txt", "openimage_o.txt"),
-        list_source="https://github.com/haoqiwang/vim (datalists/openimage_o.txt)",
-        source="https://github.com/cvdfoundation/open-images-dataset (the test set)",
-        licence="images listed as CC BY 2.0",
-        note="The list chooses 17,632 of the 125,436 images of the Open Images test set.",
-    ),
-    Benchmark(
-        key="inaturalist",
-        title="iNaturalist",
-        role="OOD",
-        group="Close",
-        folder="iNaturalist",
-        splits=(Split("test", ("images",), 10_000),),
-        source="https://github.com/deeplearning-wisc/large_scale_ood (iNaturalist.tar.gz)",
-        licence="each photographer's own, most of them non-commercial",
-    ),
-    Benchmark(
-        key="textures",
-        title="Textures",
-        role="OOD",
-        group="Far",
-        folder="dtd",
-        splits=(Split("test", ("images", "dtd_images"), 5_160),),
-        lists=("textures_datalist.txt", "texture.txt"),
-        list_source="https://github.com/haoqiwang/vim (datalists/texture.txt)",
-        source="https://www.robots.ox.ac.uk/~vgg/data/dtd/ (dtd-r1.0.1.tar.gz)",
-        licence="for research",
-        note="The list leaves out the four of DTD's 47 classes that ImageNet has too.",
-    ),
-    Benchmark(
-        key="colonoscopy",
-        title="Colonoscopy",
-        role="OOD",
-        group="Far",
-        folder="colonoscopy",
-        splits=(Split("test", ("images",), 12_312),),
-        source="`sirc data colonoscopy`, from http://www.depeca.uah.es/colonoscopy_dataset/",
-    ),
-    Benchmark(
-        key="colorectal",
-        title="Colorectal",
-        role="OOD",
-        group="Far",
-        folder="Kather_texture_2016_image_tiles_5000",
-        splits=(Split("test", (".",), 5_000),),
-        scaled="lanczos",
-        source="https://zenodo.org/records/53169 (Kather_texture_2016_image_tiles_5000.zip)",
-        licence="CC BY 4.0",
-        note="Its images are 150 pixels wide: they are scaled with Lanczos to the network's size, and not cropped.",
-    ),
-    Benchmark(
-        key="noise",
-        title="Noise",
-        role="OOD",
-        group="Far",
-        folder="noise",
-        splits=(Split("test", ("images",), 10_000),),
-        source="`sirc data noise`, or made as it is read, without files",
-    ),
-    Benchmark(
-        key="imagenet-o",
-        title="ImageNet-O",
-        role="OOD",
-        folder="imagenet-o",
-        splits=(Split("test", (".",), 2_000),),
-        source="https://github.com/hendrycks/natural-adv-examples (imagenet-o.tar)",
-        licence=_IMAGENET,
-    ),
-)
+
+_BENCHMARKS = _read_catalogue()
 
 
 def benchmarks() -> tuple[Benchmark, ...]:
@@ -208,11 +92,15 @@ def benchmarks() -> tuple[Benchmark, ...]:
 
 def benchmark(name: str) -> Benchmark:
     """Find a benchmark by its key or title, in any case; the error for another name lists them and the closest."""
-    wanted = name.strip().lower()
+    return find_benchmark("`name`", name)
+
+
+def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmark:
+    """Find a benchmark as `benchmark` does; the error calls the argument `what`, and lists `others` too."""
     for known in _BENCHMARKS:
-        if wanted in (known.key, known.title.lower()):
+        if name.strip().lower() in (known.key, known.title.lower()):
             return known
-    raise ValueError(unknown_name("`name`", name, [known.key for known in _BENCHMARKS]))
+    raise ValueError(unknown_name(what, name, [*(known.key for known in _BENCHMARKS), *others]))
 
 
 def ood_sets(id_name: str) -> tuple[Benchmark, ...]:

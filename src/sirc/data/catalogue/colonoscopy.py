@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sirc._utils.checks import check_positive
-from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.files import PathLike
 from sirc._utils.imports import missing_package
 from sirc.data.decode import printable
 from sirc.data.download import download
@@ -84,8 +84,7 @@ def fetch_colonoscopy(
                     _remove_frames(folder, name)
                     broken.append(str(error))
                     continue
-                done = json.dumps({"frames": count}).encode()
-                atomic_write(_done_file(folder, name), lambda file, done=done: file.write(done))  # type: ignore[misc]
+                _done_file(folder, name).write_text(json.dumps({"frames": count}), encoding="utf-8")
             frames[name] = count
             task.advance()
     if broken:

@@ -10,7 +10,8 @@ from sirc.data.decode import printable
 from sirc.data.folder import FileSet, image_folder
 from sirc.data.lists import file_list
 
-TESTS = ("test", "val", "validation", "valid")
+# The parts of a folder of a user's own.
+FOLDER_PARTS = (Split("train", ("train",), None), Split("test", ("test", "val", "validation", "valid"), None))
 TARS = {"train": "ILSVRC2012_img_train.tar", "test": "ILSVRC2012_img_val.tar"}
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 
@@ -43,11 +44,8 @@ def unfinished_unpacking(path: Path, split: Split) -> str | None:
     )
 
 
-def open_split(
-    known: Benchmark, path: Path, split: str | None, *, labelled: bool, list_name: str | None = None
-) -> FileSet:
+def open_split(known: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None) -> FileSet:
     """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
-    part = known.split(split)
     folder = find_folder(path, part)
     if unfinished := unfinished_unpacking(path, part):
         raise FileNotFoundError(f"{known.title} cannot be read: {unfinished}")
@@ -75,15 +73,14 @@ def split_folder(path: Path, split: str, *, required: bool) -> Path:
 
     With `required`, or where the other split has a folder, this split must have one.
     """
-    names = {"train": ("train",), "test": TESTS}
-    for name in names[split]:
-        if (path / name).is_dir():
-            return path / name
-    other = [name for part in names.values() for name in part if (path / name).is_dir()]
+    part = next(part for part in FOLDER_PARTS if part.name == split)
+    if folder := find_folder(path, part):
+        return folder
+    other = [name for part in FOLDER_PARTS for name in part.folders if (path / name).is_dir()]
     if required or other:
         has = f"it has {', '.join(other)}" if other else "it has neither train nor test"
         raise FileNotFoundError(
-            f"'{printable(path)}' must have a folder {' or '.join(names[split])} for split {split!r}; {has}. "
+            f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {split!r}; {has}. "
             "Make it, or pass the folder of that part as `path`."
         )
     return path

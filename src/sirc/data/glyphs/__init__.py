@@ -19,9 +19,8 @@ import torch
 
 from sirc._utils.checks import check_positive
 from sirc._utils.imports import missing_package
-from sirc.data.base import ImageSet, check_seed
-from sirc.data.glyphs.draw import SIDE, draw_character, generator
-from sirc.data.glyphs.fonts import FONTS, SCRIPTS, fonts_digest
+from sirc.data.base import ImageSet, check_seed, check_split
+from sirc.data.glyphs.draw import FONTS, SCRIPTS, SIDE, draw_character, fonts_digest, generator
 from sirc.data.noise import Noise
 
 if TYPE_CHECKING:
@@ -60,14 +59,12 @@ class Glyphs(ImageSet):
     def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
         if what not in (known := (*_DRAWN, *_NEEDS)):
             raise ValueError(f"`what` must be one of {', '.join(known)}; got {what!r}.")
-        if split not in ("train", "test"):
-            raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out for the test images.')
-        if what == "handwritten" and check_positive("count", count) > _HANDWRITTEN:
+        self.what, self.split = what, check_split(split)
+        self._count, self.seed = check_positive("count", count), check_seed(seed)
+        if what == "handwritten" and count > _HANDWRITTEN:
             raise ValueError(
                 f"`count` must be at most {_HANDWRITTEN}, as many as there are; got {count}. Leave it out for all."
             )
-        self.what, self.split = what, split
-        self._count, self.seed = check_positive("count", count), check_seed(seed)
         for module in _NEEDS.get(what, ("PIL", "matplotlib")):
             if importlib.util.find_spec(module) is None:  # fail now, not after an hour of training
                 raise missing_package(f"the set '{what}'", _PACKAGES.get(module, module), "demo")

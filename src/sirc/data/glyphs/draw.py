@@ -1,17 +1,31 @@
-"""Glyph drawing: one character as an image with random font, size, place, slant, colours, blur and noise."""
+"""Glyph drawing: one character of matplotlib's fonts, with random size, place, slant, colours, blur and noise."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from functools import lru_cache
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from sirc.data.glyphs.fonts import CANVAS, CAPITAL, bitmap
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
+
+SCRIPTS = (  # with Greek and Cyrillic
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+    *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
+    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
+    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
+)
+FONTS = (*SCRIPTS, "cmr10", "cmb10", "cmss10", "cmti10", "cmtt10")
 
 SIDE = 32
+CANVAS = 128  # the side of a bitmap
+CAPITAL = 48  # the height of an H in it
 _FINE = 2  # glyphs are rotated and blurred on a grid this much finer, so that edges stay smooth
 
 HEIGHT = (11.0, 24.0)  # of a capital, in pixels
@@ -24,15 +38,11 @@ TINT = 0.12  # at most, of each colour channel
 NOISE = (0.05, 0.6)  # standard deviation, of the contrast
 
 
-@lru_cache(maxsize=64)
-def _key(stream: str) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(hashlib.sha256(stream.encode()).digest()[:16], "<u8").astype(np.uint64)
-
-
 def generator(stream: str, index: int) -> np.random.Generator:
     """Make the random generator of image `index` of a stream; images and streams share no random numbers."""
+    key = np.frombuffer(hashlib.sha256(stream.encode()).digest()[:16], "<u8").astype(np.uint64)
     # The index is the counter's highest word: an image would need 2¹⁹² numbers to reach the next one's.
-    return np.random.Generator(np.random.Philox(key=_key(stream), counter=np.array([0, 0, 0, index], np.uint64)))
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index], np.uint64)))
 
 
 def draw_character(character: str, fonts: tuple[str, ...], random: np.random.Generator) -> npt.NDArray[np.uint8]:
@@ -73,3 +83,49 @@ def _affine(height: float, right: float, down: float, turn: float, shear: float)
     a, b, d, e = cos - shear * sin, sin + shear * cos, -sin, cos
     x, y = _FINE * (SIDE / 2 + right), _FINE * (SIDE / 2 + down)
     return a, b, CANVAS / 2 - a * x - b * y, d, e, CANVAS / 2 - d * x - e * y
+
+
+@cache
+def bitmap(font: str, character: str) -> Image:
+    """Draw one character white on black and centred, at the size at which an H is 48 pixels high."""
+    from PIL import Image, ImageDraw
+
+    wide = Image.new("L", (3 * CANVAS, 3 * CANVAS))
+    ImageDraw.Draw(wide).text((CANVAS, CANVAS), character, fill=255, font=_opened(font))
+    ink = wide.crop(wide.getbbox())
+    drawn = Image.new("L", (CANVAS, CANVAS))
+    drawn.paste(ink, ((CANVAS - ink.width) // 2, (CANVAS - ink.height) // 2))
+    return drawn
+
+
+@cache
+def fonts_digest(fonts: tuple[str, ...]) -> str:
+    """Digest the names and files of fonts, as another version of a font draws other letters."""
+    digest = hashlib.sha256()
+    for font in fonts:
+        digest.update(font.encode() + hashlib.sha256(font_file(font).read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def font_file(font: str) -> Path:
+    """Find the file of a font that comes with matplotlib."""
+    import matplotlib
+
+    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"Glyphs needs the fonts that come with matplotlib; '{file}' is not there. Install it anew: "
+            "pip install --force-reinstall matplotlib"
+        )
+    return file
+
+
+@cache
+def _opened(font: str) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    # The Raqm layout engine is not installed everywhere, and lays out a single letter no better.
+    basic, file = ImageFont.Layout.BASIC, str(font_file(font))
+    trial = 200
+    _, top, _, bottom = ImageFont.truetype(file, trial, layout_engine=basic).getbbox("H")
+    return ImageFont.truetype(file, round(trial * CAPITAL / (bottom - top)), layout_engine=basic)
