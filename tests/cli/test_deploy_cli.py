@@ -22,7 +22,7 @@ from PIL import Image
 
 import sirc
 from sirc import SelectiveClassifier
-from sirc.cli.monitor import read_confidences
+from sirc.cli.deploy import read_confidences
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, fit_run, train_run
 
@@ -188,7 +188,7 @@ def test_the_alarm_is_told_and_can_fail(here, command):
 
 
 def _network(seed):
-    from sirc.experiment.provenance import network
+    from sirc.experiment import network
 
     study = Experiment.read("tiny.toml")
     return network(study, study.run(seed))
@@ -268,7 +268,7 @@ def test_without_the_training_images_only_the_names_are_missing(here, command):
     ("arguments", "code", "words"),
     [
         (["calibrate", "runs/tiny"], 2, "say which with `--seed 1`"),
-        (["calibrate", "runs/tiny", "--seed", "7"], 2, "`--seed` must be one of the run's, 1, 2; got 7"),
+        (["calibrate", "runs/tiny", "--seed", "7"], 2, "`--seed` must be one of the experiment's seeds (1, 2); got 7"),
         (["calibrate", "runs"], 1, "has no experiment.toml"),
         (["calibrate", "none"], 1, "has no experiment.toml"),
         (["calibrate", "runs/tiny/seed-1", "--recall", "0.9", "--risk", "0.1"], 2, "give one of"),
@@ -333,9 +333,9 @@ def test_confidences_that_are_none_are_refused(here, command):
     np.save("complex.npy", np.array([1.0 + 2j]))
     np.save("flags.npy", np.array([True, False]))
     for name, code, words in (
-        ("words.csv", 1, "must hold numbers; got 'high'"),
+        ("words.csv", 1, "must hold confidences as plain numbers: could not convert string to float: 'high'"),
         ("other.csv", 1, "must have one column `confidence`; it has score"),
-        ("empty.csv", 1, "must be a CSV file"),
+        ("empty.csv", 1, "must have one column `confidence`; it has none"),
         ("no.txt", 2, "must be a .csv, .npy or .npz file"),
         ("none.csv", 1, "there is no file"),
         ("objects.npy", 1, "plain numbers"),

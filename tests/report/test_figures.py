@@ -197,21 +197,27 @@ def test_a_density_has_the_mass_of_its_samples():
     assert plane[plane >= level].sum() / plane.sum() == pytest.approx(0.5, abs=0.01)
 
 
+def plane_of(scorer, outputs, spec):
+    """A plane, and S1 and S2 of all outputs in their order."""
+    plane = figures.Plane.of(scorer, spec, outputs, outputs)
+    return plane, *plane.groups["ood"]
+
+
 def test_the_plane_has_the_paper_s_s1_and_s2(run):
-    values = figures.plane_values(run.scorer, run.test, "sirc(entropy, residual)")
-    np.testing.assert_allclose(values.s1, sirc.functional.entropy(run.test.logits).numpy())
-    np.testing.assert_allclose(values.s2, _residual(run), rtol=1e-6)
+    values, s1, s2 = plane_of(run.scorer, run.test, "sirc(entropy, residual)")
+    np.testing.assert_allclose(s1, sirc.functional.entropy(run.test.logits).numpy())
+    np.testing.assert_allclose(s2, _residual(run), rtol=1e-6)
     assert values.s1_max == 0
     assert (values.a, values.b) == tuple(
         float(run.scorer.parameters["sirc(entropy, residual)"][key]) for key in ("a", "b")
     )
-    combined = sirc.functional.sirc(np.log(values.s1_max - values.s1), values.s2, values.a, values.b)
+    combined = sirc.functional.sirc(np.log(values.s1_max - s1), s2, values.a, values.b)
     expected = run.scorer(run.test)["sirc(entropy, residual)"]
     torch.testing.assert_close(combined, expected, rtol=1e-6, atol=1e-6)
-    assert figures.plane_values(run.scorer, run.test, "sirc(msp, l1)").s1_max == 1
+    assert plane_of(run.scorer, run.test, "sirc(msp, l1)")[0].s1_max == 1
     for spec, words in [("vim", "must be sirc with one S2"), ("sirc(doctor, l1)", "not among the scorer's specs")]:
         with pytest.raises(ValueError, match=words):
-            figures.plane_values(run.scorer, run.test, spec)
+            plane_of(run.scorer, run.test, spec)
 
 
 def _residual(run):
@@ -237,9 +243,8 @@ def later():
 )
 def test_the_plane_of_later_scores_is_what_sirc_combines(later, spec):
     scorer, test = later
-    values = figures.plane_values(scorer, test, spec)
-    gap = np.log(values.s1_max - values.s1)
-    again = -gap - np.logaddexp(0, values.b * (values.a - values.s2))
+    values, s1, s2 = plane_of(scorer, test, spec)
+    again = -np.log(values.s1_max - s1) - np.logaddexp(0, values.b * (values.a - s2))
     np.testing.assert_allclose(again, scorer(test)[spec], rtol=1e-5, atol=1e-5)
     assert values.first == {"sirc(margin, l1)": "Margin, bounded"}.get(spec, spec[5:].partition(",")[0])
 
@@ -248,8 +253,8 @@ def test_the_plane_of_a_tuned_norm_has_the_bounded_one_s_values(later):
     scorer, test = later
     v = test.logits.double() - test.logits.double().mean(1, keepdim=True)
     expected = v.amax(1) / v.abs().pow(3).sum(1).pow(1 / 3)
-    values = figures.plane_values(scorer, test, "sirc(max_logit_pnorm, l1)")
-    np.testing.assert_allclose(values.s1, expected, rtol=1e-9)
+    values, s1, _ = plane_of(scorer, test, "sirc(max_logit_pnorm, l1)")
+    np.testing.assert_allclose(s1, expected, rtol=1e-9)
     assert values.s1_max == pytest.approx((1 + 3.0**-2) ** (-1 / 3))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import calibrate, choose, data, deploy, monitor, results, show, stages
+from sirc.cli import choose, data, deploy, results, show, stages
 from sirc.cli.console import say
 from sirc.errors import ConfigError
 
@@ -29,11 +29,11 @@ COMMANDS = (
     show.report,
     choose.check,
     choose.select,
-    calibrate.calibrate,
+    deploy.calibrate,
     deploy.predict,
     deploy.export,
     deploy.serve,
-    monitor.monitor,
+    deploy.monitor,
 )
 _INTERRUPTED = 130
 

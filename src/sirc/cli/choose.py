@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from sirc.cli.console import reporting, result
-from sirc.cli.options import HeadFile, OodFiles, Quiet, TrainFile, TuningFile, named_pairs
+from sirc.cli.options import HeadFile, OodFiles, Quiet, ScoreSpecs, TrainFile, TuningFile, named_pairs
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,31 +22,31 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
+Stored = Annotated[
+    list[Path] | None, typer.Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made.")
+]
 ValFile = Annotated[Path | None, typer.Option(help="Labelled ID outputs that nothing was fitted on.")]
+By = StrEnum("By", ["worst", "average"])
+Pool = StrEnum("Pool", ["datasets", "samples"])
 ScorerFile = Annotated[Path | None, typer.Option(help="A fitted scorer instead, as `scorer.save` writes it.")]
 
 
 def check(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made; their test data counts."),
-    ] = None,
+    runs: Stored = None,
     val: ValFile = None,
     train: TrainFile = None,
     tune: TuningFile = None,
     scorer: ScorerFile = None,
     ood: OodFiles = None,
     head: HeadFile = None,
-    spec: Annotated[
-        list[str] | None, typer.Option("--score", metavar="SPEC", help="`sirc(msp, l1)`, …; repeat. Default: all.")
-    ] = None,
+    spec: ScoreSpecs = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Check whether SIRC's premise holds for each S2, and recommend a score.
 
-    Without OOD data the recommendation rests on ID data alone.
+    For a run, it uses the outputs of the test images. Without OOD data the recommendation rests on ID data alone.
 
     Example: `sirc check --val val.npz --train train.npz --ood textures=dtd.npz`
 
@@ -53,40 +54,23 @@ def check(
     """
     from sirc.evaluation.premise import check_assumptions
 
-    _check_sources("check", runs, val, train, tune, scorer, ood, head)
-
     def premise(case: Case) -> Assumptions:
-        scorer = case.scorer.only(spec) if spec else case.scorer
-        return check_assumptions(scorer, case.id, case.ood, level=level)
+        chosen = case.scorer.only(spec) if spec else case.scorer
+        return check_assumptions(chosen, case.id, case.ood, level=level)
 
-    with reporting(quiet=quiet) as progress:
-        if val is None:
-            cases = _cases_of_runs(runs or [], lambda study, run: "test")
-        else:
-            files = (val, train, tune, scorer, ood, head)
-            cases = iter([_case_of_files(*files, spec, progress, suits=lambda text: text.startswith("sirc("))])
-        _print(cases, premise, titled=bool(runs), as_json=as_json)
+    files = Files(val, train, tune, scorer, ood, head)
+    _judge("check", runs, files, spec, premise, as_json=as_json, quiet=quiet)
 
 
 def select(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made."),
-    ] = None,
+    runs: Stored = None,
     val: ValFile = None,
     train: TrainFile = None,
     tune: TuningFile = None,
     scorer: ScorerFile = None,
     ood: OodFiles = None,
     head: HeadFile = None,
-    spec: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--score",
-            metavar="SPEC",
-            help="A candidate; repeat. Default: all of the scorer's; with `--train`, the paper's that can be fitted.",
-        ),
-    ] = None,
+    spec: ScoreSpecs = None,
     alpha: Annotated[
         str,
         typer.Option(metavar="LOW,HIGH", help="The share of ID input: a range, one number, or three points and more."),
@@ -95,13 +79,13 @@ def select(
         str, typer.Option(metavar="LOW,HIGH", help="The cost of accepting ID✗ (that of OOD is 1 − β), likewise.")
     ] = "0.1,0.9",
     metric: Annotated[str, typer.Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
-    by: Annotated[str, typer.Option(help="`worst` or `average` regret over the range.")] = "worst",
+    by: Annotated[By, typer.Option(help="`worst` or `average` regret over the range.")] = By.worst,
     absolute: Annotated[
         bool, typer.Option("--absolute", help="Regret as it is, not relative to the best at each point.")
     ] = False,
     pool: Annotated[
-        str, typer.Option(help="What weighs the same among OOD data: `datasets` or `samples`.")
-    ] = "datasets",
+        Pool, typer.Option(help="What weighs the same among OOD data: `datasets` or `samples`.")
+    ] = Pool.datasets,
     draws: Annotated[int, typer.Option(help="Resamples of the bootstrap.")] = 1000,
     level: Annotated[float, typer.Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
@@ -119,10 +103,6 @@ def select(
     """
     from sirc.evaluation import select as choose
 
-    _check_sources("select", runs, val, train, tune, scorer, ood, head)
-    for option, value, allowed in (("--by", by, ("worst", "average")), ("--pool", pool, ("datasets", "samples"))):
-        if value not in allowed:
-            raise ConfigError(f"`{option}` must be {allowed[0]} or {allowed[1]}; got {value!r}.")
     alphas, betas = _numbers("--alpha", alpha), _numbers("--beta", beta)
 
     def choice(case: Case) -> Choice:
@@ -133,33 +113,28 @@ def select(
             alpha=alphas,
             beta=betas,
             metric=metric,
-            by="average" if by == "average" else "worst",
+            by="average" if by is By.average else "worst",
             relative=not absolute,
             scores=spec,
-            pool="samples" if pool == "samples" else "datasets",
+            pool="samples" if pool is Pool.samples else "datasets",
             draws=draws,
             level=level,
             seed=seed,
         )
 
-    with reporting(quiet=quiet) as progress:
-        if val is None:
-            cases = _cases_of_runs(runs or [], lambda study, run: _selection_set(study, run, progress))
-        else:
-            cases = iter([_case_of_files(val, train, tune, scorer, ood, head, spec, progress)])
-        _print(cases, choice, titled=bool(runs), as_json=as_json)
+    files = Files(val, train, tune, scorer, ood, head)
+    _judge("select", runs, files, spec, choice, as_json=as_json, quiet=quiet)
 
 
-def _print(
-    cases: Iterator[Case], judge: Callable[[Case], Assumptions | Choice], *, titled: bool, as_json: bool
-) -> None:
-    """Print the verdict on each model as soon as it is there, or all of them as one JSON list."""
-    if as_json:
-        verdicts = [{"model": case.name, **judge(case).to_dict()} for case in cases]
-        typer.echo(json.dumps(verdicts, ensure_ascii=False, indent=1))
-        return
-    for case in cases:
-        result(f"{case.name}\n{judge(case)}\n" if titled else str(judge(case)))
+class Files(NamedTuple):
+    """The files of options, in place of RUN folders."""
+
+    val: Path | None
+    train: Path | None
+    tune: Path | None
+    scorer: Path | None
+    ood: list[str] | None
+    head: Path | None
 
 
 class Case(NamedTuple):
@@ -171,61 +146,69 @@ class Case(NamedTuple):
     ood: dict[str, Outputs | OutputStore]
 
 
-def _check_sources(command: str, runs: list[Path] | None, val: Path | None, *others: object) -> None:
-    """Refuse both RUN folders and files, or neither."""
-    if bool(runs) == (val is not None):
+def _judge(
+    command: str,
+    runs: list[Path] | None,
+    files: Files,
+    specs: list[str] | None,
+    judge: Callable[[Case], Assumptions | Choice],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Print the verdict on each model as soon as it is there, or all of them as one JSON list."""
+    if bool(runs) == (files.val is not None):
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
-    if runs and any(others):
+    if runs and any(files):
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
+    with reporting(quiet=quiet) as progress:
+        cases = (
+            _cases_of_runs(command, runs, progress) if runs else iter([_case_of_files(command, files, specs, progress)])
+        )
+        if as_json:
+            verdicts = [{"model": case.name, **judge(case).to_dict()} for case in cases]
+            typer.echo(json.dumps(verdicts, ensure_ascii=False, indent=1))
+            return
+        for case in cases:
+            result(f"{case.name}\n{judge(case)}\n" if runs else str(judge(case)))
 
 
-def _cases_of_runs(folders: list[Path], id_set: Callable[[Experiment, Run], str]) -> Iterator[Case]:
-    """Each run of each study, with the ID outputs that `id_set` names."""
+def _cases_of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
+    """Each run of each study, with its test outputs, or to select with those of `_selection_set`."""
     from sirc.experiment import check_outputs, load_studies, title_of
     from sirc.outputs import OutputStore
     from sirc.scores import Scorer
 
     for study in (study for folder in folders for study in load_studies(folder)):
         for run in study.runs:
-            name = id_set(study, run)
+            name = "test" if command == "check" else _selection_set(study, run, progress)
             check_outputs(study, run, [name, *study.data.ood])
             title = f"{title_of(study)}, seed {run.seed}"
             ood = {other: OutputStore(run.store(other)) for other in study.data.ood}
             yield Case(title, Scorer.load(run.scorer), OutputStore(run.store(name)), {**ood})
 
 
-def _case_of_files(
-    val: Path,
-    train: Path | None,
-    tune: Path | None,
-    scorer: Path | None,
-    ood: list[str] | None,
-    head: Path | None,
-    specs: list[str] | None,
-    progress: Progress,
-    *,
-    suits: Callable[[str], bool] = lambda spec: True,
-) -> Case:
-    """Read the files, and load or fit the scorer.
-
-    Without `specs`, all of the paper's scores are fitted that the files allow and that `suits` accepts.
-    """
+def _case_of_files(command: str, files: Files, specs: list[str] | None, progress: Progress) -> Case:
+    """Read the files, and load the scorer or fit one: without `specs`, the paper's (to check, SIRC's) that can be."""
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
 
+    val, train, tune, scorer, ood, head = files
     if (train is None) == (scorer is None):
         raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
     for option, path in (("--head", head), ("--tune", tune)):
         if train is None and path is not None:
             raise ConfigError(f"`{option}` is for fitting on `--train`; a saved scorer has all it needs.")
+    assert val is not None
     inside = arrays.load_outputs(val)
     outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
-    if scorer is not None:
+    if train is None:
+        assert scorer is not None
         return Case(str(scorer), Scorer.load(scorer), inside, outside)
-    assert train is not None
     training, layer = arrays.load_outputs(train), arrays.find_head_in(head, train)
     tuning = None if tune is None else arrays.load_outputs(tune)
-    chosen = specs or [text for text in arrays.possible_specs(training, inside, layer, tuning) if suits(text)]
+    possible = arrays.possible_specs(training, inside, layer, tuning)
+    chosen = specs or [text for text in possible if command == "select" or text.startswith("sirc(")]
     if not chosen:
         raise ValueError(f"`sirc(S1, S2)` needs `features` for its S2; '{val}' or '{train}' has none.")
     untuned = next((spec for spec in chosen if Needs.of([spec]).val), None)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli.console import reporting, result, stdout
+from sirc.cli.console import console, reporting, result
 from sirc.cli.options import Quiet
 from sirc.errors import ConfigError
 
@@ -34,7 +34,7 @@ def list_() -> None:
         table.add_row(
             known.key, known.title, known.role, known.group or "–", sizes, f"ROOT/{known.folder}", known.source
         )
-    stdout().print(table)
+    console().print(table)
 
 
 @app.command()

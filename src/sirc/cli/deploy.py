@@ -1,23 +1,116 @@
-"""Commands that use a calibrated classifier: predict, export, serve."""
+"""Commands that put a classifier to use: calibrate, predict, export, serve, monitor."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sirc.cli.console import result
+from sirc.cli.console import result, say
 from sirc.cli.options import Device, Quiet, Replace, RunFolder, RunSeed, find_runs, on_device, refuse_existing
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
     from sirc.deploy import SelectiveClassifier
-    from sirc.experiment import Experiment
+    from sirc.experiment import Experiment, Run
+    from sirc.outputs import Outputs, OutputStore
+    from sirc.progress import Progress
+    from sirc.scores import Scorer
+
+_PREFERRED = ("sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
+
+
+def calibrate(
+    run: RunFolder,
+    seed: RunSeed = None,
+    score: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Default: `sirc(entropy, residual)`, or the first `sirc(…)`.")
+    ] = None,
+    recall: Annotated[float | None, typer.Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="Or: accept at least this share of ID input.")] = None,
+    risk: Annotated[
+        float | None, typer.Option(help="Or: at most this share of errors among accepted ID input.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The promise holds with probability 1 − δ.")] = 0.05,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="The estimate alone, without a promise (not with --risk).")
+    ] = False,
+    val: Annotated[
+        Path | None,
+        typer.Option(help="Labelled ID outputs that nothing was fitted on: a file, or the folder of a store."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("selective.safetensors"),
+    overwrite: Replace = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Set the threshold of a run's network on labelled ID data, and print what it promises.
+
+    The data is that of `--val`; or else the experiment's validation images, if no score was tuned on them; or else its
+    test images, whose own figures are then no longer honest. A promise that the data cannot support writes nothing.
+
+    Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
+    """
+    from sirc.deploy import SelectiveClassifier
+    from sirc.experiment import load_head, network
+    from sirc.scores import Scorer
+
+    goals = {"recall": recall, "coverage": coverage, "risk": risk}
+    target = {name: value for name, value in goals.items() if value is not None} or {"recall": 0.95}
+    if len(target) > 1:
+        raise ConfigError(
+            f"give one of --recall, --coverage and --risk; got {' and '.join(f'--{name}' for name in target)}."
+        )
+    if plain and risk is not None:
+        raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
+    for name, value in {**target, "delta": delta}.items():
+        if not 0 < value <= 1 or (name == "delta" and value == 1):
+            raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
+    study, runs = find_runs(run, seed)
+    if len(runs) > 1:
+        listed = ", ".join(str(run.seed) for run in runs)
+        raise ConfigError(f"'{run}' has runs of the seeds {listed}: say which with `--seed {runs[0].seed}`.")
+    (chosen_run,) = runs
+    refuse_existing(out, overwrite)
+    with on_device(device, quiet) as (where, progress):
+        if not chosen_run.scorer.exists():
+            raise FileNotFoundError(f"there is no '{chosen_run.scorer}'. Fit the scores first: `sirc fit …`.")
+        scorer = Scorer.load(chosen_run.scorer)
+        spec = _choose_score(scorer, score)
+        model = network(study, chosen_run)
+        data = _calibration_data(study, chosen_run, val, model, device=where, progress=progress)
+        selective = SelectiveClassifier(
+            model,
+            scorer,
+            spec,
+            head=load_head(chosen_run.head)[0],
+            classes=_class_names(study, scorer.num_classes, progress),
+            preprocess=study.preprocess,
+        )
+        if val is None and study.extract.precision != "fp32":
+            progress.note(
+                f"note: the outputs that set the threshold were computed in {study.extract.precision}; decisions are "
+                "in fp32, with confidences that differ a little. The promise needs `extract.precision` to be fp32."
+            )
+        promise: dict[str, Any] = {**target, "delta": None if plain else delta}
+        selective.calibrate(data, **promise)
+    assert selective.threshold is not None
+    result(f"{spec}\n{selective.threshold}")
+    if not selective.threshold.feasible:
+        say("error: nothing was written, as no threshold keeps this promise; see the advice above")
+        raise typer.Exit(1)
+    selective.save(out, overwrite=overwrite)
+    result(str(out))
 
 
 def predict(
@@ -50,12 +143,8 @@ def predict(
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
     refuse_existing(out, overwrite)
     with on_device(device, quiet) as (where, progress):
-        classifier: SelectiveClassifier | Path
-        if model is not None and run is not None:
-            classifier = _load_selective(model, run, seed)[0].to(where)
-        else:
-            assert onnx is not None
-            classifier = onnx
+        classifier = onnx if model is None or run is None else _load_selective(model, run, seed)[0].to(where)
+        assert classifier is not None
         table = predict_folder(classifier, folder, batch_size=batch_size, workers=workers, progress=progress)
     save_decisions(table, out, overwrite=overwrite)
     result(_summary(table))
@@ -120,6 +209,110 @@ def serve(
         run(app, host=host, port=port, quiet=quiet, started=lambda address: result(f"serving {onnx} on {address}"))
 
 
+def monitor(
+    calibration: Annotated[Path, typer.Option(metavar="FILE", help="What `sirc calibrate` wrote.")],
+    confidences: Annotated[
+        Path, typer.Option(help="Production's confidences, in the order they came: `.csv`, `.npy` or `.npz`.")
+    ],
+    column: Annotated[str, typer.Option(help="The CSV's column, or the array's name in the `.npz`.")] = "confidence",
+    delta: Annotated[float, typer.Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
+) -> None:
+    """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
+
+    No labels are needed. Rows of a CSV without a confidence, such as broken images', are left out, and counted.
+
+    Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
+    """
+    from sirc.deploy import read
+    from sirc.deploy.monitor import monitor as compare
+    from sirc.deploy.threshold import Threshold
+
+    if not 0 < delta < 1:
+        raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
+    facts, tensors = read(calibration)
+    if not len(tensors["calibration"]):
+        raise ValueError(f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated.")
+    values, empty = read_confidences(confidences, column)
+    if empty:
+        say(f"note: {empty} rows without a confidence were left out")
+    report = compare(tensors["calibration"], values, Threshold.from_dict(facts["threshold"]), delta=delta)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=1))
+    else:
+        result(str(report))
+    if report.alarm and fail_on_alarm:
+        raise typer.Exit(1)
+
+
+def _choose_score(scorer: Scorer, name: str | None) -> str:
+    """The score asked for, or the preferred one of those that were fitted."""
+    from sirc.scores import parse
+
+    fitted = {str(parse(spec)): spec for spec in scorer.specs}
+    if name is not None:
+        try:
+            spec = str(parse(name))
+        except ValueError as error:
+            raise ConfigError(f"`--score`: {error}") from error
+        if spec not in fitted:
+            raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {name!r}.")
+        return fitted[spec]
+    sirc_specs = [spec for spec in fitted if spec.startswith("sirc(")]
+    return fitted[next(spec for spec in (*_PREFERRED, *sirc_specs, *fitted) if spec in fitted)]
+
+
+def _calibration_data(
+    study: Experiment,
+    run: Run,
+    val: Path | None,
+    model: nn.Module,
+    *,
+    device: torch.device,
+    progress: Progress,
+) -> Outputs | OutputStore:
+    """The outputs that set the threshold: from a file, of the validation images, or at worst of the test images."""
+    from sirc.errors import StoreError
+    from sirc.experiment import arrays, check_outputs, extract_run
+    from sirc.models import fingerprint
+    from sirc.outputs import OutputStore
+
+    if val is not None:
+        outputs = arrays.load_outputs(val)
+        if isinstance(outputs, OutputStore) and outputs.model not in (None, fingerprint(model)):
+            raise StoreError(
+                f"'{val}' must hold outputs of this run's network; they are another's. Extract them again."
+            )
+        return outputs
+    if not study.data.validates or study.tuned:
+        check_outputs(study, run, ["test"])
+        reason = "tuned scores on its validation images" if study.tuned else "has no validation images"
+        advice = "give `--val`" if study.tuned else "give `--val`, or `data.validation` or `data.holdout` in the TOML"
+        progress.note(
+            f"note: the experiment {reason}, so its test images set the threshold. What the test set says of this "
+            f"threshold is then no longer honest: {advice}."
+        )
+        return OutputStore(run.store("test"))
+    try:
+        check_outputs(study, run, ["validation"])
+    except FileNotFoundError:
+        extract_run(study, run, ["validation"], device=device, progress=progress)
+    return OutputStore(run.store("validation"))
+
+
+def _class_names(study: Experiment, count: int | None, progress: Progress) -> list[str] | None:
+    """The names of the classes, from the training images; None if these cannot be opened."""
+    from sirc.experiment import images_of
+
+    try:
+        names = images_of(study, "train", augmented=True).classes
+    except (ValueError, OSError, ImportError) as error:
+        progress.note(f"note: without names of classes, as the training images cannot be opened: {error}")
+        return None
+    return list(names) if names and len(names) == count else None
+
+
 def _load_selective(path: Path, folder: Path, seed: int | None) -> tuple[SelectiveClassifier, Experiment]:
     """Load a classifier with the network that it was calibrated for, one of the runs in the folder."""
     from sirc.deploy import SelectiveClassifier, read
@@ -155,8 +348,41 @@ def _summary(table: pd.DataFrame) -> str:
     broken = int((table["error"] != "").sum())
     lines = [f"accepted {int(table['accepted'].sum())} of {len(table)}" + (f", {broken} unreadable" if broken else "")]
     reasons = table.loc[table["reason"] != "", "reason"].value_counts()
-    lines += [
-        f"rejected {count}: {reason}" if reason != "rejected" else f"rejected {count}"
-        for reason, count in reasons.items()
-    ]
+    lines += [f"rejected {count}: {reason}".removesuffix(": rejected") for reason, count in reasons.items()]
     return "\n".join(lines)
+
+
+def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
+    """Read a `.csv`, `.npy` or `.npz` file: the confidences in its order, and how many rows had none."""
+    import numpy as np
+
+    from sirc._utils.files import read_npz
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file '{path}'.")
+    if path.suffix not in (".csv", ".npy", ".npz"):
+        raise ConfigError(f"`--confidences` must be a .csv, .npy or .npz file; got '{path}'.")
+    try:
+        if path.suffix == ".csv":
+            cells = _read_column(path, column)
+            values = [float(cell) for cell in cells if cell]
+            return np.array(values, dtype=np.float64), len(cells) - len(values)
+        array = np.asarray(
+            np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
+        )
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"it holds {array.dtype}")
+        return array.astype(np.float64), 0
+    except (csv.Error, EOFError, ValueError, TypeError) as error:
+        raise ValueError(f"'{path}' must hold confidences as plain numbers: {error}") from error
+
+
+def _read_column(path: Path, column: str) -> list[str]:
+    # Row by row, by the header's names: a comma at the end of rows must not shift the columns.
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True)
+        names = list(reader.fieldnames or ())
+        if names.count(column) != 1:
+            listed = ", ".join(names) or "none"
+            raise ValueError(f"a CSV file must have one column `{column}`; it has {listed}. Name it: `--column …`.")
+        return [(row.get(column) or "").strip() for row in reader]

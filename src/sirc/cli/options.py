@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
 
 
-class FigureFormat(StrEnum):
-    """File formats of figures."""
-
-    pdf = "pdf"
-    svg = "svg"
-    png = "png"
-
+FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])
 
 Device = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
@@ -54,12 +48,15 @@ TuningFile = Annotated[
 OodFiles = Annotated[
     list[str] | None, typer.Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")
 ]
+ScoreSpecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--score",
+        metavar="SPEC",
+        help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all of the scorer's, or the paper's that can be fitted.",
+    ),
+]
 HeadFile = Annotated[Path | None, typer.Option(help="A file with the `weight` and `bias` of the last layer.")]
-
-
-def chosen_formats(formats: list[FigureFormat] | None) -> tuple[str, ...]:
-    """Give the formats asked for, each once; all if none was."""
-    return tuple(dict.fromkeys(kind.value for kind in formats or FigureFormat))
 
 
 def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
@@ -85,23 +82,27 @@ def find_runs(folder: Path, seed: int | None) -> tuple[Experiment, tuple[Run, ..
     """The experiment of a folder and its runs, or the one with this seed. The folder may also be that of one run."""
     from sirc.experiment import FILE, load_studies, load_study
 
-    if not (folder / FILE).exists() and (folder.absolute().parent / FILE).is_file():
-        study = load_study(folder.absolute().parent)
-        runs = tuple(run for run in study.runs if run.folder.name == folder.absolute().name)
-        if not runs:
-            raise ConfigError(f"'{folder}' must be the folder of an experiment or of one of its runs; it is neither.")
-    else:
-        studies = load_studies(folder)
-        if len(studies) > 1:
-            listed = ", ".join(f"'{study.folder}'" for study in studies)
-            raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
-        study, runs = studies[0], studies[0].runs
-    if seed is not None:
-        runs = tuple(run for run in runs if run.seed == seed)
-        if not runs:
-            listed = ", ".join(str(run.seed) for run in study.runs)
-            raise ConfigError(f"`--seed` must be one of the run's, {listed}; got {seed}.")
-    return study, runs
+    place = folder.absolute()
+    of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
+    studies = [load_study(place.parent)] if of_run else load_studies(folder)
+    if len(studies) > 1:
+        listed = ", ".join(f"'{study.folder}'" for study in studies)
+        raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
+    (study,) = studies
+    runs = tuple(run for run in study.runs if not of_run or run.folder.name == place.name)
+    if not runs:
+        raise ConfigError(f"'{folder}' must be the folder of an experiment or of one of its runs; it is neither.")
+    return study, runs if seed is None else runs_of_seeds(runs, [seed])
+
+
+def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
+    """The runs with these seeds, each once."""
+    known = {run.seed: run for run in runs}
+    for seed in seeds:
+        if seed not in known:
+            listed = ", ".join(map(str, known))
+            raise ConfigError(f"`--seed` must be one of the experiment's seeds ({listed}); got {seed}.")
+    return tuple(known[seed] for seed in dict.fromkeys(seeds))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 from sirc.cli.console import is_main, open_page, reporting, result
 from sirc.cli.options import (
     Device,
+    FigureFormat,
     Formats,
     HeadFile,
     OodFiles,
@@ -19,9 +20,9 @@ from sirc.cli.options import (
     Overrides,
     Overwrite,
     Quiet,
+    ScoreSpecs,
     TrainFile,
     TuningFile,
-    chosen_formats,
     named_pairs,
     on_device,
     refuse_existing,
@@ -32,16 +33,7 @@ if TYPE_CHECKING:
     from sirc.experiment import Study
 
 
-class Stage(StrEnum):
-    """Stages that `--redo` may repeat."""
-
-    train = "train"
-    extract = "extract"
-    fit = "fit"
-    page = "page"
-    figures = "figures"
-
-
+Stage = StrEnum("Stage", ["train", "extract", "fit", "page", "figures"])
 Redo = Annotated[
     list[Stage] | None,
     typer.Option("--redo", help="Do a stage again though its result is there; repeat for several. Only this retrains."),
@@ -80,8 +72,8 @@ def run(
             folder=out,
             device=where,
             figures=figures,
-            formats=chosen_formats(format_),
-            redo=[stage.value for stage in redo or ()],
+            formats=list(format_ or FigureFormat),
+            redo=redo or (),
             progress=progress,
         )
     _show(study, open_)
@@ -105,8 +97,7 @@ def demo(
     from sirc.experiment.demo import run_demo
 
     with on_device(device, quiet) as (where, progress):
-        stages = [stage.value for stage in redo or ()]
-        study, findings = run_demo(out, device=where, figures=figures, redo=stages, progress=progress)
+        study, findings = run_demo(out, device=where, figures=figures, redo=redo or (), progress=progress)
     verdicts = [f"{finding.claim}: {finding.verdict}. {finding.measured}." for finding in findings]
     _show(study, open_, negatives=["wrong", "OOD mean", "Close", "Far"], verdicts=verdicts)
 
@@ -117,9 +108,7 @@ def evaluate(
     val: TuningFile = None,
     ood: OodFiles = None,
     head: HeadFile = None,
-    spec: Annotated[
-        list[str] | None, typer.Option("--score", metavar="SPEC", help="`msp`, `sirc(entropy, residual)`, …; repeat.")
-    ] = None,
+    spec: ScoreSpecs = None,
     group: Annotated[
         list[str] | None, typer.Option("--group", metavar="NAME=SET,SET", help="A group of OOD sets, such as `Close`.")
     ] = None,
@@ -136,13 +125,15 @@ def evaluate(
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
-    from sirc.experiment import TARGETS, arrays, save_results
+    from sirc.experiment import PAPER_SPECS, TARGETS, arrays, save_results
     from sirc.scores import Needs
 
     if val is not None and train is None:
         raise ConfigError("`--val` is for tuning what is fitted on `--train TRAIN.npz`; give that too.")
     if val is not None and val.exists() and id_.exists() and val.samefile(id_):
         raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
+    if crossfit != "auto" and not crossfit.isdecimal():
+        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
     for target in TARGETS:
         refuse_existing(out / target, overwrite)
     sets = {key: arrays.load_outputs(path) for key, path in named_pairs("--ood", ood)}
@@ -155,18 +146,22 @@ def evaluate(
             sets,
             specs=spec,
             head=arrays.find_head_in(head, train),
-            crossfit="auto" if crossfit == "auto" else _whole("--crossfit", crossfit),
+            crossfit="auto" if crossfit == "auto" else int(crossfit),
             val=None if val is None else arrays.load_outputs(val),
             groups=groups or None,
             model=name,
             progress=progress,
         )
         if not spec and len(run.scorer.specs) < 16:
-            progress.note(_left_out(run.scorer.specs))
+            missing = ", ".join(spec for spec in PAPER_SPECS if spec not in run.scorer.specs)
+            progress.note(
+                f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
+                "with `features`, `labels`, `head_weight` and `head_bias` allows all."
+            )
         if val is not None and not Needs.of(run.scorer.specs).tuned:
             progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
         study = save_results(
-            [run], out, figures=figures, formats=chosen_formats(format_), overwrite=overwrite, progress=progress
+            [run], out, figures=figures, formats=list(format_ or FigureFormat), overwrite=overwrite, progress=progress
         )
     _show(study, open_)
 
@@ -192,20 +187,3 @@ def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts:
         result(f"\nopen {study.page}")
         if open_ and is_main():
             open_page(study.page)
-
-
-def _whole(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"`{option}` must be auto or a whole number; got {text!r}.") from None
-
-
-def _left_out(specs: Sequence[str]) -> str:
-    from sirc.experiment import PAPER_SPECS
-
-    missing = [spec for spec in PAPER_SPECS if spec not in specs]
-    return (
-        f"left out for want of features, training outputs, labels or head weights: {', '.join(missing)}. A `--train` "
-        "file with `features`, `labels`, `head_weight` and `head_bias` allows all."
-    )

@@ -10,30 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sirc.cli.console import open_page, reporting, result
-from sirc.cli.options import Formats, Open, Quiet, Replace, chosen_formats, refuse_existing
+from sirc.cli.options import FigureFormat, Formats, Open, Quiet, Replace, refuse_existing
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class TableFormat(StrEnum):
-    """Formats of a printed table."""
-
-    text = "text"
-    csv = "csv"
-    markdown = "markdown"
-    html = "html"
-    latex = "latex"
-
-
-_ENDINGS = {
-    TableFormat.csv: ".csv",
-    TableFormat.markdown: ".md",
-    TableFormat.html: ".html",
-    TableFormat.latex: ".tex",
-}
-
+TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
+_ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
 Studies = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Folders that `sirc run` made, or `results.csv` files.")
@@ -64,9 +49,9 @@ def table(
     from sirc.report.tables import table as make
     from sirc.scores import parse
 
-    if out is not None and format_ is not TableFormat.text and out.suffix != _ENDINGS[format_]:
-        raise ConfigError(f"`--format {format_.value}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
     if out is not None:
+        if out.suffix != _ENDINGS.get(format_, out.suffix):
+            raise ConfigError(f"`--format {format_}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
         refuse_existing(out, overwrite)
     results = _results(runs)
     made = make(
@@ -80,7 +65,7 @@ def table(
         made.save(out, overwrite=True)
         result(str(out))
     else:
-        typer.echo(getattr(made, format_.value)())
+        typer.echo(getattr(made, format_)())
 
 
 def plot(
@@ -106,7 +91,7 @@ def plot(
             images = None
             progress.note(f"without samples of the images, which cannot be opened: {error}")
         shown = [run.reported for run in load_runs(runs)]
-        made = figures(shown, folder, formats=chosen_formats(format_), images=images, progress=progress)
+        made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
     for path in made:
         result(str(path))
 
@@ -158,10 +143,8 @@ def _results(paths: Sequence[Path]) -> pd.DataFrame:
 
     from sirc.experiment import read_results
 
-    tables = []
-    for path in paths:
-        file = path / "results.csv" if path.is_dir() else path
+    files = [path / "results.csv" if path.is_dir() else path for path in paths]
+    for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"there are no results at '{path}'. Make them: `sirc run EXPERIMENT.toml`.")
-        tables.append(read_results(file))
-    return pd.concat(tables, ignore_index=True)
+            raise FileNotFoundError(f"there are no results at '{file}'. Make them: `sirc run EXPERIMENT.toml`.")
+    return pd.concat([read_results(file) for file in files], ignore_index=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sirc.cli.console import is_main, result
-from sirc.cli.options import Device, Overrides, Overwrite, Quiet, on_device
+from sirc.cli.options import Device, Overrides, Overwrite, Quiet, on_device, runs_of_seeds
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def train(
 
     On four GPUs, same global batch: `torchrun --nproc-per-node 4 -m sirc train …`
     """
-    set_ = [*(set_ or ()), *([f"train.on_error={on_error.value}"] if on_error else [])]
+    set_ = [*(set_ or ()), *([f"train.on_error={on_error}"] if on_error else [])]
     study, runs = _read(experiment, set_, seed)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
@@ -165,14 +165,4 @@ def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> t
     from sirc.experiment import Experiment
 
     study = Experiment.read(path, overrides or ())
-    if not seeds:
-        return study, study.runs
-    known = {run.seed: run for run in study.runs}
-    for seed in seeds:
-        if seed not in known:
-            listed = ", ".join(map(str, known)) if study.seeds else "none, as its model is pretrained"
-            raise ConfigError(
-                f"{path}: `--seed` must be one of the experiment's seeds ({listed}); got {seed}. Add it: "
-                f"`--set seeds=[{seed}]`."
-            )
-    return study, tuple(known[seed] for seed in dict.fromkeys(seeds))
+    return study, runs_of_seeds(study.runs, seeds) if seeds else study.runs

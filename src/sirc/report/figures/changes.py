@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sirc.evaluation import WRONG, Evaluation, as_names
-from sirc.report.figures.style import GROUPS, Look, drawing, finish, label_of, literal, new_figure, side_legend
+from sirc.report.figures.style import GROUPS, Look, drawn, label_of, literal, new_figure, side_legend
 from sirc.report.names import metric_name
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PAIRS: Final = {
 }
 
 
-def fpr_table(evaluation: Evaluation, scores: Sequence[str] | None = None) -> pd.DataFrame:
+def _fpr_table(evaluation: Evaluation, scores: Sequence[str] | None = None) -> pd.DataFrame:
     """Give FPR at the evaluation's recall by score (rows) for ID✗|ID✓, OOD|ID✓ and OOD|ID, the mean over OOD sets."""
     rows = {}
     recall = evaluation.recall
@@ -46,7 +46,7 @@ def change_table(
     for evaluation in evaluations:
         evaluation._check_score(baseline)
         chosen = evaluation.scores if scores is None else as_names(scores)
-        table = fpr_table(evaluation, list(dict.fromkeys([baseline, *chosen])))
+        table = _fpr_table(evaluation, list(dict.fromkeys([baseline, *chosen])))
         for pair, change in (table - table.loc[baseline]).items():
             for score in (name for name in chosen if name != baseline):
                 changed.setdefault((score, str(pair)), []).append(float(change[score]))
@@ -59,6 +59,7 @@ def change_table(
     return pd.DataFrame(rows, columns=["score", "pair", "mean", "std", "runs"])
 
 
+@drawn
 def changes(
     models: Mapping[str, Sequence[Evaluation]], *, baseline: str = "msp", scores: Sequence[str] | None = None
 ) -> Figure:
@@ -71,42 +72,41 @@ def changes(
         raise ValueError("`models` must hold at least one model with its evaluations; got none.")
     names = list(dict.fromkeys(score for table in tables.values() for score in table["score"]))
     recall = next(iter(models.values()))[0].recall
-    with drawing():
-        columns = min(3, len(tables))
-        rows = -(-len(tables) // columns)
-        width = 7.0 if columns > 1 else 4.6
-        figure, axes = new_figure(
-            rows, columns, width=width, height=rows * (0.75 + 0.27 * len(names)) + 0.35, sharey=True, sharex=True
-        )
-        panels = [panel for row in axes for panel in row]
-        for panel, (model, table) in zip(panels, tables.items(), strict=False):
-            shown = [pair for pair in PAIRS if pair in set(table["pair"])]
-            for number, pair in enumerate(shown):
-                rows_of = table[table["pair"] == pair].set_index("score").reindex(names)
-                offset = (number - (len(shown) - 1) / 2) * 0.26
-                look = PAIRS[pair]
-                panel.barh(
-                    np.arange(len(names)) + offset,
-                    100 * rows_of["mean"].to_numpy(),
-                    height=0.26,
-                    color=look.colour,
-                    hatch=look.hatch,
-                    edgecolor="white",
-                    linewidth=0.3,
-                    label=pair,
-                    xerr=100 * rows_of["std"].to_numpy() if int(table["runs"].max()) > 1 else None,
-                    error_kw={"elinewidth": 0.6, "ecolor": "0.2"},
-                )
-            panel.axvline(0, color="0.2", linewidth=0.6)
-            panel.grid(axis="x")
-            panel.set_title(literal(model, 26 if columns > 2 else 40))
-            panel.set_yticks(np.arange(len(names)), [label_of(name) for name in names])
-            panel.tick_params(axis="y", length=0)
-            panel.spines["left"].set_visible(False)
-        for panel in panels[len(tables) :]:
-            panel.set_visible(False)
-        panels[0].set_ylim(len(names) - 0.45, -0.55)
-        unit = metric_name(f"fpr@{100 * recall:g}", arrow=True, unit=True)
-        figure.supxlabel(f"change in {unit} against {label_of(baseline)}", fontsize=8)
-        side_legend(figure, panels[0], columns=3, above=True)
-        return finish(figure)
+    columns = min(3, len(tables))
+    rows = -(-len(tables) // columns)
+    width = 7.0 if columns > 1 else 4.6
+    figure, axes = new_figure(
+        rows, columns, width=width, height=rows * (0.75 + 0.27 * len(names)) + 0.35, sharey=True, sharex=True
+    )
+    panels = [panel for row in axes for panel in row]
+    for panel, (model, table) in zip(panels, tables.items(), strict=False):
+        shown = [pair for pair in PAIRS if pair in set(table["pair"])]
+        for number, pair in enumerate(shown):
+            rows_of = table[table["pair"] == pair].set_index("score").reindex(names)
+            offset = (number - (len(shown) - 1) / 2) * 0.26
+            look = PAIRS[pair]
+            panel.barh(
+                np.arange(len(names)) + offset,
+                100 * rows_of["mean"].to_numpy(),
+                height=0.26,
+                color=look.colour,
+                hatch=look.hatch,
+                edgecolor="white",
+                linewidth=0.3,
+                label=pair,
+                xerr=100 * rows_of["std"].to_numpy() if int(table["runs"].max()) > 1 else None,
+                error_kw={"elinewidth": 0.6, "ecolor": "0.2"},
+            )
+        panel.axvline(0, color="0.2", linewidth=0.6)
+        panel.grid(axis="x")
+        panel.set_title(literal(model, 26 if columns > 2 else 40))
+        panel.set_yticks(np.arange(len(names)), [label_of(name) for name in names])
+        panel.tick_params(axis="y", length=0)
+        panel.spines["left"].set_visible(False)
+    for panel in panels[len(tables) :]:
+        panel.set_visible(False)
+    panels[0].set_ylim(len(names) - 0.45, -0.55)
+    unit = metric_name(f"fpr@{100 * recall:g}", arrow=True, unit=True)
+    figure.supxlabel(f"change in {unit} against {label_of(baseline)}", fontsize=8)
+    side_legend(figure, panels[0], columns=3, above=True)
+    return figure

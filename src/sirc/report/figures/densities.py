@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from sirc._utils.text import percent
 from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
 from sirc.metrics import Ranking
 from sirc.report.figures.kernels import density, span
-from sirc.report.figures.pieces import FloatArray, default_negative, detection_threshold, samples
-from sirc.report.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
+from sirc.report.figures.style import GROUP_NAMES, GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import parse, ranks_by_gap
 
@@ -30,6 +29,7 @@ _POINTS = 400
 _SIDES: Final = (slice(None, _POINTS // 3), slice(-_POINTS // 3, None))
 
 
+@drawn
 def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: str | None = None) -> Figure:
     """Draw the three groups' densities, one row for each score, one column for each of the two tasks.
 
@@ -38,28 +38,40 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
     OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
     """
     wanted = as_names(scores)
-    negative = default_negative(evaluation) if negative is None else negative
-    with drawing():
-        figure, axes = new_figure(len(wanted), 2, height=0.55 + 1.45 * len(wanted), sharey="row")
-        for row, score in zip(axes, wanted, strict=True):
-            groups, weights = samples(evaluation, score, negative)
-            ranking = evaluation.ranking(score, negative)
-            grid = np.linspace(*span(list(groups.values())), _POINTS)
-            heights = {
-                name: density(values, grid, weights if name == "ood" else None, bounds=_ends(groups))
-                for name, values in groups.items()
-            }
-            for panel, task in zip(row, TASKS, strict=True):
-                _draw(panel, task, grid, {name: h for name, h in heights.items() if len(groups[name])})
-                _mark(panel, task, ranking, evaluation.recall, right=_free_right(heights))
-            row[0].set_ylabel(f"density of\n{label_of(score)}{_scale(score)}")
-        for panel, task in zip(axes[0], TASKS, strict=True):
-            _header(panel, task, [name for name, values in groups.items() if len(values)])
-        for panel in axes[-1]:
-            panel.set_xlabel("confidence: reject low, accept high")
-        if negative not in (POOLED, WRONG):
-            figure.suptitle(f"OOD: {literal(negative)}")
-        return finish(figure)
+    negative = negative or (POOLED if evaluation.ood else WRONG)
+    figure, axes = new_figure(len(wanted), 2, height=0.55 + 1.45 * len(wanted), sharey="row")
+    for row, score in zip(axes, wanted, strict=True):
+        groups, weights = _samples(evaluation, score, negative)
+        ranking = evaluation.ranking(score, negative)
+        grid = np.linspace(*span(list(groups.values())), _POINTS)
+        heights = {
+            name: density(values, grid, weights if name == "ood" else None, bounds=_ends(groups))
+            for name, values in groups.items()
+        }
+        left, right = (max(float(h[part].max()) for h in heights.values()) for part in _SIDES)
+        for panel, task in zip(row, TASKS, strict=True):
+            _draw(panel, task, grid, {name: h for name, h in heights.items() if len(groups[name])})
+            _mark(panel, task, ranking, evaluation.recall, at="right" if right <= left else "left")
+        row[0].set_ylabel(f"density of\n{label_of(score)}{_scale(score)}")
+    for panel, task in zip(axes[0], TASKS, strict=True):
+        _header(panel, task, [name for name, values in groups.items() if len(values)])
+    for panel in axes[-1]:
+        panel.set_xlabel("confidence: reject low, accept high")
+    name_ood(figure, negative)
+    return figure
+
+
+def _samples(evaluation: Evaluation, score: str, negative: str) -> tuple[dict[str, FloatArray], FloatArray | None]:
+    """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
+    evaluation._check_score(score)
+    inside, correct = evaluation.confidences[score], evaluation.correct
+    sets = [] if negative == WRONG else evaluation._members(negative)
+    outside = [array(evaluation.ood[name][score]) for name in sets]
+    weights = None
+    if evaluation.pool == "datasets" and len(outside) > 1:
+        weights = np.concatenate([np.full(len(values), 1 / len(values)) for values in outside])
+    ood = np.concatenate(outside) if outside else np.empty(0)
+    return {"correct": array(inside[correct]), "wrong": array(inside[~correct]), "ood": ood}, weights
 
 
 def _scale(score: str) -> str:
@@ -101,34 +113,28 @@ def _ends(groups: dict[str, FloatArray]) -> tuple[float, float]:
     return (float(finite.min()), float(finite.max())) if several else (-np.inf, np.inf)
 
 
-def _free_right(heights: dict[str, FloatArray]) -> bool:
-    """Whether there is more room for text at the right than at the left."""
-    left, right = (max(float(h[part].max()) for h in heights.values()) for part in _SIDES)
-    return right <= left
-
-
-def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, right: bool) -> None:
-    """Mark the task's threshold and the share of each negative that it accepts."""
-    pairs: list[tuple[str, float]] = []
+def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, at: Literal["left", "right"]) -> None:
+    """Mark the task's threshold and the share of each negative that it accepts, where there is more room for text."""
+    fpr = {}
     if task == "SCOD":
         threshold = ranking.threshold(recall=recall)
         if ranking.num_wrong:
-            pairs.append(("ID✗|ID✓", ranking.fpr("wrong", recall=recall)))
+            fpr["ID✗|ID✓"] = ranking.fpr("wrong", recall=recall)
         if ranking.num_ood:
-            pairs.append(("OOD|ID✓", ranking.fpr("ood", recall=recall)))
-    else:
-        threshold = detection_threshold(ranking, recall)
+            fpr["OOD|ID✓"] = ranking.fpr("ood", recall=recall)
+    else:  # the highest threshold that accepts at least `recall` of all ID data
+        threshold = float(ranking.thresholds[ranking._reaching(recall, "id")])
         if ranking.num_ood:
-            pairs.append(("OOD|ID", ranking.fpr("ood", recall=recall, positive="id")))
+            fpr["OOD|ID"] = ranking.fpr("ood", recall=recall, positive="id")
     if math.isfinite(threshold):
         axes.axvline(threshold, color="0.25", linewidth=0.8, linestyle=(0, (3, 2)))
-    if pairs:
-        lines = [metric_name(f"fpr@{100 * recall:g}"), *(f"{pair} {percent(value)}" for pair, value in pairs)]
+    if fpr:
+        lines = [metric_name(f"fpr@{100 * recall:g}"), *(f"{pair} {percent(value)}" for pair, value in fpr.items())]
         axes.annotate(
             "\n".join(lines),
-            (0.99 if right else 0.01, 0.97),
+            (0.99 if at == "right" else 0.01, 0.97),
             xycoords="axes fraction",
-            ha="right" if right else "left",
+            ha=at,
             va="top",
             fontsize=7,
             linespacing=1.35,
@@ -143,14 +149,14 @@ def _header(axes: Axes, task: str, present: list[str]) -> None:
     from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, OffsetBox, TextArea
 
     def words(text: str, **look: object) -> OffsetBox:
-        return TextArea(text, textprops={"fontsize": 8, **look})
+        return TextArea(text, textprops={"fontsize": 8, "fontweight": "bold", **look})
 
-    sides = [[name for name in side if name in present] for side in TASKS[task]]
-    parts: list[Artist] = [words(f"{task}:  ", fontweight="bold")]
-    for number, side in enumerate(sides):
-        parts += [words("  |  ", color="0.25")] if number and sides[0] else []
-        for name in side:
-            parts.append(words(f" {GROUP_NAMES[name]} ", color=GROUPS[name].colour, fontweight="bold"))
+    rejected, accepted = (
+        [words(f" {GROUP_NAMES[name]} ", color=GROUPS[name].colour) for name in side if name in present]
+        for side in TASKS[task]
+    )
+    line = [words("  |  ", color="0.25", fontweight="normal")] if rejected else []
+    parts: list[Artist] = [words(f"{task}:  "), *rejected, *line, *accepted]
     box = AnchoredOffsetbox(
         loc="lower center",
         child=HPacker(children=parts, align="baseline", pad=0, sep=0),

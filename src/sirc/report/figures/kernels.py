@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sirc.report.figures.pieces import FloatArray
+from sirc.report.figures.style import FloatArray
 
 Bounds = tuple[float, float]
 _FREE: Bounds = (-np.inf, np.inf)

@@ -1,29 +1,106 @@
-"""Figures of the (S1, S2) plane: densities of the three groups over the contours of combinations."""
+"""Figures of the (S1, S2) plane: the S1 and S2 that SIRC combines, by group, over the contours of combinations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
+from sirc.outputs import Outputs, OutputStore
 from sirc.report.figures.kernels import density_2d, mass_levels, span
-from sirc.report.figures.pieces import array
-from sirc.report.figures.plane_values import Plane
-from sirc.report.figures.style import GROUP_NAMES, GROUPS, drawing, finish, label_of, literal, new_figure
-from sirc.scores import functional
+from sirc.report.figures.style import (
+    GROUP_NAMES,
+    GROUPS,
+    FloatArray,
+    array,
+    drawn,
+    label_of,
+    literal,
+    name_ood,
+    new_figure,
+)
+from sirc.report.names import score_name
+from sirc.scores import Evaluator, Scorer, functional, parse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FloatArray = npt.NDArray[np.float64]
 Rule = Callable[[FloatArray, FloatArray], FloatArray]
 
 _POINTS = 140
 _SHARES: Final = (0.4, 0.8)  # of a group, inside its contours
 _STEPS: Final = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # of the samples, below each decision contour
+
+
+@final
+@dataclass(frozen=True)
+class Plane:
+    """The three groups on the (S1, S2) plane, each a (2, n) array, S1's upper bound, and SIRC's a and b.
+
+    SIRC uses S1max − S1. Where that does not follow from the plain value of S1, as for `margin`, S1 is
+    1 − (S1max − S1) here and its name, `first`, ends in "bounded".
+    """
+
+    first: str
+    second: str
+    groups: Mapping[str, FloatArray]
+    s1_max: float
+    a: float
+    b: float
+
+    @classmethod
+    def of(cls, scorer: Scorer, spec: str, test: Outputs | OutputStore, ood: Outputs | OutputStore) -> Plane:
+        """Compute the plane of a SIRC pair of a fitted scorer, from labelled test outputs and an OOD set's."""
+        return planes(scorer, [spec], test, ood)[spec]
+
+    @property
+    def balance(self) -> float:
+        """The c of S1 + c·S2 that gives both terms the same spread over ID data."""
+        id_pairs = np.concatenate([self.groups["correct"], self.groups["wrong"]], axis=1)
+        return float(id_pairs[0].std()) * self.b or 1.0
+
+
+def is_pair(spec: str) -> bool:
+    """Tell if a score is SIRC with one S2, which a plane can show."""
+    try:
+        parsed = parse(spec)
+    except ValueError:
+        return False
+    return parsed.name == "sirc" and len(parsed.args) == 2
+
+
+def planes(
+    scorer: Scorer, specs: Sequence[str], test: Outputs | OutputStore, ood: Outputs | OutputStore
+) -> dict[str, Plane]:
+    """Give the planes of several pairs; outputs are read once for all of them."""
+    if unfit := [spec for spec in specs if not is_pair(spec)]:
+        raise ValueError(f"`spec` must be sirc with one S2, such as `sirc(msp, l1)`; got `{unfit[0]}`.")
+    chosen, parsed = scorer.only(specs), {spec: parse(spec) for spec in specs}
+
+    def compute(evaluator: Evaluator) -> dict[str, Tensor]:
+        return {f"{name} of {s}": values for s in specs for name, values in evaluator.plane(parsed[s]).items()}
+
+    columns = [chosen.compute(outputs, compute) for outputs in (test, ood)]
+    correct = np.concatenate([batch.correct.cpu().numpy() for batch in ([test] if isinstance(test, Outputs) else test)])
+    by_spec = {}
+    for spec in specs:
+        s1, s2, log_gap = (
+            np.concatenate([array(part[f"{name} of {spec}"]) for part in columns]) for name in ("s1", "s2", "log_gap")
+        )
+        gap = np.exp(log_gap)
+        first, second = map(str, parsed[spec].args)
+        bound = float(np.max(s1 + gap))  # S1 + (S1max − S1) is S1max in any row, but for rounding
+        if not np.allclose(s1, bound - gap, rtol=1e-6, atol=1e-6):
+            first, s1, bound = f"{score_name(first)}, bounded", 1 - gap, 1.0
+        inside, outside = np.split(np.stack([s1, s2]), [len(correct)], axis=1)
+        groups = {"correct": inside[:, correct], "wrong": inside[:, ~correct], "ood": outside}
+        a, b = ((parsed[spec].numbers(key) or scorer.parameters[str(parsed[spec])][key].tolist())[0] for key in "ab")
+        by_spec[spec] = Plane(first, second, groups, round(bound, 9), float(a), float(b))
+    return by_spec
 
 
 def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
@@ -33,12 +110,6 @@ def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
     """
     slope = plane.balance if c is None else c
 
-    def linear(s1: FloatArray, s2: FloatArray) -> FloatArray:
-        return array(functional.linear(s1, s2, slope))
-
-    def product(s1: FloatArray, s2: FloatArray) -> FloatArray:
-        return array(functional.product(s1, s2))
-
     def sirc(a: float, b: float) -> Rule:
         def combined(s1: FloatArray, s2: FloatArray) -> FloatArray:
             gap = np.log(np.maximum(plane.s1_max - s1, 1e-300))
@@ -47,59 +118,57 @@ def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
         return combined
 
     return {
-        "S₁ + c·S₂": linear,
-        "S₁·S₂": product,
+        "S₁ + c·S₂": lambda s1, s2: array(functional.linear(s1, s2, slope)),
+        "S₁·S₂": lambda s1, s2: array(functional.product(s1, s2)),
         "SIRC": sirc(plane.a, plane.b),
         "SIRC, lower a, higher b": sirc(plane.a - 2 / plane.b, 2 * plane.b),
     }
 
 
+@drawn
 def plane(values: Plane, *, c: float | None = None, title: str = "") -> Figure:
     """Draw four panels, one for each combination: contours of the groups' densities over its decision contours.
 
     Lighter is a higher combined score. Each band between decision contours holds the same share of the samples.
     `title` names the OOD set.
     """
-    with drawing():
-        combined = plane_rules(values, c=c)
-        figure, axes = new_figure(1, len(combined), height=2.5 if title else 2.3, sharex=True, sharey=True)
-        grid = _grid(values)
-        for panel, (name, rule) in zip(axes[0], combined.items(), strict=True):
-            draw_plane(panel, values, rule, grid)
-            panel.set_title(name)
-            panel.set_xlabel(f"S₁: {label_of(values.first)}")
-        axes[0][0].set_ylabel(f"S₂: {label_of(values.second)}")
-        _legend(figure, values)
-        if title:
-            figure.suptitle(f"OOD: {literal(title)}")
-        return finish(figure)
+    combined = plane_rules(values, c=c)
+    figure, axes = new_figure(1, len(combined), height=2.5 if title else 2.3, sharex=True, sharey=True)
+    grid = _grid(values)
+    for panel, (name, rule) in zip(axes[0], combined.items(), strict=True):
+        _draw(panel, values, rule, grid)
+        panel.set_title(name)
+        panel.set_xlabel(f"S₁: {label_of(values.first)}")
+    axes[0][0].set_ylabel(f"S₂: {label_of(values.second)}")
+    _legend(figure, values)
+    name_ood(figure, title)
+    return figure
 
 
+@drawn
 def plane_grid(planes: Mapping[str, Mapping[str, Plane]], *, title: str = "") -> Figure:
     """Draw SIRC pairs (rows) against models (columns), `{model: {pair: Plane}}`, with SIRC's decision contours."""
     pairs = list(dict.fromkeys(pair for by_pair in planes.values() for pair in by_pair))
     if not pairs:
         raise ValueError("`planes` must hold at least one model with one pair; got none.")
-    with drawing():
-        width = min(7.0, 0.9 + 2.1 * len(planes))
-        figure, axes = new_figure(len(pairs), len(planes), width=max(3.0, width), height=0.6 + 1.55 * len(pairs))
-        for column, (model, by_pair) in zip(zip(*axes, strict=True), planes.items(), strict=True):
-            column[0].set_title(literal(model, 28))
-            for panel, pair in zip(column, pairs, strict=True):
-                if pair not in by_pair:
-                    panel.set_visible(False)
-                    continue
-                values = by_pair[pair]
-                draw_plane(panel, values, plane_rules(values)["SIRC"], _grid(values))
-                panel.set_xlabel(f"S₁: {label_of(values.first)}", labelpad=1)
-                panel.set_ylabel(f"S₂: {label_of(values.second)}", labelpad=1)
-        _legend(figure, next(plane for by_pair in planes.values() for plane in by_pair.values()))
-        if title:
-            figure.suptitle(f"OOD: {literal(title)}")
-        return finish(figure)
+    width = min(7.0, 0.9 + 2.1 * len(planes))
+    figure, axes = new_figure(len(pairs), len(planes), width=max(3.0, width), height=0.6 + 1.55 * len(pairs))
+    for column, (model, by_pair) in zip(zip(*axes, strict=True), planes.items(), strict=True):
+        column[0].set_title(literal(model, 28))
+        for panel, pair in zip(column, pairs, strict=True):
+            if pair not in by_pair:
+                panel.set_visible(False)
+                continue
+            values = by_pair[pair]
+            _draw(panel, values, plane_rules(values)["SIRC"], _grid(values))
+            panel.set_xlabel(f"S₁: {label_of(values.first)}", labelpad=1)
+            panel.set_ylabel(f"S₂: {label_of(values.second)}", labelpad=1)
+    _legend(figure, next(plane for by_pair in planes.values() for plane in by_pair.values()))
+    name_ood(figure, title)
+    return figure
 
 
-def draw_plane(axes: Axes, plane: Plane, rule: Rule, grid: tuple[FloatArray, FloatArray]) -> None:
+def _draw(axes: Axes, plane: Plane, rule: Rule, grid: tuple[FloatArray, FloatArray]) -> None:
     """Draw one panel: the decision contours of a rule below, the groups' density contours above."""
     x, y = grid
     s1, s2 = np.meshgrid(x, y)

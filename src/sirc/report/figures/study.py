@@ -1,25 +1,24 @@
-"""All figures of a study: choose what its runs allow, draw and save it."""
+"""All figures of a study: choose what its runs allow, draw it, and save it as files."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sirc._utils.files import PathLike
+from sirc._utils.files import PathLike, atomic_write
 from sirc.data import ImageSet
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.changes import changes
+from sirc.report.figures.curves import risks, separation, sweeps
 from sirc.report.figures.densities import densities
-from sirc.report.figures.files import FORMATS, check_formats, save
-from sirc.report.figures.plane import plane, plane_grid
-from sirc.report.figures.plane_values import Plane, is_pair, planes
-from sirc.report.figures.risks import risks
+from sirc.report.figures.plane import Plane, is_pair, plane, plane_grid, planes
 from sirc.report.figures.samples import sample_images
-from sirc.report.figures.separation import separation
-from sirc.report.figures.sweeps import sweeps
+from sirc.report.figures.style import drawing
 from sirc.report.runs import ScoredRun
 
 if TYPE_CHECKING:
@@ -28,6 +27,13 @@ if TYPE_CHECKING:
 Plan = tuple[str, Callable[[], "Figure"]]
 """The name of a figure and the function that draws it."""
 
+FORMATS: Final = ("pdf", "svg", "png")
+# Dates and versions would make two equal figures differ.
+_METADATA: Final[dict[str, dict[str, Any]]] = {
+    "pdf": {"CreationDate": None, "Creator": "sirc", "Producer": None},
+    "svg": {"Date": None, "Creator": "sirc"},
+    "png": {"Software": "sirc"},
+}
 _BASELINES: Final = ("msp", "entropy", "doctor")
 _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
 _COMPARED: Final = ("msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)")
@@ -48,7 +54,7 @@ def figures(
 
     Runs of one model are its training runs: sweeps and changes are means over them, the others show the first.
     """
-    formats = check_formats(formats)
+    formats = _check_formats(formats)
     models: dict[str, list[ScoredRun]] = {}
     for run in runs:
         models.setdefault(run.model, []).append(run)
@@ -66,6 +72,25 @@ def figures(
         for name, draw in plans:
             paths += save(draw(), Path(folder) / name, formats)
             task.advance()
+    return paths
+
+
+def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write `stem.pdf`, `stem.svg` and `stem.png`, or those asked for; text stays text. Equal figures, equal bytes."""
+    wanted = _check_formats(formats)
+    paths = [Path(f"{Path(stem)}.{name}") for name in wanted]  # with_suffix would cut "resnet-1.5"
+    with drawing(), warnings.catch_warnings():
+        # A dataset's name may need a script that the font lacks; the figure has boxes there, and is a figure still.
+        warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph .* missing from")
+        engine = figure.get_layout_engine()
+        figure.draw_without_rendering()  # laid out once for all formats: it takes as long as drawing
+        figure.set_layout_engine("none")
+        try:
+            for path, name in zip(paths, wanted, strict=True):
+                write = partial(figure.savefig, format=name, metadata=_METADATA[name])
+                atomic_write(path, write)
+        finally:
+            figure.set_layout_engine(engine)
     return paths
 
 
@@ -154,3 +179,11 @@ def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
         short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or str(number)
         endings.append(f"-{short}" if f"-{short}" not in endings else f"-{short}-{number}")
     return endings
+
+
+def _check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """Require formats among pdf, svg and png, each once, in the order given."""
+    wanted = tuple(dict.fromkeys([formats] if isinstance(formats, str) else formats))
+    if not wanted or any(name not in FORMATS for name in wanted):
+        raise ValueError(f"`formats` must be among {', '.join(FORMATS)}, at least one; got {list(wanted)}.")
+    return wanted

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, final
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, final
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
 from sirc._utils.text import shorten
+from sirc.evaluation import POOLED, WRONG
 from sirc.report.names import escape, score_name
 from sirc.scores import registry
 
@@ -18,51 +25,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FloatArray = npt.NDArray[np.float64]
+Options = ParamSpec("Options")
 WIDTH: Final = 7.0  # inches: a page's text
 _LONGEST = 40
+_SETTINGS = Path(__file__).with_name("house.mplstyle")
 _DRAWING = threading.RLock()  # matplotlib's settings are global: one figure at a time
 
 Dash = str | tuple[int, tuple[float, ...]]
 _SOLID, _DASHED, _DOTTED, _MIXED, _LONG = "-", (0, (4.5, 1.6)), (0, (1, 1.3)), (0, (5, 1.4, 1, 1.4)), (0, (8, 2))
 _DASHES: Final[tuple[Dash, ...]] = (_SOLID, _DASHED, _MIXED, _DOTTED, _LONG)
 _MARKERS: Final = "osD^vP*X<>p"
-
-_SETTINGS: Any = {
-    "font.family": ["DejaVu Sans"],  # ships with matplotlib, and has ✓, ✗, ‖ and the Greek letters
-    "font.size": 8.0,
-    "axes.titlesize": 8.0,
-    "axes.labelsize": 8.0,
-    "xtick.labelsize": 7.0,
-    "ytick.labelsize": 7.0,
-    "legend.fontsize": 7.0,
-    "figure.titlesize": 9.0,
-    "text.parse_math": False,
-    "text.usetex": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.xmargin": 0.02,
-    "axes.unicode_minus": True,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4.0,
-    "patch.linewidth": 0.6,
-    "hatch.linewidth": 0.5,
-    "grid.linewidth": 0.4,
-    "grid.color": "0.88",
-    "legend.frameon": False,
-    "legend.handlelength": 2.4,
-    "legend.borderaxespad": 0.3,
-    "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "none",
-    "svg.hashsalt": "sirc",
-    "savefig.dpi": 220,
-    "figure.dpi": 110,
-}
 
 
 @final
@@ -158,6 +131,11 @@ def label_of(score: str) -> str:
     return literal(score_name(score))
 
 
+def array(values: Tensor) -> FloatArray:
+    """A tensor from any device as float64 for matplotlib."""
+    return np.asarray(values.detach().cpu().double().numpy())
+
+
 @contextmanager
 def drawing() -> Iterator[None]:
     """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
@@ -167,7 +145,7 @@ def drawing() -> Iterator[None]:
         raise ImportError("figures need matplotlib: pip install 'sirc[plots]'") from error
     with _DRAWING, matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
+        matplotlib.rcParams.update(matplotlib.rc_params_from_file(_SETTINGS, use_default_template=False))
         yield
 
 
@@ -183,15 +161,28 @@ def new_figure(
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, **options)]
 
 
-def finish(figure: Figure) -> Figure:
-    """See that no text is taken for mathematics or TeX, even when the figure is drawn under other settings."""
-    from matplotlib.text import Text
+def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
+    """Let a function draw in the house style; none of its text is ever taken for mathematics or TeX."""
 
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_parse_math(False)
-        text.set_usetex(False)
-    return figure
+    @wraps(draw)
+    def styled(*arguments: Options.args, **options: Options.kwargs) -> Figure:
+        with drawing():
+            from matplotlib.text import Text
+
+            figure = draw(*arguments, **options)
+            for text in figure.findobj(Text):
+                assert isinstance(text, Text)
+                text.set_parse_math(False)
+                text.set_usetex(False)
+            return figure
+
+    return styled
+
+
+def name_ood(figure: Figure, name: str) -> None:
+    """Name the OOD data above the figure, unless there is none or it is all."""
+    if name not in (POOLED, WRONG, ""):
+        figure.suptitle(f"OOD: {literal(name)}")
 
 
 def side_legend(figure: Figure, axes: Axes, *, columns: int, title: str = "", above: bool = False) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, final
@@ -13,7 +14,7 @@ import pandas as pd
 
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation import WRONG
-from sirc.report.tables import latex, render, terminal
+from sirc.report.tables import formats
 from sirc.report.tables.cells import CELLS, choose, id_errors, mark, summarise
 
 if TYPE_CHECKING:
@@ -59,14 +60,15 @@ class Table:
     scores: Sequence[str]
     """Those of SIRC first."""
     spread: bool = False
-    """Whether ± 2 std is shown."""
-    _grid: dict[tuple[str, str, str, str], Cell] = field(init=False, repr=False)
+    """True if ± 2 std is shown."""
 
-    def __post_init__(self) -> None:
-        columns = [self.cells[name] for name in ("model", "score", "negative", "metric")]
-        figures = [self.cells[name] for name in Cell._fields]
-        cells = zip(zip(*columns, strict=True), map(Cell._make, zip(*figures, strict=True)), strict=True)
-        object.__setattr__(self, "_grid", dict(cells))
+    @cached_property
+    def _grid(self) -> dict[tuple[str, ...], Cell]:
+        keys, figures = (
+            self.cells[list(names)].itertuples(index=False, name=None)
+            for names in (("model", "score", "negative", "metric"), Cell._fields)
+        )
+        return dict(zip(keys, map(Cell._make, figures), strict=True))
 
     def __repr__(self) -> str:
         shape = f"{len(self.models)} models × {len(self.scores)} scores × {len(self.negatives)} negatives"
@@ -76,7 +78,7 @@ class Table:
         return self.text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        yield from terminal.renderables(self, options.max_width, styled=console.is_terminal)
+        yield from formats.renderables(self, options.max_width, styled=console.is_terminal)
 
     @property
     def models(self) -> list[str]:
@@ -115,7 +117,7 @@ class Table:
 
     def text(self, width: int = 120) -> str:
         """For the terminal: aligned, in parts no wider than `width`; * is best, _ second or third."""
-        return terminal.text(self, width)
+        return formats.text(self, width)
 
     def csv(self) -> str:
         """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
@@ -125,15 +127,15 @@ class Table:
 
     def markdown(self) -> str:
         """A table for each model; the best is **bold**, second and third are underlined."""
-        return render.markdown(self)
+        return formats.markdown(self)
 
     def html(self, *, page: bool = False) -> str:
         """A fragment that brings its own style, or a whole page."""
-        return render.html(self, page=page)
+        return formats.html(self, page=page)
 
     def latex(self, *, document: bool = False) -> str:
         """For LaTeX with booktabs, multirow and graphicx, or a whole document that `pdflatex` compiles."""
-        return latex.latex(self, document=document)
+        return formats.latex(self, document=document)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> Path:
         """Write a file in the format of its suffix: .csv, .md, .html (a page), .tex (a document) or .txt."""
@@ -148,15 +150,12 @@ class Table:
         return path
 
     def _stacks(self, models: list[str], rows: int | None) -> list[list[str]]:
-        stacks: list[list[str]] = []
-        height = 0
+        stacks: list[list[str]] = [[]]
         for model in models:
-            count = len(self.scores_of(model))
-            if not stacks or (rows is not None and height + count > rows):
+            height = sum(len(self.scores_of(other)) for other in (*stacks[-1], model))
+            if stacks[-1] and rows is not None and height > rows:
                 stacks.append([])
-                height = 0
             stacks[-1].append(model)
-            height += count
         return stacks
 
 

@@ -97,7 +97,7 @@ def mark(cells: pd.DataFrame) -> pd.Series[str]:
 
 
 def is_sirc(score: str) -> bool:
-    """Whether a score belongs to the first group of rows, SIRC's."""
+    """Tell if a score belongs to the first group of rows, SIRC's."""
     return score.replace(" ", "").startswith("sirc(")
 
 

@@ -1,0 +1,210 @@
+"""Curves of scores: FPR against TPR, risk against coverage and recall, metrics against α and β."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from sirc._utils.arrays import ArrayLike
+from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
+from sirc.metrics import Negative, Positive, Ranking
+from sirc.report.figures.style import (
+    GROUPS,
+    FloatArray,
+    array,
+    drawn,
+    label_of,
+    literal,
+    method_look,
+    name_ood,
+    new_figure,
+    side_legend,
+)
+from sirc.report.names import metric_name, negative_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The pairs in each panel: name, negatives, positives.
+_PANELS: Final[tuple[tuple[tuple[str, Negative, Positive], ...], ...]] = (
+    (("OOD|ID", "ood", "id"),),
+    (("ID✗|ID✓", "wrong", "correct"), ("OOD|ID✓", "ood", "correct")),
+)
+_DASHES: Final = ("-", (0, (3.2, 1.4)), (0, (1, 1.1)), (0, (6, 1.4, 1, 1.4)))
+_MARKERS: Final = "osD^"
+_GRID: Final = tuple(round(0.05 * k, 2) for k in range(1, 20))
+_SYMBOLS: Final = {"alpha": "α", "beta": "β"}
+
+
+class Roc(NamedTuple):
+    """Shares accepted at each threshold, from none accepted and the strictest threshold on."""
+
+    tpr: FloatArray
+    fpr: FloatArray
+
+
+def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") -> Roc:
+    """The false positive rate against the true positive rate; `positive="id"` with `"ood"` is OOD detection."""
+    ranking._check_pair(negative, positive)
+    tpr, fpr = ranking._pair(ranking._as_shares(slice(None)), negative, positive)
+    return Roc(np.append(0.0, array(tpr)), np.append(0.0, array(fpr)))
+
+
+@drawn
+def separation(evaluation: Evaluation, scores: Sequence[str], *, negative: str | None = None) -> Figure:
+    """Draw FPR against TPR of up to four scores: OOD|ID on the left; ID✗|ID✓ and OOD|ID✓ on the right; low is good.
+
+    Colours say which negatives, dashes which score; markers stand at FPR@95 (the evaluation's `recall`).
+    """
+    wanted, at = as_names(scores), evaluation.recall
+    if not 1 <= len(wanted) <= len(_DASHES):
+        raise ValueError(f"`scores` must be 1 to {len(_DASHES)} scores, to be told apart; got {len(wanted)}.")
+    negative = negative or (POOLED if evaluation.ood else WRONG)
+    rankings = {score: evaluation.ranking(score, negative) for score in wanted}
+    counts = {"wrong": rankings[wanted[0]].num_wrong, "ood": rankings[wanted[0]].num_ood}
+    shown = [pairs for panel in _PANELS if (pairs := [pair for pair in panel if counts[pair[1]]])]
+    if not shown:
+        raise ValueError(f"FPR needs wrong predictions or OOD data; this is {evaluation!r}.")
+    figure, axes = new_figure(1, len(shown), width=2.8 * len(shown) + 0.5, height=3.0, sharey=True)
+    for panel, pairs in zip(axes[0], shown, strict=True):
+        for number, (score, ranking) in enumerate(rankings.items()):
+            for name, negatives, positive in pairs:
+                curve, colour = roc(ranking, negatives, positive), GROUPS[negatives].colour
+                line: dict[str, Any] = {"color": colour, "linestyle": _DASHES[number], "gid": f"{name} {number}"}
+                panel.plot(*curve, label=f"{name}, {label_of(score)}", **line)
+                fpr = ranking.fpr(negatives, recall=at, positive=positive)
+                panel.plot([at], [fpr], _MARKERS[number], color=colour, mec="white", mew=0.5)
+        panel.plot([0, 1], [0, 1], color="0.8", linewidth=0.6, zorder=0)
+        panel.axvline(at, color="0.6", linewidth=0.6, linestyle=(0, (3, 2)), zorder=0)
+        accepted = "ID" if pairs[0][2] == "id" else "ID✓"
+        panel.set(xlim=(0, 1.01), ylim=(0, 1.01), aspect="equal", xlabel=f"TPR (share of {accepted} accepted)")
+        panel.legend(loc="upper left")
+    axes[0][0].set_ylabel("FPR (share of negatives accepted)")
+    name_ood(figure, negative)
+    return figure
+
+
+@drawn
+def risks(
+    evaluation: Evaluation,
+    scores: Sequence[str],
+    *,
+    negative: str | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+) -> Figure:
+    """Draw risk–coverage curves with the oracle's on the left, risk–recall with Risk@95 marked on the right.
+
+    The legend gives AURC and AURR (×10²) of each score. α and β are the evaluation's own unless given.
+    """
+    wanted, at = as_names(scores), evaluation.recall
+    negative = negative or (POOLED if evaluation.ood else WRONG)
+    a = 1.0 if alpha is None and not evaluation.ood else _single(alpha, evaluation.alpha)
+    b = _single(beta, evaluation.beta)
+    covered = evaluation.curves("risk_coverage", negative=negative, alpha=a, beta=b, scores=wanted)
+    recalled = evaluation.curves("risk_recall", negative=negative, alpha=a, beta=b, scores=wanted)
+    figure, axes = new_figure(1, 2, height=3.2, sharey=True)
+    left, right = axes[0]
+    for score in wanted:
+        look, ranking, name = method_look(score), evaluation.ranking(score, negative), label_of(score)
+        areas = ",  ".join(f"{100 * float(area):.1f}" for area in (ranking.aurc(a, b), ranking.aurr(a, b)))
+        left.plot(array(covered[score].x), array(covered[score].risk), label=f"{name}:  {areas}", **look.line)
+        right.plot(array(recalled[score].x), array(recalled[score].risk), label=name, **look.line)
+        point = float(ranking.risk_at_recall(at, a, b))
+        right.plot([at], [point], look.marker, color=look.colour, mec="white", mew=0.5, zorder=4)
+    oracle = covered[ORACLE]
+    left.plot(array(oracle.x), array(oracle.risk), color="0.6", linewidth=1.8, zorder=0, label="oracle")
+    right.axvline(at, color="0.6", linewidth=0.6, linestyle=(0, (3, 2)), zorder=0)
+    right.annotate(
+        metric_name(f"risk@{100 * at:g}"),
+        (at, 0.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-3, 4),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=7,
+        color="0.35",
+    )
+    left.set(xlabel="coverage", ylabel="risk", xlim=(0, 1.01), ylim=(0, None))
+    right.set(xlabel="recall of ID✓", xlim=(0, 1.01))
+    side_legend(figure, left, columns=3, title="AURC and AURR (×10²)")
+    figure.suptitle(f"{literal(negative_name(negative))},  α = {a:g},  β = {b:g}", fontsize=8)
+    return figure
+
+
+def _single(given: float | None, evaluated: Tensor) -> float:
+    """One α or β: the one given, else the evaluation's own where it has one, else ½."""
+    if given is not None:
+        return float(given)
+    return float(evaluated[0]) if len(evaluated) == 1 else 0.5
+
+
+def sweep_table(
+    evaluations: Sequence[Evaluation],
+    over: Literal["alpha", "beta"],
+    *,
+    scores: Sequence[str] | None = None,
+    values: ArrayLike = _GRID,
+    other: float = 0.5,
+) -> pd.DataFrame:
+    """Give `sweep` of each run, combined: mean and std of every metric over α or β, the other one held."""
+    if over not in _SYMBOLS:
+        raise ValueError(f'`over` must be "alpha" or "beta"; got {over!r}.')
+    grid = as_fractions("values", values)
+    frames = []
+    for evaluation in evaluations:
+        if not evaluation.ood:
+            raise ValueError(f"a sweep over {_SYMBOLS[over]} needs OOD data; this is {evaluation!r}.")
+        alphas, betas = (grid, other) if over == "alpha" else (other, grid)
+        frames.append(evaluation.sweep(alphas, betas, scores=scores))
+    return combine(frames)
+
+
+@drawn
+def sweeps(
+    evaluations: Sequence[Evaluation],
+    over: Literal["alpha", "beta"],
+    scores: Sequence[str],
+    *,
+    values: ArrayLike = _GRID,
+    other: float = 0.5,
+) -> Figure:
+    """Draw a panel for each metric (rows) and each of All, Close and Far (columns), mean ± std over the runs.
+
+    `evaluations` are the training runs of one model; one alone has lines without a band. Values are ×10².
+    """
+    table = sweep_table(evaluations, over, scores=as_names(scores), values=values, other=other)
+    metrics = [name for name in dict.fromkeys(table["metric"]) if name != "augrc"]
+    negatives = list(dict.fromkeys(table["negative"]))
+    held = "beta" if over == "alpha" else "alpha"
+    width = min(7.0, 1.2 + 2.1 * len(negatives))
+    figure, axes = new_figure(
+        len(metrics), len(negatives), width=max(width, 3.6), height=0.7 + 1.5 * len(metrics), sharex=True
+    )
+    for row, metric in zip(axes, metrics, strict=True):
+        for panel, negative in zip(row, negatives, strict=True):
+            here = table[(table["metric"] == metric) & (table["negative"] == negative)]
+            for score in as_names(scores):
+                line = here[here["score"] == score].sort_values(over)
+                look = method_look(score)
+                x, mean = line[over].to_numpy(), 100 * line["mean"].to_numpy()
+                panel.plot(x, mean, label=label_of(score), **look.line)
+                if len(evaluations) > 1:
+                    std = 100 * line["std"].to_numpy()
+                    panel.fill_between(x, mean - std, mean + std, color=look.colour, alpha=0.15, linewidth=0)
+            panel.grid(axis="y")
+            panel.set_xlim(0, 1)
+        row[0].set_ylabel(metric_name(metric, arrow=True, unit=True))
+    for panel, negative in zip(axes[0], negatives, strict=True):
+        panel.set_title("All" if negative == POOLED else literal(negative, 24))
+    for panel in axes[-1]:
+        panel.set_xlabel(f"{_SYMBOLS[over]}   ({_SYMBOLS[held]} = {other:g})")
+        panel.set_xticks(np.linspace(0, 1, 5), ["0", "¼", "½", "¾", "1"])
+    side_legend(figure, axes[0][0], columns=5 if len(negatives) > 1 else 2)
+    figure.align_ylabels([row[0] for row in axes])
+    return figure
