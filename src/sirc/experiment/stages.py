@@ -18,7 +18,7 @@ from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
 from sirc.experiment.network import build, fingerprint_of, load_head, network, recipe_of, save_head
 from sirc.experiment.stage import Inputs, Stage
-from sirc.extraction import CachedSet, extract, known_weights, refuse_fatal
+from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
 from sirc.outputs import STORE_FILE, Head, OutputStore
 from sirc.progress import SILENT, Progress
@@ -308,7 +308,7 @@ def _on_device(
             preprocess,
             device=torch.device(device),
             workers=experiment.extract.workers,
-            on_unreadable=refuse_fatal(images),
+            on_unreadable=lambda lost: raise_fatal(lost, images.where),
             progress=progress,
         )
 
