@@ -163,7 +163,7 @@ def test_damaged_images_are_counted_and_named_or_stop(tiny):
         extract_run(experiment, run, ["test"])
     told, cache = Told(), DeviceCache()
     for _ in range(2):  # the second time they are cached
-        store = extract_run(experiment, run, ["test"], on_error="skip", progress=told, holding=cache, overwrite=True)[
+        store = extract_run(experiment, run, ["test"], on_error="skip", progress=told, cache=cache, overwrite=True)[
             "test"
         ]
         assert (len(store), store.skipped) == (10, [3, 9])
@@ -174,9 +174,9 @@ def test_damaged_images_are_counted_and_named_or_stop(tiny):
     extract_run(plain, run, ["test"], on_error="skip", overwrite=True)
     assert contents(store.path) == cached
     with pytest.raises(sirc.StoreError, match="lacks 2 images that could not be read"):
-        extract_run(experiment, run, ["test"], holding=cache)
+        extract_run(experiment, run, ["test"], cache=cache)
     with pytest.raises(ImageError, match=rf"every image must be readable; .*{files[3].name}"):
-        extract_run(experiment, run, ["test"], holding=cache, overwrite=True)
+        extract_run(experiment, run, ["test"], cache=cache, overwrite=True)
 
 
 def test_a_failing_disk_always_stops(tiny, monkeypatch):
@@ -244,10 +244,10 @@ def test_what_is_held_goes_at_the_end_of_its_context(tmp_path):
 def test_training_and_extraction_share_one_tensor(tiny, decoded):
     experiment = tiny("train.cache=device", "seeds=[1]")
     cache = DeviceCache()
-    images = images_of(experiment, "train", augmented=True, holding=cache)
+    images = images_of(experiment, "train", augmented=True, cache=cache)
     order = Order(len(images), 8, 1, Process(0, 1, CPU))
     feed = DeviceBatches(images, None, order, Train(workers=0), experiment.preprocess, SILENT, cache)
-    cached = get(cache, images_of(experiment, "train", holding=cache), experiment.preprocess)
+    cached = get(cache, images_of(experiment, "train", cache=cache), experiment.preprocess)
     assert cached.pixels.data_ptr() == feed._augment.images.data_ptr()
     assert decoded == ["train"]
     get(cache, images, dataclasses.replace(experiment.preprocess, crop=8))

@@ -20,7 +20,8 @@ from sirc import models
 from sirc.data import Noise, Source, glyphs, open_source
 from sirc.data.glyphs import draw
 from sirc.data.glyphs.draw import CANVAS, FONTS, SCRIPTS, bitmap, font_file, generator
-from sirc.experiment.experiment import PAPER_SPECS, Experiment
+from sirc.experiment import PAPER_SPECS
+from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import images_of
 
 DEMO = sorted((Path(sirc.__file__).parent / "experiment" / "demo").glob("glyphs_*.toml"))

@@ -16,7 +16,7 @@ import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
-from sirc.experiment.experiment import PAPER_SPECS
+from sirc.experiment import PAPER_SPECS
 
 K, SIDE = 5, 8
 SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")

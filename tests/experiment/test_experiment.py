@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sirc.errors import ConfigError
-from sirc.experiment.experiment import PAPER_SPECS, Data, Experiment, Extract, Model, Run, Source
+from sirc.experiment import PAPER_SPECS
+from sirc.experiment.experiment import Data, Experiment, Extract, Model, Run, Source
 from sirc.training import Augment, Train
 
 SMALL = """
@@ -59,11 +60,10 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["seeds=[]"], r"--set seeds=\[\]: `seeds` must be given to train: one network for each; got none. Write"),
         (["seeds=[1, 1]"], r"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got \[1, 1\]"),
         (["seeds=[-1]"], "`seeds` must be distinct whole numbers"),
-        (["name=a/b"], "--set name=a/b: `name` must be fit for a folder; got 'a/b', where '/' cannot be. Rename it."),
-        (["name="], "`name` must be fit for a folder; it is empty"),
+        (["name=a/b"], "--set name=a/b: `name` must be fit for a folder: .*; got 'a/b'. Rename it."),
+        (["name="], "`name` must be fit for a folder"),
         (["name=.."], "`name` must be fit for a folder"),
-        (["name=con"], "'con' is a device on Windows"),
-        ([f"name={'é' * 101}"], "it is too long"),
+        ([f"name={'é' * 101}"], "must be fit for a folder: at most 200 bytes"),
         (["out="], "`out` must be a folder"),
         (["model.name=resnet18"], '`model.name` must be "timm:NAME", .*; got "resnet18". Write for example "torchvi'),
         (["model.num_classes=0"], "`model.num_classes` must be a whole number ≥ 1; got 0"),
@@ -95,11 +95,11 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["preprocess.std=[1, 0, 1]"], "`preprocess.std` must be positive"),
         (["preprocess.resize=none", "preprocess.crop=none"], "`preprocess.crop` must be given to crop at random"),
         (["data.test.dataset=textures"], "`data.test` must be a labelled ID set; got Textures, an OOD set."),
-        (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own; 'Test' means something else."),
+        (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own, .*; 'Test' is taken."),
         (["data.ood.wrong.dataset=noise"], "`data.ood.wrong` must have a name of its own"),
         (['data.ood."OOD mean".dataset=noise'], '`data.ood."OOD mean"` must have a name of its own'),
-        (["data.ood.noise.dataset=noise"], "`data.ood.noise` must differ from 'Noise' in more than case"),
-        (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must have a name that can be a folder\'s; got'),
+        (["data.ood.noise.dataset=noise"], "`data.ood.noise` must have a name of its own, in more than case"),
+        (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must be fit for a folder'),
         (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean `textures`"),
         (["data.ood.x.group=Near", "data.ood.x.dataset=noise"], '`data.ood.x.group` must be "Close" or "Far"'),
         (
@@ -255,36 +255,6 @@ def test_the_configuration_is_kept_beside_the_results(small, tmp_path):
     assert Experiment.read(path) == experiment
     assert "momentum = 0.9\n" in path.read_text()
     experiment.save()
-
-
-def test_other_settings_are_not_mixed_into_one_folder(small):
-    small().save()
-    with pytest.raises(ConfigError) as caught:
-        small("train.lr=0.05", "model.num_classes=7", "data.ood.Noise.seed=1").save()
-    assert str(caught.value) == (
-        "'runs/small' holds results of other settings: `data.ood.Noise.seed` was 0, now 1; `model.num_classes` was not "
-        "set, now 7; `train.lr` was 0.1, now 0.05. Give the experiment another `name` (`--set name=…`), or pass "
-        "`overwrite=True` (`--overwrite`)."
-    )
-    assert Experiment.read("runs/small/experiment.toml").train.lr == 0.1
-    small("train.lr=0.05").save(overwrite=True)
-    assert Experiment.read("runs/small/experiment.toml").train.lr == 0.05
-
-
-def test_what_changes_no_result_may_differ(small):
-    small().save()
-    free = ["title=x", "data.root=y", "seeds=[2, 3]", "train.workers=1", "train.compile=true", "train.on_error=skip"]
-    small(*free, "extract.batch_size=7", 'data.ood.new={ dataset = "noise" }').save()
-    assert Experiment.read("runs/small/experiment.toml").seeds == (2, 3)
-
-
-def test_a_damaged_configuration_is_told_and_can_be_replaced(small):
-    path = small().save()
-    path.write_text("name = ")
-    with pytest.raises(ConfigError, match=r"runs/small/experiment.toml:1: this is not TOML"):
-        small().save()
-    small().save(overwrite=True)
-    assert Experiment.read(path) == small()
 
 
 def test_where_it_was_read_from_takes_no_part_in_equality(small, tmp_path):

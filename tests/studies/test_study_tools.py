@@ -14,7 +14,7 @@ from scipy import stats
 
 from sirc import Ranking
 from sirc.evaluation.evaluation import Evaluation
-from sirc.experiment.experiment import PAPER_SPECS
+from sirc.experiment import PAPER_SPECS
 from sirc.experiment.results import RunResults, read_results, write_results
 from support.studies import ROOT, STUDIES
 

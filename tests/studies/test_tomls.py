@@ -7,7 +7,8 @@ import pytest
 
 from sirc.data.catalogue import benchmark
 from sirc.data.preprocess import Preprocess
-from sirc.experiment.experiment import PAPER_SPECS, Experiment, Fit, Model
+from sirc.experiment import PAPER_SPECS
+from sirc.experiment.experiment import Experiment, Fit, Model
 from sirc.training import Augment, Train
 from support.studies import STUDIES
 

@@ -61,12 +61,12 @@ def train(
     from sirc.data import DeviceCache
     from sirc.experiment import check_data, train_run
 
-    with on_device(device, quiet) as (where, progress), DeviceCache() as holding:
+    with on_device(device, quiet) as (where, progress), DeviceCache() as cache:
         if overwrite or not all(run.weights.exists() for run in runs):
-            check_data(study, names, trains=True, holding=holding, progress=progress)
+            check_data(study, names, trains=True, cache=cache, progress=progress)
         for run in runs:
             history = train_run(
-                study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, holding=holding
+                study, run, cpu=where.type == "cpu", overwrite=overwrite, progress=progress, cache=cache
             )
             _save_config(study)
             last = history[-1]
@@ -108,7 +108,7 @@ def extract(
     from sirc.data import DeviceCache
     from sirc.experiment import extract_run
 
-    with on_device(device, quiet) as (where, progress), DeviceCache() as holding:
+    with on_device(device, quiet) as (where, progress), DeviceCache() as cache:
         for run in runs:
             stores = extract_run(
                 study,
@@ -118,7 +118,7 @@ def extract(
                 on_error=on_error.value if on_error else None,
                 overwrite=overwrite,
                 progress=progress,
-                holding=holding,
+                cache=cache,
             )
             _save_config(study)
             for store in stores.values():
@@ -157,7 +157,7 @@ def fit(
 def _save_config(study: Experiment) -> None:
     """Write the effective configuration beside its results, once there are any; each stage has compared its part."""
     if is_main():
-        study.save(overwrite=True)
+        study.save()
 
 
 def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> tuple[Experiment, tuple[Run, ...]]:

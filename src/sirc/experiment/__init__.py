@@ -1,7 +1,8 @@
 """Experiments: a TOML says what to run, stages run it once, a study puts the results together."""
 
 from sirc.experiment import arrays
-from sirc.experiment.experiment import FILE, PAPER_SPECS, Experiment, Run
+from sirc.experiment.config import PAPER_SPECS
+from sirc.experiment.experiment import FILE, Experiment, Run
 from sirc.experiment.images import check_data, images_of, sample_images
 from sirc.experiment.network import load_head, network
 from sirc.experiment.results import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.files import PathLike, array_names, read_npz, read_safetensors, write_npz
 from sirc.evaluation import evaluate
-from sirc.experiment.experiment import PAPER_SPECS
+from sirc.experiment.config import PAPER_SPECS
 from sirc.experiment.results import RunResults
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress

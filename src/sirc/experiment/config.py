@@ -13,6 +13,7 @@ from sirc.errors import OnError
 from sirc.evaluation import MEAN, ORACLE, POOLED, WRONG
 from sirc.experiment.toml import dotted
 from sirc.models import Stem
+from sirc.scores import Needs, check_crossfit, check_specs, parse
 
 PAPER_SPECS = (
     *("msp", "doctor", "entropy"),
@@ -23,8 +24,6 @@ PAPER_SPECS = (
 """The sixteen scores of the paper's tables."""
 
 _ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
-_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # no names for files on Windows
-_TAKEN = ("train", "test", "validation")
 _MEANT = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows that result tables have anyway
 
 
@@ -107,8 +106,6 @@ class Fit:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from sirc.scores import check_crossfit, check_specs, parse
-
         try:
             check_specs(self.specs)
         except ValueError as error:
@@ -127,15 +124,11 @@ class Fit:
     @property
     def needs_validation(self) -> str | None:
         """The first of the specs that cannot be fitted without validation images."""
-        from sirc.scores import Needs
-
         return next((spec for spec in self.specs if Needs.of([spec]).val), None)
 
     @property
     def tunes(self) -> bool:
         """Whether validation images are of use: some score is tuned on them."""
-        from sirc.scores import Needs
-
         return Needs.of(self.specs).tuned
 
 
@@ -176,16 +169,15 @@ class Data:
             if known is not None and known.role == "OOD":
                 raise ValueError(f"`{name}` must be a labelled ID set; got {known.title}, an OOD set.")
         ours = {source.benchmark.key for source in (self.train, self.test) if source.benchmark is not None}
-        seen: dict[str, str] = {}
+        taken = {"train", "test", "validation"}
         for name, source in self.ood.items():
             key = dotted(("ood", name))
-            if reason := why_no_folder(name):
-                raise ValueError(f"`{key}` must have a name that can be a folder's; {reason}. Rename it.")
-            if name.casefold() in _TAKEN or name in _MEANT:
-                raise ValueError(f"`{key}` must have a name of its own; '{name}' means something else. Rename it.")
-            if other := seen.get(name.casefold()):
-                raise ValueError(f"`{key}` must differ from '{other}' in more than case. Rename it.")
-            seen[name.casefold()] = name
+            check_folder_name(key, name)
+            if name.casefold() in taken or name in _MEANT:
+                raise ValueError(
+                    f"`{key}` must have a name of its own, in more than case; '{name}' is taken. Rename it."
+                )
+            taken.add(name.casefold())
             shared = ours & set(source.benchmark.overlaps) if source.benchmark else set()
             if shared:
                 raise ValueError(
@@ -199,10 +191,10 @@ class Data:
         return self.validation is not None or self.holdout > 0
 
 
-def why_no_folder(name: str) -> str:
-    """Say why a name cannot be a folder's on every system; nothing if it can."""
-    if not name or len(name.encode(errors="replace")) > 200:
-        return "it is empty" if not name else "it is too long"
-    if found := _ODD.search(name):
-        return f"got {name!a}, where {found[0]!a} cannot be"
-    return f"'{name}' is a device on Windows" if _DEVICES.fullmatch(name) else ""
+def check_folder_name(key: str, name: str) -> None:
+    """Refuse a name that cannot be a folder's on every system."""
+    if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name):
+        raise ValueError(
+            f"`{key}` must be fit for a folder: at most 200 bytes, no dot or space at either end, none of "
+            f'/ \\ : * ? " < > |; got {name!a}. Rename it.'
+        )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -14,29 +13,22 @@ from sirc._utils.files import PathLike, atomic_write
 from sirc._utils.hints import closest
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
-from sirc.experiment.config import PAPER_SPECS, Data, Extract, Fit, Model, Reported, why_no_folder
+from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name
 from sirc.experiment.toml import Document, dotted, dump
+from sirc.scores import parse
 from sirc.training import Train
 
-__all__ = [
-    "PAPER_SPECS",
-    "Data",
-    "Experiment",
-    "Extract",
-    "Fit",
-    "Model",
-    "Reported",
-    "Run",
-    "Source",
-]
-
 FILE = "experiment.toml"
-# What may differ between two commands on one folder: words, places, speed, rounding; which runs and OOD sets there are.
-_FREE = re.compile(
-    r"title|out|seeds|data\.root|report\..*|"
-    r"train\.(workers|compile|graph|channels_last|tensorboard|on_error)|"
-    r"extract\.(workers|batch_size|channels_last|cache|on_error)"
-)
+
+
+class _InFolder:
+    """A file of a run, by its name in the run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run, kind: type[Run]) -> Path:
+        return run.folder / self.name
 
 
 @final
@@ -47,35 +39,20 @@ class Run:
     seed: int
     folder: Path
 
-    @property
-    def checkpoint(self) -> Path:
-        """Where training stands: weights, optimiser, epoch."""
-        return self.folder / "checkpoint.safetensors"
-
-    @property
-    def weights(self) -> Path:
-        """The trained weights."""
-        return self.folder / "model.safetensors"
-
-    @property
-    def history(self) -> Path:
-        """Loss and error of each epoch."""
-        return self.folder / "history.csv"
-
-    @property
-    def head(self) -> Path:
-        """The network's last layer."""
-        return self.folder / "head.safetensors"
-
-    @property
-    def scorer(self) -> Path:
-        """The fitted scores."""
-        return self.folder / "scorer.safetensors"
-
-    @property
-    def older_fit_note(self) -> Path:
-        """The note of its inputs that earlier versions left beside a scorer, in place of a stamp."""
-        return self.folder / "scorer.json"
+    checkpoint = _InFolder("checkpoint.safetensors")
+    """The state of training: weights, optimiser, epoch."""
+    weights = _InFolder("model.safetensors")
+    """The trained weights."""
+    history = _InFolder("history.csv")
+    """Loss and error of each epoch."""
+    head = _InFolder("head.safetensors")
+    """The network's last layer."""
+    scorer = _InFolder("scorer.safetensors")
+    """The fitted scores."""
+    confidences = _InFolder("confidences.safetensors")
+    """The scores' values on test images and OOD sets, kept while outputs and scorer are the same."""
+    older_fit_note = _InFolder("scorer.json")
+    """The note of its inputs that earlier versions left beside a scorer, in place of a stamp."""
 
     def store(self, name: str) -> Path:
         """Where the outputs on a dataset are."""
@@ -103,8 +80,7 @@ class Experiment:
     report: Reported = field(default_factory=Reported)
 
     def __post_init__(self) -> None:
-        if reason := why_no_folder(self.name):
-            raise ValueError(f"`name` must be fit for a folder; {reason}. Rename it.")
+        check_folder_name("name", self.name)
         if not self.out:
             raise ValueError('`out` must be a folder; got an empty string. Write "." for the current one.')
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
@@ -159,19 +135,9 @@ class Experiment:
         """Give the whole configuration as TOML, defaults written out; `read` makes an equal experiment of it."""
         return dump(self)
 
-    def save(self, *, overwrite: bool = False) -> Path:
-        """Keep the configuration beside its results; other settings than those results came from are refused.
-
-        Titles, places, speed, more seeds and other OOD sets may differ.
-        """
+    def save(self) -> Path:
+        """Keep the configuration beside its results; each stage compares its part with what it finds there."""
         path = self.folder / FILE
-        if path.exists() and not overwrite:
-            kept = Experiment.read(path)
-            if words := _differences(kept.dump(), self.dump()):
-                raise ConfigError(
-                    f"'{self.folder}' holds results of other settings: {words}. Give the experiment another `name` "
-                    "(`--set name=…`), or pass `overwrite=True` (`--overwrite`)."
-                )
         atomic_write(path, lambda file: file.write(self.dump().encode()))
         return path
 
@@ -194,11 +160,10 @@ class Experiment:
 
     def run(self, seed: int) -> Run:
         """Give the run of a seed."""
-        for run in self.runs:
-            if run.seed == seed:
-                return run
-        known = ", ".join(str(run.seed) for run in self.runs)
-        raise ValueError(f"`seed` must be one of the experiment's, {known}; got {seed}.")
+        runs = {run.seed: run for run in self.runs}
+        if seed not in runs:
+            raise ValueError(f"`seed` must be one of the experiment's, {', '.join(map(str, runs))}; got {seed}.")
+        return runs[seed]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -226,35 +191,30 @@ class Experiment:
 
     def require(self, names: Iterable[str] | None = None) -> None:
         """See that the files of these datasets (default: all) are there before hours are spent on the others."""
-        missing: list[tuple[str, Source, Path]] = []
+        missing: dict[Path, str] = {}
         for name in self.names if names is None else names:
             source = self.source(name)
             at = "train" if name == "validation" and self.data.holdout else name
             try:
                 path = source_path(source, self.root)
             except ValueError as error:
-                words = str(error)
-                raise self._error((*_key(at), "path"), words.removeprefix("`path` ")) from error
+                raise self._error((*_key(at), "path"), str(error).removeprefix("`path` ")) from error
             if path is None or source.options.get("download") is True:
                 continue
             path = Path(str(path).replace("{split}", source.split or ("train" if at == "train" else "test")))
             if not path.exists():
-                missing.append((at, source, path))
-        if not missing:
-            return
-        name, source, path = missing[0]
-        others = {place: other for other, _, place in reversed(missing) if place != path}
-        more = ", ".join(f"'{place}' ({other})" for place, other in reversed(others.items()))
-        look = "" if ":" in source.dataset else f"See `sirc data check {source.dataset} {path}`, or say"
-        raise self._error(
-            _key(name),
-            f"needs '{path.absolute()}', which is not there{f'; nor are {more}' if more else ''}. "
-            f"{look or 'Say'} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
-        )
+                missing.setdefault(path, at)
+        for path, name in missing.items():
+            others = ", ".join(f"'{place}' ({other})" for place, other in missing.items() if place != path)
+            known = self.source(name).dataset
+            say = "Say" if ":" in known else f"See `sirc data check {known} {path}`, or say"
+            raise self._error(
+                _key(name),
+                f"needs '{path.absolute()}', which is not there{f'; nor are {others}' if others else ''}. "
+                f"{say} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
+            )
 
     def _check_report(self) -> None:
-        from sirc.scores import parse
-
         known = {str(parse(text)) for text in self.fit.specs}
         for text in self.report.specs:
             try:
@@ -274,10 +234,8 @@ class Experiment:
         return Path(expanded)
 
     def _error(self, keys: tuple[str, ...], words: str) -> ConfigError:
-        document = getattr(self, "_document", None)
-        if isinstance(document, Document):
-            return document.error(keys, words)
-        return ConfigError(f"`{dotted(keys)}` {words}")
+        document: Document | None = getattr(self, "_document", None)
+        return document.error(keys, words) if document else ConfigError(f"`{dotted(keys)}` {words}")
 
 
 def _key(name: str) -> tuple[str, ...]:
@@ -291,27 +249,3 @@ def _check_preprocess(given: Preprocess) -> None:
             raise ValueError(f"`preprocess.{name}` must be positive; got {getattr(given, name)}.")
     if not all(0 < value < float("inf") for value in given.std):
         raise ValueError(f"`preprocess.std` must be positive; got {list(given.std)}.")
-
-
-def _differences(kept: str, given: str) -> str:
-    """Say which keys differ that change results: "`train.lr` was 0.1, now 0.05"."""
-    old, new = tomllib.loads(kept), tomllib.loads(given)
-    sets = [tree["data"].pop("ood", {}) for tree in (old, new)]
-    before, now = _flat(old), _flat(new)
-    for name in sets[0].keys() & sets[1].keys():
-        before |= _flat(sets[0][name], ("data", "ood", name))
-        now |= _flat(sets[1][name], ("data", "ood", name))
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    listed = [
-        f"`{key}` was {before.get(key, 'not set')}, now {now.get(key, 'not set')}"
-        for key in changed
-        if not _FREE.fullmatch(key)
-    ]
-    return "; ".join(listed[:5]) + (f"; and {len(listed) - 5} more" if len(listed) > 5 else "")
-
-
-def _flat(tree: Mapping[str, object], keys: tuple[str, ...] = ()) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, (*keys, name)) if isinstance(value, dict) else {dotted((*keys, name)): value}
-    return flat

@@ -8,7 +8,6 @@ import numpy as np
 
 from sirc._utils import distributed
 from sirc.data import DeviceCache, ImageSet, eval_transform, open_source
-from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment
 from sirc.progress import Progress
 from sirc.training import refuse_labels
@@ -18,7 +17,7 @@ _HOLDOUT_SEED = 0  # one for all runs: the network's seed does not decide which 
 
 
 def images_of(
-    experiment: Experiment, name: str, *, augmented: bool = False, holding: DeviceCache | None = None
+    experiment: Experiment, name: str, *, augmented: bool = False, cache: DeviceCache | None = None
 ) -> ImageSet:
     """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
 
@@ -29,10 +28,10 @@ def images_of(
     experiment.require([name])
     source, count, holdout = experiment.source(name), experiment.fit.count, experiment.data.holdout
     if holdout and name in ("train", "validation"):
-        rest, held_out = _open(experiment, "train", holding).held_out(holdout, seed=_HOLDOUT_SEED)
+        rest, held_out = _open(experiment, "train", cache).held_out(holdout, seed=_HOLDOUT_SEED)
         images = rest if name == "train" else held_out
     else:
-        images = _open(experiment, name, holding)
+        images = _open(experiment, name, cache)
     images = images.named(name)
     if not augmented:
         images = images.with_transform(eval_transform(source, experiment.preprocess))
@@ -40,7 +39,7 @@ def images_of(
             images = images.subset(count, seed=experiment.fit.seed)
     if name in ("test", "validation") and source.benchmark is None and images.classes:
         experiment.require(["train"])
-        images = images.numbered_by(_open(experiment, "train", holding).classes)
+        images = images.numbered_by(_open(experiment, "train", cache).classes)
     return images
 
 
@@ -55,18 +54,8 @@ def needed_sets(experiment: Experiment) -> list[str]:
     return [name for name in experiment.names if name != "validation" or validates]
 
 
-def missing_sets(experiment: Experiment) -> str:
-    """Say which datasets have no files, the same in all processes; nothing where all have theirs."""
-    message = ""
-    try:
-        experiment.require(needed_sets(experiment))
-    except ConfigError as error:
-        message = str(error)
-    return next(filter(None, distributed.gather_texts(message)), "")
-
-
 def check_data(
-    experiment: Experiment, names: Iterable[str], *, trains: bool, holding: DeviceCache, progress: Progress
+    experiment: Experiment, names: Iterable[str], *, trains: bool, cache: DeviceCache, progress: Progress
 ) -> None:
     """Check datasets without decoding an image: each has some, and the network has an output for every label.
 
@@ -74,7 +63,7 @@ def check_data(
     """
     outputs = experiment.model.num_classes
     for name in names:
-        images = images_of(experiment, name, augmented=True, holding=holding)
+        images = images_of(experiment, name, augmented=True, cache=cache)
         if outputs is None or images.labels is None:
             continue
         why = f"`model.num_classes` of '{experiment.name}' is {outputs}"
@@ -88,35 +77,29 @@ def check_data(
             )
 
 
-def _open(experiment: Experiment, name: str, holding: DeviceCache | None) -> ImageSet:
-    """Open a whole dataset without preprocessing, once for all runs that share `holding`."""
+def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> ImageSet:
+    """Open a whole dataset without preprocessing, once for all runs that share `cache`."""
 
     def opened() -> ImageSet:
-        images = _open_source(experiment, name)
-        if not len(images):  # as a function may return
-            raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
-        return images
-
-    def one_by_one() -> ImageSet:
-        # One process goes first, as archives are unpacked when they are opened.
-        first: ImageSet | None = None
+        images: ImageSet | None = None
         with distributed.failing_together():
-            if distributed.is_main():
-                first = opened()
+            if distributed.is_main():  # this process goes first, as archives are unpacked when they are opened
+                images = _open_source(experiment, name)
         with distributed.failing_together():
-            images = first or opened()
-            if holding is not None:
+            if images is None:
+                images = _open_source(experiment, name)
+            if cache is not None:
                 _ = images.cache_key  # looks at every file; done now, the copies made of it need not
         return images
 
-    if holding is None:
-        return one_by_one()
-    return holding.opened(repr((experiment.source(name), str(experiment.root), name)), one_by_one)
+    if cache is None:
+        return opened()
+    return cache.opened(repr((experiment.source(name), str(experiment.root), name)), opened)
 
 
 def _open_source(experiment: Experiment, name: str) -> ImageSet:
     is_id = name in _ID_SETS
-    return open_source(
+    images = open_source(
         experiment.source(name),
         root=experiment.root,
         split=("train" if name == "train" else "test") if is_id else None,
@@ -124,3 +107,6 @@ def _open_source(experiment: Experiment, name: str) -> ImageSet:
         labelled=is_id,
         name=name,
     )
+    if not len(images):  # as a function may return
+        raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
+    return images

@@ -21,15 +21,7 @@ _FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one comma
 
 def build(experiment: Experiment) -> nn.Module:
     """Build the network of an experiment with the weights that it starts from."""
-    config = experiment.model
-    return models.build(
-        config.name,
-        num_classes=config.num_classes,
-        pretrained=config.pretrained,
-        checkpoint=config.checkpoint,
-        stem=config.stem,
-        options=config.options,
-    )
+    return models.build(**asdict(experiment.model))
 
 
 def network(experiment: Experiment, run: Run) -> nn.Module:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import TypeAlias, final
 
 import pandas as pd
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from sirc._utils.files import PathLike, atomic_write
+import sirc
+from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.score_cache import RunScores, ScoreCache
+from sirc.experiment.stage import Stage, digest
 from sirc.experiment.stages import check_outputs
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, parse
 
 STUDY_FILE = "study.json"
 SCHEMA = ["model", "seed", *COLUMNS]
+Confidences: TypeAlias = dict[str, dict[str, Tensor]]  # by set, then by score
+_PREFIX = "confidence of "  # in files, so that no score is taken for `correct`
 
 
 @final
@@ -62,16 +67,40 @@ def load_run(
     """
     check_outputs(experiment, run, ["test", *experiment.data.ood])
     scorer = Scorer.load(run.scorer)
-    test = OutputStore(run.store("test"))
-    ood = {name: OutputStore(run.store(name)) for name in experiment.data.ood}
-    cached = ScoreCache(experiment, run)
-    scores = cached.read()
-    if scores is None:
-        scores = _score(scorer, test, ood, device)
+    ood = _stores(experiment, run)
+    test = ood.pop("test")
+    stage = confidences_stage(experiment, run)
+    if stage.is_done():
+        confidences, correct = _read_confidences(run)
+    else:
+        confidences, correct = _score(scorer, test, ood, device)
         if cache:
-            cached.write(scores)
-    evaluation = Evaluation(scores.test, scores.correct, scores.ood, groups=groups_of(experiment))
+            stage.forget()
+            _write_confidences(run, confidences, correct)
+            stage.record([run.confidences])
+    # By name: the sets may stand in another order than when they were scored.
+    of_ood = {name: confidences[name] for name in ood}
+    evaluation = Evaluation(confidences["test"], correct, of_ood, groups=groups_of(experiment))
     return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
+
+
+def confidences_stage(experiment: Experiment, run: Run) -> Stage:
+    """The confidences of a run; its inputs are quick to tell, from the checksums that shards carry."""
+
+    def content(store: OutputStore) -> str:
+        store.require_complete()
+        checksums = ""
+        for i in range(store.num_shards):
+            with safe_open(store._file(i), framework="pt") as file:
+                checksums += str((file.metadata() or {}).get("sha256"))
+        return hashlib.sha256(checksums.encode()).hexdigest()[:32]
+
+    inputs = {
+        "scorer": digest(run.scorer),
+        "stores": {n: [s.model, s.data, len(s), content(s)] for n, s in _stores(experiment, run).items()},
+        "sirc": sirc.__version__,
+    }
+    return Stage("confidences", run.folder, inputs, outputs=[run.confidences])
 
 
 def load_runs(folders: Sequence[PathLike], *, device: torch.device | str = "cpu") -> list[RunResults]:
@@ -147,17 +176,36 @@ def read_results(path: PathLike) -> pd.DataFrame:
     return table.assign(seed=table["seed"].astype(int), **numbers)
 
 
-def _score(scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str) -> RunScores:
-    """Score all stores, each shard on the device in its turn."""
+def _stores(experiment: Experiment, run: Run) -> dict[str, OutputStore]:
+    return {name: OutputStore(run.store(name)) for name in ("test", *experiment.data.ood)}
+
+
+def _score(
+    scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str
+) -> tuple[Confidences, Tensor]:
+    """Score all stores, each shard on the device in its turn; with the confidences, which predictions are right."""
 
     def shards(store: OutputStore) -> Iterator[Outputs]:
         return (outputs.to(device) for outputs in store)
 
     confidences, correct = score_labelled(scorer, "test", shards(test))
-    return RunScores(
-        _on_cpu(confidences), correct.cpu(), {name: _on_cpu(scorer(shards(store))) for name, store in ood.items()}
-    )
+    by_set = {"test": confidences} | {name: scorer(shards(store)) for name, store in ood.items()}
+    return {name: {score: x.cpu() for score, x in values.items()} for name, values in by_set.items()}, correct.cpu()
 
 
-def _on_cpu(confidences: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {score: values.cpu() for score, values in confidences.items()}
+def _write_confidences(run: Run, confidences: Confidences, correct: Tensor) -> None:
+    scores = list(confidences["test"])
+    tensors = {_PREFIX + score: torch.cat([values[score] for values in confidences.values()]) for score in scores}
+    sizes = {name: len(values[scores[0]]) for name, values in confidences.items()}
+    metadata = {"format": "sirc.Confidences/1", "scores": json.dumps(scores), "sizes": json.dumps(sizes)}
+    write_safetensors(run.confidences, {**tensors, "correct": correct}, metadata, overwrite=True)
+
+
+def _read_confidences(run: Run) -> tuple[Confidences, Tensor]:
+    tensors, metadata = read_safetensors(run.confidences, verify=False)  # the stage has compared all of it
+    sizes: dict[str, int] = json.loads(metadata["sizes"])
+    confidences: Confidences = {name: {} for name in sizes}
+    for score in json.loads(metadata["scores"]):
+        for name, values in zip(sizes, torch.split(tensors[_PREFIX + score], list(sizes.values())), strict=True):
+            confidences[name][score] = values
+    return confidences, tensors["correct"]

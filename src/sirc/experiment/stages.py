@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,13 +14,13 @@ from torch import nn
 from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.imports import stored_name
-from sirc.data import READ_ERRORS, CachedImages, DeviceCache, ImageSet, eval_geometry
+from sirc.data import READ_ERRORS, DeviceCache, ImageSet, eval_geometry
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
 from sirc.experiment.network import build, fingerprint_of, load_head, network, recipe_of, save_head
 from sirc.experiment.stage import Inputs, Stage
-from sirc.extraction import CachedSet, extract, known_weights, refuse_fatal
+from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
 from sirc.outputs import STORE_FILE, Head, OutputStore
 from sirc.progress import SILENT, Progress
@@ -88,13 +90,9 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
         inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
 
     def recorded(stamped: Inputs | None) -> Inputs | None:
-        if stamped is not None:
-            return stamped
-        try:
-            note: Inputs = json.loads(run.older_fit_note.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        return note
+        with suppress(FileNotFoundError, ValueError):
+            return stamped or json.loads(run.older_fit_note.read_bytes())
+        return None
 
     return Stage("fit", run.folder, inputs, outputs=[run.scorer], recorded=recorded)
 
@@ -121,18 +119,13 @@ def check_trained(experiment: Experiment, run: Run) -> None:
 def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:
     """Refuse stored outputs that this experiment's settings and this run's weights would not give."""
     check_trained(experiment, run)
-    names = list(names)
-    for name in names:
-        if not (outputs_stage(experiment, run, name, "").is_stamped and (run.store(name) / STORE_FILE).is_file()):
-            raise FileNotFoundError(
-                f"there are no finished outputs at '{run.store(name)}'. Extract them first: "
-                f"`sirc extract … --only {name}`."
-            )
-    weights = fingerprint_of(experiment, run)
     made_by: dict[object, object] = {}
     for name in names:
-        store = run.store(name)
-        stage = outputs_stage(experiment, run, name, weights)
+        store, stage = run.store(name), outputs_stage(experiment, run, name, "")
+        if not (stage.is_stamped and (store / STORE_FILE).is_file()):
+            raise FileNotFoundError(
+                f"there are no finished outputs at '{store}'. Extract them first: `sirc extract … --only {name}`."
+            )
         before = stage.inputs_before or {}
         made_by[store] = before.get(_WEIGHTS)
         if changes := differences(before, {**stage.inputs, _WEIGHTS: made_by[store]}):
@@ -140,6 +133,7 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> Non
                 f"'{store}' was extracted with other settings: {changes}. Use those, or extract again: "
                 f"`sirc extract … --only {name} --overwrite`."
             )
+    weights = fingerprint_of(experiment, run)
     made_by[run.head] = load_head(run.head)[1]
     for path, model in made_by.items():
         if model != weights:
@@ -156,9 +150,9 @@ def train_run(
     cpu: bool = False,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    holding: DeviceCache | None = None,
+    cache: DeviceCache | None = None,
 ) -> list[Epoch]:
-    """Train the network of one seed; a finished run only returns its history. `holding` keeps images for other runs."""
+    """Train the network of one seed; a finished run only returns its history. `cache` keeps images for other runs."""
     from accelerate.utils import set_seed
 
     recipe = experiment.train
@@ -169,9 +163,9 @@ def train_run(
         )
     set_seed(run.seed)  # a model may draw its first weights from any generator
     model = build(experiment)
-    images = images_of(experiment, "train", augmented=True, holding=holding)
+    images = images_of(experiment, "train", augmented=True, cache=cache)
     tested = "validation" if experiment.data.validates else "test"
-    validation = images_of(experiment, tested, augmented=True, holding=holding)
+    validation = images_of(experiment, tested, augmented=True, cache=cache)
     return train(
         model,
         images,
@@ -184,7 +178,7 @@ def train_run(
         overwrite=overwrite,
         progress=progress,
         name=f"seed {run.seed}",
-        cache=holding,
+        cache=cache,
     )
 
 
@@ -197,17 +191,17 @@ def extract_run(
     on_error: OnError | None = None,
     overwrite: bool = False,
     progress: Progress = SILENT,
-    holding: DeviceCache | None = None,
+    cache: DeviceCache | None = None,
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all that a study needs.
 
     These are train, test and every OOD set, and validation if scores are tuned on it. With `cache = "device"`, images
-    that are in `holding` already are not decoded again, and others stay in it.
+    that are in `cache` already are not decoded again, and others stay in it.
     """
     settings = experiment.extract
     names = list(names or experiment.stored)
     check_trained(experiment, run)
-    _check_held_out(experiment, run, names, holding, progress)
+    _check_held_out(experiment, run, names, cache, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -215,7 +209,7 @@ def extract_run(
     head: Head | None = None
     with known_weights(model) as weights:
         for name in names:
-            images = images_of(experiment, name, holding=holding)
+            images = images_of(experiment, name, cache=cache)
             if head is None:
                 head = _head_of(model, images)
                 save_head(head, run.head, weights)
@@ -225,7 +219,7 @@ def extract_run(
                     stage.forget()
             stores[name] = extract(
                 model,
-                images if settings.cache == "none" else _on_device(experiment, name, images, device, progress, holding),
+                images if settings.cache == "none" else _on_device(experiment, name, images, device, progress, cache),
                 run.store(name),
                 head=head,
                 batch_size=settings.batch_size,
@@ -297,26 +291,24 @@ def _on_device(
     images: ImageSet,
     device: torch.device | str,
     progress: Progress,
-    holding: DeviceCache | None,
+    cache: DeviceCache | None,
 ) -> CachedSet:
     """The images, to be read from the device; decoded when the first of their outputs is missing."""
-    preprocess = eval_geometry(experiment.source(name), experiment.preprocess)
-
-    def load() -> CachedImages:
-        return (holding or DeviceCache()).pixels(
-            images,
-            preprocess,
-            device=torch.device(device),
-            workers=experiment.extract.workers,
-            on_unreadable=refuse_fatal(images),
-            progress=progress,
-        )
-
-    return CachedSet(images, preprocess, load)
+    geometry = eval_geometry(experiment.source(name), experiment.preprocess)
+    load = partial(
+        (cache or DeviceCache()).pixels,
+        images,
+        geometry,
+        device=torch.device(device),
+        workers=experiment.extract.workers,
+        on_unreadable=lambda lost: raise_fatal(lost, images.where),
+        progress=progress,
+    )
+    return CachedSet(images, geometry, load)
 
 
 def _check_held_out(
-    experiment: Experiment, run: Run, names: Iterable[str], holding: DeviceCache | None, progress: Progress
+    experiment: Experiment, run: Run, names: Iterable[str], cache: DeviceCache | None, progress: Progress
 ) -> None:
     """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""
     count = experiment.data.holdout
@@ -331,7 +323,7 @@ def _check_held_out(
             )
         return
     trained_on = (recipe_of(run) or {}).get("training images")
-    images = images_of(experiment, "train", augmented=True, holding=holding)
+    images = images_of(experiment, "train", augmented=True, cache=cache)
     if trained_on not in (None, json.dumps(images.fingerprint)):
         wanted = f"without the images that are held out, {count} of each class" if count else "on `data.train`"
         raise StoreError(

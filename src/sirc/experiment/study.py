@@ -17,12 +17,14 @@ import sirc
 from sirc._utils import distributed
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.data import DeviceCache
+from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.images import check_data, missing_sets, needed_sets, sample_images
+from sirc.experiment.images import check_data, needed_sets, sample_images
 from sirc.experiment.results import (
     SCHEMA,
     STUDY_FILE,
     RunResults,
+    confidences_stage,
     load_run,
     read_results,
     reported_scores,
@@ -30,7 +32,6 @@ from sirc.experiment.results import (
     title_of,
     write_results,
 )
-from sirc.experiment.score_cache import ScoreCache
 from sirc.experiment.stage import Stage, digest
 from sirc.experiment.stages import (
     check_trained,
@@ -114,23 +115,34 @@ def run_study(
     "fit", "page" and "figures". Before anything is trained or extracted all images are listed, so that mistakes in the
     data come out at once. Where nothing is left to train or extract, the images are not needed.
     """
-    _check_distinct(experiments)
+    if not experiments:
+        raise ValueError("a study must have at least one experiment; got none.")
+    for what, different in (("names", {e.folder for e in experiments}), ("titles", {title_of(e) for e in experiments})):
+        if len(different) < len(experiments):
+            raise ValueError(f"the experiments of a study must have different {what}; two share one. Rename one.")
     if unknown := set(redo) - set(REDO):
         raise ValueError(f"`redo` must be among {', '.join(REDO)}; got {', '.join(sorted(unknown))}.")
-    where = Path(folder) if folder is not None else _common_folder(experiments)
-    study = Study(where, experiments, device=torch.device(device))
+    if folder is None:
+        folders = {experiment.folder.parent for experiment in experiments}
+        if len(folders) > 1:
+            raise ValueError(
+                "several experiments must have the same `out` to be put together; got "
+                f"{', '.join(map(str, sorted(folders)))}. Pass `--out`."
+            )
+        folder = experiments[0].folder if len(experiments) == 1 else folders.pop()
+    study = Study(Path(folder), experiments, device=torch.device(device))
     runs = [(experiment, run) for experiment in experiments for run in experiment.runs]
     steps = sum(3 + (experiment.train is not None) for experiment, _ in runs) + 2 + figures
     worker = _Worker(study, runs, frozenset(redo), progress)
     unfinished = [experiment for experiment in experiments if not worker.finished(experiment)]
     with progress.task("study", steps, unit="stages") as worker.whole:
-        with worker.holding:
+        with worker.cache:
             for experiment in unfinished:
                 worker.check(experiment)
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
-                    experiment.save(overwrite=True)  # each stage has compared its part with what is there
+                    experiment.save()  # each stage has compared its part with what is there
         with distributed.failing_together():
             if distributed.is_main():
                 worker.results()
@@ -142,20 +154,17 @@ def run_study(
 
 
 @final
+@dataclass
 class _Worker:
     """Takes the steps of a study and writes down what it did."""
 
-    whole: Task
-
-    def __init__(
-        self, study: Study, runs: Sequence[tuple[Experiment, Run]], redo: frozenset[str], progress: Progress
-    ) -> None:
-        self.study = study
-        self.runs = runs
-        self.redo = redo
-        self.progress = progress
-        self.holding = DeviceCache()
-        self.imageless: set[Path] = set()  # the folders of finished experiments whose images are gone
+    study: Study
+    runs: Sequence[tuple[Experiment, Run]]
+    redo: frozenset[str]
+    progress: Progress
+    whole: Task = field(init=False)
+    cache: DeviceCache = field(default_factory=DeviceCache)
+    imageless: set[Path] = field(default_factory=set)  # the folders of finished experiments whose images are gone
 
     def step(
         self, name: str, stages: Sequence[Stage], work: Callable[[list[Stage]], object], *, always: bool = False
@@ -177,9 +186,14 @@ class _Worker:
     def finished(self, experiment: Experiment) -> bool:
         """Whether nothing is left to train or extract; only then may images be missing."""
         done = not self.redo & {"train", "extract"} and all(is_extracted(experiment, run) for run in experiment.runs)
-        if not done:
+        missing = ""
+        try:
             experiment.require(needed_sets(experiment))
-        elif missing := missing_sets(experiment):
+        except ConfigError as error:
+            if not done:
+                raise
+            missing = str(error)
+        if done and (missing := next(filter(None, distributed.gather_texts(missing)), "")):
             self.imageless.add(experiment.folder)
             if distributed.is_main():
                 self.progress.note(f"stored outputs are used without a look at the images they are of: {missing}")
@@ -189,26 +203,26 @@ class _Worker:
         """Check all datasets of an experiment before hours are spent on the first of them."""
         untrained = "train" in self.redo or not all(run.weights.exists() for run in experiment.runs)
         trains = experiment.train is not None and untrained
-        check_data(experiment, needed_sets(experiment), trains=trains, holding=self.holding, progress=self.progress)
+        check_data(experiment, needed_sets(experiment), trains=trains, cache=self.cache, progress=self.progress)
 
     def outputs(self, experiment: Experiment, run: Run) -> None:
         """Train the network, store its outputs, fit the scores."""
-        device, progress, holding = self.study.device, self.progress, self.holding
+        device, progress, cache = self.study.device, self.progress, self.cache
         has_images = experiment.folder not in self.imageless
 
         def train(_: list[Stage]) -> None:
             if has_images:
                 cpu, redo = device.type == "cpu", "train" in self.redo
-                train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, holding=holding)
+                train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
             else:
                 check_trained(experiment, run)
 
         def extract(stale: list[Stage]) -> None:
             if stale:
                 names = [name for name, stage in outputs.items() if stage in stale]
-                extract_run(experiment, run, names, device=device, overwrite=True, progress=progress, holding=holding)
+                extract_run(experiment, run, names, device=device, overwrite=True, progress=progress, cache=cache)
             if has_images:
-                extract_run(experiment, run, device=device, progress=progress, holding=holding)
+                extract_run(experiment, run, device=device, progress=progress, cache=cache)
 
         def fit(_: list[Stage]) -> None:
             fit_run(experiment, run, device=device, overwrite=True, progress=progress)
@@ -224,11 +238,9 @@ class _Worker:
     def results(self) -> None:
         """Evaluate every run, and put all results into one table."""
         study = self.study
-        tables = []
         for experiment, run in self.runs:
-            file = run.folder / "results.csv"
-            self._make(f"{experiment.name}, {run.folder.name}: evaluate", self._evaluation(experiment, run, file))
-            tables.append(read_results(file))
+            self._make(f"{experiment.name}, {run.folder.name}: evaluate", self._evaluation(experiment, run))
+        tables = [read_results(run.folder / "results.csv") for _, run in self.runs]
         study.results = pd.concat(tables, ignore_index=True)
         write_results(study.results, study.folder / "results.csv")
         parts = [os.path.relpath(experiment.folder, study.folder) for experiment in study.experiments]
@@ -236,16 +248,18 @@ class _Worker:
         atomic_write(study.folder / STUDY_FILE, lambda handle: handle.write(text.encode()))
         study.files.append(study.folder / "results.csv")
 
-    def _evaluation(self, experiment: Experiment, run: Run, file: Path) -> Stage:
-        cache = ScoreCache(experiment, run)
+    def _evaluation(self, experiment: Experiment, run: Run) -> Stage:
         groups = {name: source.in_group for name, source in experiment.data.ood.items()}
-        inputs = {**cache.inputs, "groups": groups, "model": title_of(experiment), "seed": run.seed}
+        inputs = confidences_stage(experiment, run).inputs
+        inputs |= {"groups": groups, "model": title_of(experiment), "seed": run.seed}
+
+        made = [run.folder / "results.csv", run.confidences]
 
         def evaluate() -> list[Path]:
-            write_results(self.study.load(experiment, run).table, file)
-            return [file, cache.file]
+            write_results(self.study.load(experiment, run).table, made[0])
+            return made
 
-        return Stage("results", run.folder, inputs, outputs=[file, cache.file], run=evaluate)
+        return Stage("results", run.folder, inputs, outputs=made, run=evaluate)
 
     def tables(self) -> None:
         """Write the tables in every format."""
@@ -260,12 +274,10 @@ class _Worker:
         """Write the page in which α, β and the recall can be dragged."""
         from sirc.report.page import report
 
-        file = self.study.folder / PAGE
-        self._make_files(
-            "page",
-            lambda: [report(self.study.reported, file, overwrite=True, progress=self.progress)],
-            **self._shown(),
-        )
+        def write() -> list[Path]:
+            return [report(self.study.reported, self.study.folder / PAGE, overwrite=True, progress=self.progress)]
+
+        self._make_files("page", write, **self._shown())
 
     def figures(self, formats: Sequence[str]) -> None:
         """Draw the figures."""
@@ -320,24 +332,3 @@ def save_results(
     if figures:
         study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
     return study
-
-
-def _check_distinct(experiments: Sequence[Experiment]) -> None:
-    if not experiments:
-        raise ValueError("a study must have at least one experiment; got none.")
-    if len({experiment.folder for experiment in experiments}) < len(experiments):
-        raise ValueError("the experiments of a study must have different names; two have the same folder. Rename one.")
-    if len({title_of(experiment) for experiment in experiments}) < len(experiments):
-        raise ValueError("the experiments of a study must have different titles, as tables name models by them.")
-
-
-def _common_folder(experiments: Sequence[Experiment]) -> Path:
-    if len(experiments) == 1:
-        return experiments[0].folder
-    parents = {experiment.folder.parent for experiment in experiments}
-    if len(parents) > 1:
-        listed = ", ".join(f"'{parent}'" for parent in sorted(parents))
-        raise ValueError(
-            f"several experiments must have the same `out` to be put together; got {listed}. Pass `--out`."
-        )
-    return parents.pop()

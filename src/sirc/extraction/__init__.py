@@ -1,7 +1,7 @@
 """Extraction: run a network over images, into memory or into a store that survives a kill."""
 
-from sirc.extraction.from_device import CachedSet, refuse_fatal
+from sirc.extraction.from_device import CachedSet, raise_fatal
 from sirc.extraction.pipeline import extract
 from sirc.extraction.writer import known_weights
 
-__all__ = ["CachedSet", "extract", "known_weights", "refuse_fatal"]
+__all__ = ["CachedSet", "extract", "known_weights", "raise_fatal"]

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, final
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc.data import CachedImages, IndexedBatch, OnUnreadable, Reader, Unreadable
-
-if TYPE_CHECKING:
-    from sirc.data import ImageSet, Preprocess
+from sirc.data import CachedImages, ImageSet, IndexedBatch, Preprocess, Reader, Unreadable
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class CachedSet(Dataset[object]):
     """Images to extract from, read from a cache on the device; `load` fills it if need be."""
 
-    def __init__(self, images: ImageSet, preprocess: Preprocess, load: Callable[[], CachedImages]) -> None:
-        self.images = images
-        self.preprocess = preprocess
-        self.load = load
+    images: ImageSet
+    preprocess: Preprocess
+    load: Callable[[], CachedImages]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -42,14 +40,12 @@ class CachedSet(Dataset[object]):
 
 
 @final
+@dataclass(frozen=True)
 class CachedReader(Reader):
     """Reads a `CachedSet` in the batches of a `DatasetReader`: same rows, same values, no worker."""
 
     dataset: CachedSet
-
-    def __init__(self, dataset: CachedSet, batch_size: int) -> None:
-        self.dataset = dataset
-        self.batch_size = batch_size
+    batch_size: int
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order; without any, the cache is not filled."""
@@ -58,9 +54,9 @@ class CachedReader(Reader):
         cache, labels = self.dataset.load(), self.dataset.images.labels
         normalise = normalisation(self.dataset.preprocess, cache.pixels.device)
         lost_at = [item.index for item in cache.lost]
-        starts = [(start, span.stop) for span in spans for start in range(span.start, span.stop, self.batch_size)]
-        for start, end in starts:
-            stop = min(start + self.batch_size, end)
+        size = self.batch_size
+        batches = [(at, min(at + size, span.stop)) for span in spans for at in range(span.start, span.stop, size)]
+        for start, stop in batches:
             lost = list(cache.lost[bisect_left(lost_at, start) : bisect_left(lost_at, stop)])
             index: Sequence[int] = range(start, stop)
             rows: slice | Tensor = slice(start, stop)
@@ -80,11 +76,6 @@ def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None
     for item in lost:
         if item.fatal:
             raise OSError(f"{where(item.index)} cannot be opened, which is no fault of the image: {item.why}")
-
-
-def refuse_fatal(images: ImageSet) -> OnUnreadable:
-    """A callback that stops where the machine failed; bad images are counted when their rows are read."""
-    return lambda lost: raise_fatal(lost, images.where)
 
 
 def normalisation(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:

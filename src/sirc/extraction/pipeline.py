@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_at_least, check_choice, check_positive
 from sirc._utils.files import PathLike
 from sirc._utils.precision import Precision
-from sirc.data import Reader, Unreadable, check_repeatable, reader_of
+from sirc.data import Reader, check_repeatable, reader_of
 from sirc.errors import OnError
 from sirc.extraction.from_device import CachedReader, CachedSet
 from sirc.extraction.runner import Runner
@@ -24,47 +24,32 @@ from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 
 
+class _Options(TypedDict, total=False):
+    """The keyword arguments of `extract`, once for both overloads."""
+
+    head: Head | str | None
+    features: bool
+    labels: bool
+    batch_size: int
+    workers: int
+    precision: Precision
+    channels_last: bool
+    dtype: torch.dtype | None
+    shard_size: int
+    size: int | None
+    on_error: OnError
+    overwrite: bool
+    progress: Progress
+    name: str
+
+
 @overload
 def extract(
-    model: nn.Module,
-    data: Dataset[Any] | Iterable[object],
-    path: None = None,
-    *,
-    head: Head | str | None = ...,
-    features: bool = ...,
-    labels: bool = ...,
-    batch_size: int = ...,
-    workers: int = ...,
-    precision: Precision = ...,
-    channels_last: bool = ...,
-    dtype: torch.dtype | None = ...,
-    shard_size: int = ...,
-    size: int | None = ...,
-    on_error: OnError = ...,
-    overwrite: bool = ...,
-    progress: Progress = ...,
-    name: str = ...,
+    model: nn.Module, data: Dataset[Any] | Iterable[object], path: None = None, **options: Unpack[_Options]
 ) -> Outputs: ...
 @overload
 def extract(
-    model: nn.Module,
-    data: Dataset[Any] | Iterable[object],
-    path: PathLike,
-    *,
-    head: Head | str | None = ...,
-    features: bool = ...,
-    labels: bool = ...,
-    batch_size: int = ...,
-    workers: int = ...,
-    precision: Precision = ...,
-    channels_last: bool = ...,
-    dtype: torch.dtype | None = ...,
-    shard_size: int = ...,
-    size: int | None = ...,
-    on_error: OnError = ...,
-    overwrite: bool = ...,
-    progress: Progress = ...,
-    name: str = ...,
+    model: nn.Module, data: Dataset[Any] | Iterable[object], path: PathLike, **options: Unpack[_Options]
 ) -> OutputStore: ...
 def extract(
     model: nn.Module,
@@ -123,10 +108,15 @@ def extract(
     check_choice("on_error", on_error, ("stop", "skip"))
     check_choice("precision", precision, ("fp32", "bf16"))
     check_positive("shard_size", shard_size)
-    check_at_least("workers", workers, 0)
-    _check_joined()
-    runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
     check_positive("batch_size", batch_size)
+    check_at_least("workers", workers, 0)
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
+    if launched > 1 and distributed.world() == 1:  # else each would do all of the work
+        raise ValueError(
+            f"the {launched} processes that were launched must have joined to share the work; this one has not. Call "
+            "`extract` inside `with sirc.distributed.process_group():`."
+        )
+    runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
     reader: Reader | None
     if isinstance(data, CachedSet):
         reader = CachedReader(data, batch_size)
@@ -138,23 +128,12 @@ def extract(
         raise ValueError(f"`size` must be the length of the data, {len(reader)}; got {size}. Leave it out.")
     if not isinstance(data, CachedSet):  # a cache gives the same images each time
         check_repeatable(reader.dataset)
-    lost: list[Unreadable] = []
-    work = Extraction(runner, reader, on_error, progress, name, lost)
+    work = Extraction(runner, reader, on_error, progress, name)
     result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)
-    skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in lost]
+    skipped = result.skipped if isinstance(result, OutputStore) else [item.index for item in work.lost]
     if skipped and distributed.is_main():
-        progress.note(_list_skipped(reader, skipped, {item.index: item.why for item in lost}))
+        progress.note(_list_skipped(reader, skipped, {item.index: item.why for item in work.lost}))
     return result
-
-
-def _check_joined() -> None:
-    """Require that launched processes have joined, else each would do all of the work."""
-    count = int(os.environ.get("WORLD_SIZE") or 1)
-    if count > 1 and distributed.world() == 1:
-        raise ValueError(
-            f"the {count} processes that were launched must have joined to share the work; this one has not. Call "
-            "`extract` inside `with sirc.distributed.process_group():`."
-        )
 
 
 def _list_skipped(reader: Reader, skipped: list[int], why: dict[int, str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -12,43 +13,26 @@ from torch import Tensor, nn
 from sirc._utils.checks import dtype_name
 from sirc._utils.precision import Precision
 from sirc.data import Reader
-from sirc.models import (
-    LABEL_KEYS,
-    call_model,
-    capture_features,
-    evaluating,
-    exact_logits,
-    find_head,
-    model_logits,
-)
+from sirc.models import LABEL_KEYS, call_model, capture_features, evaluating, exact_logits, find_head, model_logits
 from sirc.outputs import Head
 
 
 @final
+@dataclass
 class Runner:
     """Calls a model and catches its features: a batch in, (logits, features, labels) out, in the dtype to store."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: Head | str | None,
-        features: bool,
-        labels: bool,
-        precision: Precision,
-        channels_last: bool,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self.model = model
-        self.layer = head.name if isinstance(head, Head) else head
-        self.features = features
-        self.labels = labels
-        self.precision = precision
-        self.channels_last = channels_last
-        self.dtype = dtype
+    model: nn.Module
+    head: Head | str | None
+    features: bool
+    labels: bool
+    precision: Precision
+    channels_last: bool
+    dtype: torch.dtype | None
+
+    def __post_init__(self) -> None:
+        self.layer = self.head.name if isinstance(self.head, Head) else self.head
         self._take: Callable[[], Tensor] | None = None
-        self._stack = ExitStack()
-        # A layer that `find_head` found gives the logits itself; one that the user named may be followed by others.
-        self._is_last = not isinstance(head, str)
 
     @property
     def device(self) -> torch.device:
@@ -76,15 +60,10 @@ class Runner:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Evaluation mode, no gradients, the precision asked for; restored at the end."""
-        with ExitStack() as self._stack:
-            stack = self._stack
-            stack.enter_context(evaluating(self.model))
-            if self.precision == "bf16":
-                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
-            try:
-                yield
-            finally:
-                self._take = None
+        autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+        with evaluating(self.model), autocast, ExitStack() as self._hooks:
+            self._take = None
+            yield
 
     def __call__(self, batch: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits, features and labels of a batch."""
@@ -92,25 +71,28 @@ class Runner:
         if self.features and self._take is None:
             if self.layer is None:
                 self.layer = find_head(self.model, _first_rows(batch)).name
-            self._take = self._stack.enter_context(capture_features(self.model, self.layer))
+            self._take = self._hooks.enter_context(capture_features(self.model, self.layer))
         logits = model_logits(call_model(self.model, batch))
         z = self._take() if self._take is not None else None
-        if z is not None and self.precision == "bf16" and self._is_last:
-            logits = self._exact_logits(z)
+        # A layer that `find_head` found gives the logits itself; one that the user named may be followed by others.
+        if z is not None and self.precision == "bf16" and not isinstance(self.head, str):
+            layer: Any = self.model.get_submodule(self.layer or "")
+            with torch.autocast(z.device.type, enabled=False):  # in bfloat16, confident samples would tie
+                logits = exact_logits(layer, z)
         labels = _labels(batch, len(logits)) if self.labels else None
-        return self._stored(logits), None if z is None else self._stored(z), labels
-
-    def _exact_logits(self, features: Tensor) -> Tensor:
-        """The last layer again in float32: in bfloat16, confident samples would tie."""
-        layer: Any = self.model.get_submodule(self.layer or "")
-        with torch.autocast(features.device.type, enabled=False):
-            return exact_logits(layer, features)
+        if self.dtype is not None:
+            logits, z = logits.to(self.dtype), None if z is None else z.to(self.dtype)
+        return logits, z, labels
 
     def _formatted(self, batch: object) -> object:
-        return _channels_last(batch) if self.channels_last else batch
-
-    def _stored(self, values: Tensor) -> Tensor:
-        return values if self.dtype is None else values.to(self.dtype)
+        """The batch in the memory format asked for."""
+        if not self.channels_last:
+            return batch
+        if isinstance(batch, tuple | list):
+            return [self._formatted(batch[0]), *batch[1:]]
+        if isinstance(batch, Tensor) and batch.ndim == 4:
+            return batch.contiguous(memory_format=torch.channels_last)
+        return batch
 
 
 def _labels(batch: object, rows: int) -> Tensor | None:
@@ -138,11 +120,3 @@ def _first_rows(batch: object) -> object:
     if isinstance(batch, Mapping):
         return {key: _first_rows(value) for key, value in batch.items()}
     return batch[:2] if isinstance(batch, Tensor) and batch.ndim else batch
-
-
-def _channels_last(batch: object) -> object:
-    if isinstance(batch, tuple | list):
-        return [_channels_last(batch[0]), *batch[1:]]
-    if isinstance(batch, Tensor) and batch.ndim == 4:
-        return batch.contiguous(memory_format=torch.channels_last)
-    return batch

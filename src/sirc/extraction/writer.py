@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
@@ -26,6 +28,10 @@ from sirc.progress import Progress, Task
 
 _STALE_SECONDS = 600  # a temporary file this old has no writer any more
 _FINGERPRINTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_SKIP = (
+    "skip, count and name such images: `--set extract.on_error=skip`, or "
+    '`on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
+)
 _Rows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -40,24 +46,16 @@ def known_weights(model: nn.Module) -> Iterator[str]:
 
 
 @final
+@dataclass
 class Extraction:
     """The rows of an indexable dataset, shard by shard."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        reader: Reader,
-        on_error: OnError,
-        progress: Progress,
-        name: str,
-        lost: list[Unreadable],
-    ) -> None:
-        self.runner = runner
-        self.reader = reader
-        self.on_error = on_error
-        self.progress = progress
-        self.name = name
-        self.lost = lost
+    runner: Runner
+    reader: Reader
+    on_error: OnError
+    progress: Progress
+    name: str
+    lost: list[Unreadable] = field(default_factory=list)
 
     def in_memory(self, block: int) -> Outputs:
         """All rows, on the CPU."""
@@ -76,56 +74,46 @@ class Extraction:
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
             self._find_layer(path, overwrite)
+            create = partial(OutputStore.create, path, len(self.reader), shard_size=shard_size)
+            create = partial(create, model=model, data=data, how=self.runner.how())
             if overwrite and distributed.is_main():
-                self._create(path, shard_size, model, data, overwrite=True)
+                create(overwrite=True)
         with distributed.failing_together():
-            store = self._create(path, shard_size, model, data)
+            store = create()
             mine = range(rank, store.num_shards, world)
             missing = sorted(set(store.missing).intersection(mine))
             for i in mine:
                 _sweep(store.path, i)
                 if i not in missing:
                     store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
-            self._refuse_skipped(store)
+            if self.on_error == "stop" and (skipped := store.skipped):
+                raise StoreError(
+                    f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
+                    f"{self.reader.where(skipped[0])}. Mend them and delete the shards that lack them, or {_SKIP}"
+                )
         with distributed.failing_together():
             spans = [store.items(i) for i in missing]
             rows = sum(len(store.items(i)) for i in mine)
             done = rows - sum(map(len, spans))
             name = self.name if world == 1 else f"{self.name}, process {rank + 1} of {world}"
-            with self.progress.task(name, rows, done=done) as task, _Writer(store) as writer:
+            last: Future[None] | None = None
+            with self.progress.task(name, rows, done=done) as task, ThreadPoolExecutor(1) as pool:
                 for number, outputs, skipped in self._outputs(spans, task):
-                    writer.write(missing[number], outputs, skipped)
+                    if last is not None:
+                        last.result()  # the model goes on while one shard is written, and no more than one waits
+                    last = pool.submit(store.write, missing[number], outputs, skipped)
+            if last is not None:
+                last.result()
         return store
 
     def _find_layer(self, path: PathLike, overwrite: bool) -> None:
         """Find the layer of the features: that of a finished store, else the model's head."""
-        try:
-            store = None if overwrite else OutputStore(path)
-        except StoreError:
-            store = None
-        if self.runner.layer is None and store is not None and store.complete and store.how is not None:
-            self.runner.layer = _layer_in(store.how)
+        if self.runner.layer is None and not overwrite:
+            with suppress(StoreError):
+                store = OutputStore(path)
+                if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
+                    self.runner.layer = match[1]
         self.runner.find_layer(self.reader)
-
-    def _create(self, path: PathLike, shard_size: int, model: str, data: str, overwrite: bool = False) -> OutputStore:
-        return OutputStore.create(
-            path,
-            len(self.reader),
-            shard_size=shard_size,
-            model=model,
-            data=data,
-            how=self.runner.how(),
-            overwrite=overwrite,
-        )
-
-    def _refuse_skipped(self, store: OutputStore) -> None:
-        """Refuse a store in which an earlier run skipped images, unless this one may skip too."""
-        if self.on_error == "stop" and (skipped := store.skipped):
-            raise StoreError(
-                f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
-                f"{self.reader.where(skipped[0])}. Mend them and delete the shards that lack them, or do without: "
-                '`--set extract.on_error=skip`, or `on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
-            )
 
     def _outputs(self, spans: list[range], task: Task) -> Iterator[tuple[int, Outputs, list[int]]]:
         """The number, the outputs and the unreadable rows of each span in turn."""
@@ -154,8 +142,7 @@ class Extraction:
         if lost and self.on_error == "stop":
             raise ImageError(
                 f"every image must be readable; {self.reader.where(lost[0].index)} is not: {lost[0].why} Mend or "
-                "remove it, or skip, count and name such images: `--set extract.on_error=skip`, or "
-                '`on_error = "skip"` in [extract]; in Python `on_error="skip"`.'
+                f"remove it, or {_SKIP}"
             )
 
     def _join(self, parts: list[_Rows], rows: range, empty: Outputs | None) -> Outputs:
@@ -173,44 +160,9 @@ class Extraction:
             raise ValueError(f"{error}{hint} Rows are counted from item {rows.start} of the data.") from error
 
 
-@final
-class _Writer:
-    """Writes one shard at a time in a thread of its own, so that the model need not wait for the disk."""
-
-    def __init__(self, store: OutputStore) -> None:
-        self.store = store
-        self._pool = ThreadPoolExecutor(1)
-        self._last: Future[None] | None = None
-
-    def write(self, i: int, outputs: Outputs, skipped: list[int]) -> None:
-        """Hand over a shard; raises the error of the one before, if there was any."""
-        self._wait()
-        self._last = self._pool.submit(self.store.write, i, outputs, skipped)
-
-    def _wait(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self._wait()
-        finally:
-            self._pool.shutdown()
-
-
 def _sweep(folder: Path, i: int) -> None:
     """Remove temporary files that killed writers of a shard left."""
     for file in folder.glob(f".shard-{i:05}.*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - file.stat().st_mtime > _STALE_SECONDS:
                 file.unlink()
-
-
-def _layer_in(how: str) -> str | None:
-    match = re.match(r"features of '(.*)', (?:no )?labels, ", how)
-    return match[1] if match else None
