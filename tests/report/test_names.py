@@ -107,5 +107,5 @@ def test_metrics_are_named_with_their_unit_and_better_direction():
 
 
 def test_an_unknown_style_is_told_the_known_ones():
-    with pytest.raises(ValueError, match="`style` must be one of text, latex, html; got 'markdown'"):
+    with pytest.raises(ValueError, match='`style` must be "text", "latex" or "html"; got'):
         score_name("msp", "markdown")

@@ -347,7 +347,7 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path):
         report([], tmp_path / "page.html")
     with pytest.raises(ValueError, match="runs of one model must have different seeds; 'net' has 0, 0"):
         report([run(ev), run(ev)], tmp_path / "page.html")
-    with pytest.raises(ValueError, match="the same scores, OOD sets and groups; seeds 0 and 1 of 'net' differ"):
+    with pytest.raises(ValueError, match="the same scores, OOD sets and groups; seeds 0, 1 of 'net' differ"):
         report([run(ev), run(other, seed=1)], tmp_path / "page.html")
     with pytest.raises(ValueError, match=r"a list of runs such as `sirc.experiment.load_runs` gives; got str"):
         report(["runs/tiny"], tmp_path / "page.html")

@@ -1,8 +1,17 @@
 """Evaluating scores on ID and OOD data: the tidy table, comparisons, selection, checks of SIRC's premise."""
 
-from sirc.evaluation.evaluation import COLUMNS, Evaluation, evaluate
-from sirc.evaluation.inputs import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, score_labelled
-from sirc.evaluation.runs import combine
+from sirc.evaluation.evaluation import COLUMNS, Evaluation, combine, evaluate
+from sirc.evaluation.inputs import (
+    MEAN,
+    ORACLE,
+    POOLED,
+    WRONG,
+    as_fractions,
+    as_names,
+    group_sizes,
+    parse_or_none,
+    score_labelled,
+)
 from sirc.evaluation.selection import Choice, select
 
 __all__ = [
@@ -17,6 +26,8 @@ __all__ = [
     "as_names",
     "combine",
     "evaluate",
+    "group_sizes",
+    "parse_or_none",
     "score_labelled",
     "select",
 ]

@@ -1,8 +1,9 @@
-"""Evaluate a scorer, or confidences from elsewhere, on ID and OOD test data: a tidy table with error bars."""
+"""Evaluation of a scorer, or of confidences from elsewhere, on ID and OOD data: a tidy table with error bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_fraction, check_positive
+from sirc._utils.checks import check_choice, check_fraction, check_positive
 from sirc._utils.files import PathLike
 from sirc.evaluation.inputs import (
     MEAN,
@@ -28,6 +29,7 @@ from sirc.evaluation.inputs import (
     as_names,
     check_groups,
     check_set,
+    group_sizes,
     id_confidences,
     ood_confidences,
 )
@@ -40,7 +42,6 @@ from sirc.metrics import (
     as_flags,
     as_scores,
     bootstrap_metrics,
-    find_metric,
     lower_is_better,
     sorted_scores,
 )
@@ -78,7 +79,7 @@ def evaluate(
     `scores` picks some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
     `pooled` is the union of all. In a union, `pool="samples"` weighs samples equally, `"datasets"` sets equally.
     """
-    confidences, correct = id_confidences(scorer, test, scores)
+    confidences, correct = id_confidences(scorer, test, scores, "test")
     sets = ood_confidences(scorer, ood, list(confidences))
     return Evaluation(confidences, correct, sets, alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
 
@@ -89,9 +90,9 @@ class Evaluation:
 
     def __init__(
         self,
-        confidences: Mapping[str, Tensor],
-        correct: Tensor,
-        ood: Mapping[str, Mapping[str, Tensor]],
+        confidences: Mapping[str, ArrayLike],
+        correct: ArrayLike,
+        ood: Mapping[str, Mapping[str, ArrayLike]],
         *,
         alpha: ArrayLike = 0.5,
         beta: ArrayLike = 0.5,
@@ -116,17 +117,16 @@ class Evaluation:
         self.alpha = as_fractions("alpha", alpha)
         self.beta = as_fractions("beta", beta)
         self.recall = check_fraction("recall", recall)
-        if pool not in ("samples", "datasets"):
-            raise ValueError(f'`pool` must be "samples" or "datasets"; got {pool!r}')
+        check_choice("pool", pool, ("samples", "datasets"))
         self.pool: Pool = pool
         self.groups = check_groups(groups or {}, list(self.ood))
         self._rankings: dict[tuple[str, str], Ranking] = {}
         self._table: pd.DataFrame | None = None
 
     def __repr__(self) -> str:
-        right = int(self.correct.sum())
-        sets = ", ".join(f"{name} {len(next(iter(x.values())))}" for name, x in self.ood.items()) or "no OOD"
-        return f"Evaluation({len(self.confidences)} scores; {right} correct, {len(self.correct) - right} wrong; {sets})"
+        right, wrong, *_ = (sizes := group_sizes(self.correct, self.ood)).values()
+        sets = ", ".join(f"{name} {sizes[name]}" for name in self.ood) or "no OOD"
+        return f"Evaluation({len(self.confidences)} scores; {right} correct, {wrong} wrong; {sets})"
 
     @property
     def scores(self) -> list[str]:
@@ -152,22 +152,15 @@ class Evaluation:
 
     def only(self, scores: Sequence[str]) -> Evaluation:
         """The same evaluation of some of the scores."""
-        for score in as_names(scores):
-            self._check_score(score)
-        return Evaluation(
-            {score: self.confidences[score] for score in as_names(scores)},
-            self.correct,
-            self.ood,
-            alpha=self.alpha,
-            beta=self.beta,
-            groups=self.groups,
-            pool=self.pool,
-            recall=self.recall,
-        )
+        chosen, some = self._wanted(scores), copy(self)
+        some.confidences = {score: self.confidences[score] for score in chosen}
+        some.ood = {name: {score: by_score[score] for score in chosen} for name, by_score in self.ood.items()}
+        some._rankings, some._table = {}, None
+        return some
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
-        self._check_score(score)
+        self._wanted([score])
         if (score, negative) not in self._rankings:
             if len(self._rankings) >= _RANKINGS:
                 self._rankings.pop(next(iter(self._rankings)))
@@ -197,19 +190,19 @@ class Evaluation:
         """
         a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
         wanted = ([POOLED, *self.groups] if self.ood else [WRONG]) if groups is None else as_names(groups)
-        if not wanted or (scores is not None and not as_names(scores)):
-            raise ValueError("a sweep is for at least one score and one group; got none")
-        frames = []
+        if not wanted:
+            raise ValueError("a sweep is for at least one group; got none")
+        index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
+        grids = {}
         for score in self._wanted(scores):
             for negative in wanted:
                 ranking = self.ranking(score, negative)
                 for metric in all_metrics():
                     if metric.of_mixture:
                         grid = metric.grid(ranking, "ood" if ranking.num_ood else "wrong", self.recall, a, b)
-                        index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
-                        frame = pd.DataFrame({"value": grid.reshape(-1).numpy()}, index=index).reset_index()
-                        frames.append(frame.assign(score=score, negative=negative, metric=metric.label(self.recall)))
-        return pd.concat(frames, ignore_index=True)[COLUMNS]
+                        key = score, negative, metric.label(self.recall)
+                        grids[key] = pd.Series(grid.reshape(-1).numpy(), index)
+        return pd.concat(grids, names=COLUMNS[:3]).rename("value").reset_index()
 
     def curves(
         self,
@@ -222,12 +215,11 @@ class Evaluation:
     ) -> dict[str, Curve]:
         """The curve of each score, by default on all OOD data; with `risk_coverage` also that of the `oracle`."""
         negative = (POOLED if self.ood else WRONG) if negative is None else negative
-        if kind not in ("risk_recall", "risk_coverage"):
-            raise ValueError(f'`kind` must be "risk_recall" or "risk_coverage"; got {kind!r}')
+        check_choice("kind", kind, ("risk_recall", "risk_coverage"))
         a, b = self._one("alpha", alpha), self._one("beta", beta)
         wanted = self._wanted(scores)
         curves = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
-        if kind == "risk_coverage" and wanted:
+        if kind == "risk_coverage":
             curves[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
         return curves
 
@@ -266,22 +258,18 @@ class Evaluation:
         `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
         score is the better one (equal ones count half).
         """
-        self._check_score(baseline)
+        self._wanted([baseline])
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
         samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
         keys = list(zip(frame["negative"], frame["metric"], strict=True))
-        base_rows = {
-            key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline
-        }
-        against = torch.tensor([base_rows[key] for key in keys])
+        own = {key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline}
+        against = [own[key] for key in keys]
         difference = samples - samples[against]
         value = frame["value"].to_numpy()
         sign = torch.tensor([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])[:, None]
         equal = difference.abs() <= _EQUAL * torch.maximum(samples.abs(), samples[against].abs())
         wins = ((difference * sign > 0) & ~equal).double().mean(1) + equal.double().mean(1) / 2
-        frame = frame.assign(
-            difference=value - value[against.numpy()], **_percentiles(difference, level), wins=wins.numpy()
-        )
+        frame = frame.assign(difference=value - value[against], **_percentiles(difference, level), wins=wins.numpy())
         return frame[frame["score"] != baseline].reset_index(drop=True)
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
@@ -369,16 +357,14 @@ class Evaluation:
         """The metrics in each draw, (rows, draws), and the rows of the table that they belong to."""
         a, b = self._one("alpha", alpha), self._one("beta", beta)
         chosen = self._wanted(scores)
-        for score in chosen:
-            self._check_score(score)
         wanted = self.negatives if negatives is None else as_names(negatives)
         if not wanted:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {self!r}")
         if unknown := [name for name in wanted if name not in self.negatives]:
             raise ValueError(f"`negatives` must be among {', '.join(self.negatives)}; got {unknown[0]!r}")
         # The mean over sets needs all of them.
-        sets = list(self.ood) if MEAN in wanted else []
-        unions = {name: self._members(name) for name in dict.fromkeys([*wanted, *sets]) if name not in (WRONG, MEAN)}
+        sets = dict.fromkeys([*wanted, *(self.ood if MEAN in wanted else [])])
+        unions = {name: self._members(name) for name in sets if name not in (WRONG, MEAN)}
         samples = bootstrap_metrics(
             {score: self.confidences[score] for score in chosen},
             self.correct,
@@ -391,45 +377,70 @@ class Evaluation:
             draws=check_positive("draws", draws),
             seed=seed,
         )
-        for score in chosen:
-            for metric in all_metrics() if sets else ():
-                if metric.compares:
-                    each = [samples[score, name, metric.name] for name in sets]
-                    samples[score, MEAN, metric.name] = torch.stack(each).mean(0)
         point = self.only(chosen)
         point.alpha, point.beta = as_fractions("alpha", a), as_fractions("beta", b)
+        names = {metric.label(self.recall): metric.name for metric in all_metrics() if metric.compares}
         table = point.table
-        compared = table["metric"].map(lambda name: bool((metric := find_metric(name)) and metric.compares))
-        frame = table[compared & table["negative"].isin(wanted)].reset_index(drop=True)
-        rows = [
-            samples[score, negative, metric.partition("@")[0]]
-            for score, negative, metric in zip(frame["score"], frame["negative"], frame["metric"], strict=True)
-        ]
+        frame = table[table["metric"].isin(names) & table["negative"].isin(wanted)].reset_index(drop=True)
+        rows = []
+        for score, negative, label in frame[COLUMNS[:3]].itertuples(index=False):
+            each = [samples[score, name, names[label]] for name in (self.ood if negative == MEAN else [negative])]
+            rows.append(torch.stack(each).mean(0) if negative == MEAN else each[0])
         return torch.stack(rows), frame
 
     def _one(self, name: str, value: float | None) -> float:
-        known: Tensor = getattr(self, name)
         if name == "alpha" and value is None and not self.ood:
             return 1.0
-        if value is not None:
-            known = as_fractions(name, value)
-            if len(known) != 1:
-                raise ValueError(f"`{name}` must be one number here; got {len(known)} of them")
+        known: Tensor = getattr(self, name) if value is None else as_fractions(name, value)
         if len(known) != 1:
-            raise ValueError(
-                f"this evaluation has several values of {name}: {known.tolist()}; pass `{name}=` one of them"
-            )
+            raise ValueError(f"`{name}` must be one number here; got {known.tolist()}. Pass `{name}=` one of them")
         return float(known[0])
 
     def _wanted(self, scores: Sequence[str] | None) -> list[str]:
-        return self.scores if scores is None else as_names(scores)
-
-    def _check_score(self, score: str) -> None:
-        if score not in self.confidences:
-            raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
+        wanted = self.scores if scores is None else as_names(scores)
+        if not wanted:
+            raise ValueError("at least one score is needed; got none")
+        if unknown := [score for score in wanted if score not in self.confidences]:
+            raise ValueError(f"unknown score {unknown[0]!r}; this evaluation has {', '.join(self.confidences)}")
+        return wanted
 
 
 def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
     level = check_fraction("level", level)
     ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
     return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
+
+
+def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
+    """The tables of several training runs as one: `mean`, `std` (sample, n − 1), `low` and `high` (± 2 std), `runs`.
+
+    Takes evaluations or their tables, which must have the same rows. A table with a column `seed` holds the runs of
+    several seeds, and models in a column `model` stay apart. One run alone has no std: it is NaN.
+    """
+    if isinstance(runs, Evaluation | pd.DataFrame) or not isinstance(runs, Iterable):
+        raise ValueError(f"`runs` must be a list of evaluations or of their tables; got {type(runs).__name__}")
+    tables: list[pd.DataFrame] = []
+    for run in runs:
+        table = run.table if isinstance(run, Evaluation) else run
+        if not isinstance(table, pd.DataFrame) or not set(COLUMNS) <= set(table.columns):
+            got = ", ".join(map(str, table.columns)) if isinstance(table, pd.DataFrame) else type(table).__name__
+            raise ValueError(f"a run must be an evaluation, or a table with {', '.join(COLUMNS)}; got {got}")
+        tables += [part for _, part in table.groupby("seed")] if "seed" in table.columns else [table]
+    if not tables:
+        raise ValueError("`runs` must hold at least one evaluation; got none")
+    keys = [*(["model"] if "model" in tables[0].columns else []), *COLUMNS[:-1]]
+    if any(table.duplicated(keys).any() for table in tables):
+        raise ValueError(
+            "a run has the same row twice: keep runs apart, as a list of tables or by a column `seed`, and models by a "
+            "column `model`"
+        )
+    rows = pd.concat(tables, ignore_index=True).groupby(keys, sort=False, dropna=False)["value"]
+    combined = rows.agg(mean="mean", std="std", runs="count")
+    if odd := list(combined.index[rows.size() < len(tables)]):
+        example = ", ".join(f"{key}={value}" for key, value in zip(keys, odd[0], strict=True))
+        raise ValueError(
+            f"runs combine when they have the same scores, sets, α and β; {len(odd)} rows are not in every run, such "
+            f"as {example}"
+        )
+    combined["low"], combined["high"] = (combined["mean"] + sign * 2 * combined["std"] for sign in (-1, 1))
+    return combined.reset_index()[[*keys, "mean", "std", "low", "high", "runs"]]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_unit_interval
+from sirc._utils.checks import check_fraction, check_unit_interval
 from sirc.metrics import as_flags, as_scores
 from sirc.outputs import Outputs, OutputStore
-from sirc.scores import Scorer
+from sirc.scores import Scorer, Spec, parse
 
+Set = TypeVar("Set")
 Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 ConfidenceArrays: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
 """Confidences from elsewhere, `{score: (confidence, correct)}`."""
@@ -23,39 +25,51 @@ OodSets: TypeAlias = Mapping[str, Data | Mapping[str, ArrayLike]]
 WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 
 
-def check_scorer(scorer: object) -> None:
-    """Require a scorer, or confidences from elsewhere."""
+def id_confidences(
+    scorer: Scorer | ConfidenceArrays, data: Data | None, scores: Sequence[str] | None, name: str
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Confidences on ID data, an argument called `name`, by score; and which predictions are right."""
     if not isinstance(scorer, Scorer | Mapping):
         raise ValueError(
             f"`scorer` must be a `Scorer`, or {{score: (confidence, correct)}}; got {type(scorer).__name__}. Make one "
             "with `sirc.fit`"
         )
-
-
-def id_confidences(
-    scorer: Scorer | ConfidenceArrays, test: Data | None, scores: Sequence[str] | None
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Confidences on ID data by score, and which predictions are right."""
-    check_scorer(scorer)
-    if not isinstance(scorer, Scorer):
-        if test is not None:
-            raise ValueError(
-                "with confidences from elsewhere, `test` is part of them: pass `evaluate({score: (confidence, "
-                "correct)}, ood={set: {score: confidence}})`"
-            )
-        return _checked_arrays(scorer, scores)
-    if test is None:
-        raise ValueError("`test` must be labelled ID outputs when a scorer is evaluated; got none")
-    wanted = list(scorer.specs) if scores is None else as_names(scores)
+    known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
+    wanted = known if scores is None else as_names(scores)
     if not wanted:
-        raise ValueError(f"`scores` must name at least one of the scorer's specs, {', '.join(scorer.specs)}; got none")
-    return score_labelled(scorer.only(wanted), "test", test)
+        raise ValueError(f"at least one score is needed, of {', '.join(known) or 'those given'}; got none")
+    if isinstance(scorer, Scorer):
+        return score_labelled(scorer.only(wanted), name, data)
+    if data is not None:
+        raise ValueError(
+            f"with confidences from elsewhere, `{name}` is part of them: pass `{{score: (confidence, correct)}}` and "
+            "`ood={set: {score: confidence}}`"
+        )
+    confidences: dict[str, Tensor] = {}
+    flags: list[Tensor] = []
+    for score in wanted:
+        if score not in scorer:
+            raise ValueError(f"`scores` must be among those given, {', '.join(known)}; got {score!r}")
+        pair = scorer[score]
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"score {score!r} must come as (confidence, correct); got {type(pair).__name__}")
+        confidences[score] = as_scores(f"confidence of {score!r}", pair[0])
+        flags.append(as_flags(f"correct of {score!r}", pair[1], confidences[score]))
+        if not torch.equal(flags[0], flags[-1]):
+            raise ValueError(
+                f"all scores must judge the same predictions; `correct` differs between {wanted[0]!r} and {score!r}. "
+                "Evaluate other models separately, and see `sirc.combine`"
+            )
+    return confidences, flags[0]
 
 
 def score_labelled(
-    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data
+    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The columns that a scorer makes of labelled ID data, and which predictions are right."""
+    if not isinstance(data, Outputs | Iterable):
+        got = "none" if data is None else type(data).__name__
+        raise ValueError(f"`{name}` must be labelled ID outputs, a store or batches of them; got {got}")
     parts, right = [], []
     for batch in [data] if isinstance(data, Outputs) else data:
         outputs = Outputs.of(batch)
@@ -68,60 +82,46 @@ def score_labelled(
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, torch.cat(right)
 
 
-def _checked_arrays(arrays: ConfidenceArrays, scores: Sequence[str] | None) -> tuple[dict[str, Tensor], Tensor]:
-    wanted = list(arrays) if scores is None else as_names(scores)
-    if not wanted:
-        raise ValueError("at least one score is needed: `evaluate({score: (confidence, correct)}, …)`")
-    confidences: dict[str, Tensor] = {}
-    correct: Tensor | None = None
-    for score in wanted:
-        if score not in arrays:
-            raise ValueError(f"`scores` must be among those given, {', '.join(arrays)}; got {score!r}")
-        pair = arrays[score]
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"score {score!r} must come as (confidence, correct); got {type(pair).__name__}")
-        confidences[score] = as_scores(f"confidence of {score!r}", pair[0])
-        right = as_flags(f"correct of {score!r}", pair[1], confidences[score])
-        if correct is not None and not torch.equal(correct, right):
-            raise ValueError(
-                f"all scores must judge the same predictions; `correct` differs between {wanted[0]!r} and {score!r}. "
-                "Evaluate other models separately, and see `sirc.combine`"
-            )
-        correct = right
-    assert correct is not None
-    return confidences, correct
+def check_fresh(scorer: Scorer, name: str, data: object) -> None:
+    """Refuse rows that the scorer was fitted on; a generator can be read only once, so its rows are not checked."""
+    if isinstance(data, Outputs | OutputStore | list | tuple) and len(data) and (share := scorer.seen(data)) > 0.01:
+        raise ValueError(
+            f"`{name}` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows "
+            "a fitted score looks better than it is: pass data that `sirc.fit` did not see"
+        )
 
 
-def ood_confidences(
-    scorer: Scorer | ConfidenceArrays, ood: OodSets | None, scores: Sequence[str]
-) -> dict[str, dict[str, Tensor]]:
-    """Confidences by OOD set and score."""
+def as_sets(ood: Mapping[str, Set] | None) -> Mapping[str, Set]:
+    """OOD sets by name; none is an empty dict."""
     if ood is not None and not isinstance(ood, Mapping):
         raise ValueError(
             f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `ood={{'textures': outputs}}`"
         )
-    return {name: _set_confidences(scorer, name, data, scores) for name, data in (ood or {}).items()}
+    return ood or {}
 
 
-def _set_confidences(
-    scorer: Scorer | ConfidenceArrays, name: str, data: Data | Mapping[str, ArrayLike], scores: Sequence[str]
-) -> dict[str, Tensor]:
-    if isinstance(scorer, Scorer):
-        if isinstance(data, Mapping) or not isinstance(data, Outputs | OutputStore | Iterable):
-            got = "a dict of confidences" if isinstance(data, Mapping) else type(data).__name__
-            raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got {got}")
-        return dict(scorer.only(scores)(data))
-    if not isinstance(data, Mapping):
-        raise ValueError(
-            f"OOD set {name!r} must be {{score: confidence}}, as for the ID data; got {type(data).__name__}"
-        )
-    if missing := [score for score in scores if score not in data]:
-        known = ", ".join(data) or "none"
-        raise ValueError(f"OOD set {name!r} has no confidences for {missing[0]!r}; it has {known}")
-    return {score: as_scores(f"ood[{name!r}][{score!r}]", data[score]) for score in scores}
+def ood_confidences(
+    scorer: Scorer | ConfidenceArrays, ood: OodSets | None, scores: Sequence[str]
+) -> dict[str, Mapping[str, ArrayLike]]:
+    """Confidences by OOD set and score."""
+    confidences: dict[str, Mapping[str, ArrayLike]] = {}
+    for name, data in as_sets(ood).items():
+        if isinstance(scorer, Scorer):
+            if isinstance(data, Mapping) or not isinstance(data, Outputs | Iterable):
+                raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got {type(data).__name__}")
+            confidences[name] = scorer.only(scores)(data)
+        elif not isinstance(data, Mapping) or not set(scores) <= set(data):
+            got = f"only {', '.join(data) or 'none'}" if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(
+                f"OOD set {name!r} must be {{score: confidence}} with the scores of the ID data, {', '.join(scores)}; "
+                f"got {got}"
+            )
+        else:
+            confidences[name] = data
+    return confidences
 
 
-def check_set(name: str, by_score: Mapping[str, Tensor], scores: Sequence[str]) -> dict[str, Tensor]:
+def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str]) -> dict[str, Tensor]:
     """A copy of the confidences of one OOD set, the same samples for each score."""
     confidences = {score: as_scores(f"ood[{name!r}][{score!r}]", by_score[score]).clone() for score in scores}
     lengths = {len(values) for values in confidences.values()}
@@ -132,23 +132,50 @@ def check_set(name: str, by_score: Mapping[str, Tensor], scores: Sequence[str]) 
     return confidences
 
 
-def check_groups(groups: Mapping[str, Sequence[str]], sets: Sequence[str]) -> dict[str, list[str]]:
+def check_groups(
+    groups: Mapping[str, Sequence[str]], sets: Sequence[str], also_taken: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Groups of OOD sets, whose names must differ from those of the sets."""
     if not isinstance(groups, Mapping):
         raise ValueError(f"`groups` must be a dict of lists of OOD sets; got {type(groups).__name__}")
     for name in (*sets, *groups):
-        if name in (WRONG, MEAN, POOLED):
+        if name in (WRONG, MEAN, POOLED, *also_taken):
             raise ValueError(f"{name!r} has a meaning of its own in the table; name the OOD set or group otherwise")
     for name, members in groups.items():
         if name in sets:
             raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
-        if isinstance(members, str) or len(members) == 0:
-            raise ValueError(f"group {name!r} must be a list of OOD sets; got {members!r}")
-        if unknown := [member for member in members if member not in sets]:
-            raise ValueError(f"group {name!r} has {unknown[0]!r}, which is not among the OOD sets: {', '.join(sets)}")
-        if len(set(members)) < len(members):
-            raise ValueError(f"group {name!r} must name each OOD set once; got {list(members)}")
+        distinct = set() if isinstance(members, str) else set(members)
+        if not distinct or len(distinct) < len(members) or not distinct <= set(sets):
+            raise ValueError(
+                f"group {name!r} must be a list of OOD sets among {', '.join(sets)}, each once; got {members!r}"
+            )
     return {name: list(members) for name, members in groups.items()}
+
+
+def check_level(level: float) -> None:
+    """Require the level of an interval."""
+    if not 0 < check_fraction("level", level) < 1:
+        raise ValueError(f"`level` must lie between 0 and 1, such as 0.95; got {level:g}")
+
+
+def group_sizes(correct: Tensor, ood: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
+    """Samples: `correct`, `wrong`, and each OOD set."""
+    right = int(correct.sum())
+    sets = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
+    return {"correct": right, WRONG: len(correct) - right, **sets}
+
+
+def json_rows(table: pd.DataFrame) -> list[dict[Hashable, object]]:
+    """The rows of a table as JSON values; NaN is None."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")
+
+
+def parse_or_none(name: str) -> Spec | None:
+    """Read a name as a spec; confidences from elsewhere may have names that are not specs."""
+    try:
+        return parse(name)
+    except ValueError:
+        return None
 
 
 def as_names(names: Sequence[str]) -> list[str]:

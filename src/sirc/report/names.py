@@ -7,13 +7,12 @@ import re
 import unicodedata
 from typing import Final, Literal
 
-from sirc.evaluation import POOLED, WRONG
+from sirc._utils.checks import check_choice
+from sirc.evaluation import POOLED, WRONG, parse_or_none
 from sirc.metrics import find_metric
-from sirc.scores import COMBINATIONS, Spec, parse, registry
+from sirc.scores import COMBINATIONS, Spec, registry
 
 Style = Literal["text", "latex", "html"]
-
-_STYLES: Final[tuple[Style, ...]] = ("text", "latex", "html")
 
 _TEMPERATURE: Final = {"text": "T", "latex": "$T$", "html": "<i>T</i>"}
 _GREEK: Final = {"alpha": "α", "beta": "β", "gamma": "γ", "kappa": "κ"}
@@ -58,32 +57,25 @@ def score_name(spec: str, style: Style = "text", *, bare: bool = False) -> str:
 
     Text that is not a spec of the grammar is printed as it is, escaped.
     """
-    _check_style(style)
-    try:
-        parsed = parse(spec)
-    except ValueError:
-        return escape(str(spec), style)
-    return _written(parsed, style, short=False, bare=bare)
+    parsed = parse_or_none(spec)
+    return escape(str(spec), style) if parsed is None else _written(parsed, style, short=False, bare=bare)
 
 
 def score_family(spec: str) -> str:
     """The family of a score; of a combination its name, and `other` for text that is not a spec."""
-    try:
-        parsed = parse(spec)
-    except ValueError:
+    parsed = parse_or_none(spec)
+    if parsed is None:
         return "other"
     return registry.get(parsed.name).family if parsed.is_leaf else parsed.name
 
 
 def negative_name(name: str, style: Style = "text") -> str:
     """The name of what ID✓ is compared with: `wrong` is ID✗, `pooled` is All OOD, sets and groups have their own."""
-    _check_style(style)
     return escape(_NEGATIVES.get(name, str(name)), style)
 
 
 def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
     """The name of a metric, `fpr@95` is FPR@95; with the arrow of its better direction, and the unit it is shown in."""
-    _check_style(style)
     metric = find_metric(label)
     if metric is None:
         return escape(str(label), style)
@@ -97,7 +89,7 @@ def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit:
 
 def escape(text: str, style: Style) -> str:
     """Make any text safe for HTML, or for LaTeX that reads UTF-8; control characters become spaces."""
-    _check_style(style)
+    check_choice("style", style, ("text", "latex", "html"))
     plain = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
     if style == "html":
         return html.escape(plain)
@@ -144,8 +136,3 @@ def _number(value: float | tuple[float, ...] | str, style: Style) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(_number(v, style) for v in value)})"
     return escape(f"{value:g}".replace("-", "−"), style)
-
-
-def _check_style(style: str) -> None:
-    if style not in _STYLES:
-        raise ValueError(f"`style` must be one of {', '.join(_STYLES)}; got {style!r}.")

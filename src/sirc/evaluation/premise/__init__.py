@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import pandas as pd
+import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_fraction
+from sirc.errors import NotFittedError
 from sirc.evaluation.evaluation import Evaluation
-from sirc.evaluation.inputs import Data, check_groups, score_labelled
-from sirc.evaluation.premise.measures import Combination, Pair, Samples, rows_of
-from sirc.evaluation.premise.rules import judge, recommend, together
-from sirc.evaluation.premise.specs import (
-    choose,
-    combination,
+from sirc.evaluation.inputs import (
+    Data,
+    as_names,
+    as_sets,
+    check_fresh,
+    check_groups,
+    check_level,
+    group_sizes,
+    json_rows,
     parse_or_none,
-    require_some,
-    sirc_specs,
-    values,
-    with_a_and_b,
+    score_labelled,
 )
-from sirc.evaluation.premise.text import report_text
-from sirc.outputs import Outputs, OutputStore
-from sirc.scores import Scorer
+from sirc.evaluation.premise.measures import PLAIN, Combination, Confidences, Samples
+from sirc.evaluation.premise.verdicts import judge, recommend, report_text
+from sirc.scores import Evaluator, Scorer, Spec, functional, is_bounded, parse, ranks_by_gap
 
 __all__ = ["Assumptions", "check_assumptions"]
-
-COLUMNS = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]
 
 
 @final
@@ -72,24 +70,20 @@ class Assumptions:
     """Samples: `correct`, `wrong`, and each OOD set."""
     level: float
     """Of the intervals."""
-    _pairs: tuple[Pair, ...] = field(repr=False)
+    _combinations: tuple[Combination, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        return report_text(self._pairs, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
+        return report_text(self._combinations, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
 
     def to_dict(self) -> dict[str, object]:
         """Everything as JSON values; a number that does not exist is None."""
-        rows = [
-            {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-            for row in self.table.to_dict("records")
-        ]
         return {
             "verdicts": dict(self.verdicts),
             "recommended": self.recommended,
             "reason": self.reason,
             "sizes": dict(self.sizes),
             "level": self.level,
-            "table": rows,
+            "table": json_rows(self.table),
         }
 
 
@@ -110,28 +104,28 @@ def check_assumptions(
     """
     if not isinstance(scorer, Scorer):
         raise ValueError(f"`scorer` must be a `Scorer`; got {type(scorer).__name__}. Make one with `sirc.fit`")
-    if ood is not None and not isinstance(ood, Mapping):
-        raise ValueError(f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `{{'x': outputs}}`")
-    if isinstance(val, Outputs | OutputStore) and (share := scorer.seen(val)) > 0.01:
-        raise ValueError(
-            f"`val` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows a "
-            "fitted score looks better than it is: pass validation data"
-        )
-    specs = sirc_specs(scorer.specs)
-    require_some(specs, f"the scorer has {', '.join(scorer.specs)}")
-    specs = choose(specs, s1, s2)
-    combinations = [combination(name, spec, scorer) for name, spec in specs.items()]
-    if not isinstance(val, Outputs | Iterable):
-        raise ValueError(f"`val` must be labelled outputs, a store or batches of them; got {type(val).__name__}")
+    sets = as_sets(ood)
+    check_fresh(scorer, "val", val)
+    specs = {
+        name: spec
+        for name in scorer.specs
+        if (spec := parse(name)).name == "sirc" and _among(spec.args[:1], s1) and _among(spec.args[1:], s2)
+    }
+    _require_some(specs, f"with the `s1` and `s2` asked for; the scorer has {', '.join(scorer.specs)}")
+    combinations = []
+    for name, spec in specs.items():
+        first, *others = spec.args
+        parts = Combination(name, str(first), tuple(f"{PLAIN}{part}" for part in others))
+        a, b = _fitted_a_and_b(spec, scorer)
+        # A `budget` moves a to where it is spent, away from μ − 3σ: the share of rows below it tells nothing of S2.
+        combinations.append(parts if spec.tunes else replace(parts, a=a, b=b))
     scorer = scorer.only(list(specs))
 
     def columns(outputs: Data) -> dict[str, Tensor]:
-        return scorer.compute(outputs, lambda evaluator: values(specs, evaluator))
+        return scorer.compute(outputs, lambda evaluator: _values(specs, evaluator))
 
     confidences, correct = score_labelled(columns, "val", val)
-    return _check(
-        combinations, confidences, correct, {name: columns(data) for name, data in (ood or {}).items()}, level
-    )
+    return _check(combinations, confidences, correct, {name: columns(data) for name, data in sets.items()}, level)
 
 
 def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
@@ -139,41 +133,89 @@ def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float 
 
     The share of ID rows below a and the sensitivity to a and b need the scorer that the confidences came from.
     """
-    names = {str(spec): name for name in ev.scores if (spec := parse_or_none(name)) is not None}
+    specs = {name: spec for name in ev.scores if (spec := parse_or_none(name)) is not None}
+    names = {str(spec): name for name, spec in specs.items()}
     combinations = []
-    for name, spec in sirc_specs(ev.scores).items():
-        if all(str(part) in names for part in spec.args):
+    for name, spec in specs.items():
+        if spec.name == "sirc" and all(str(part) in names for part in spec.args):
             first, *others = (names[str(part)] for part in spec.args)
             parts = Combination(name, first, tuple(others))
-            combinations.append(parts if scorer is None else with_a_and_b(parts, spec, scorer, ev.confidences))
-    require_some(combinations, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
+            combinations.append(parts if scorer is None else _with_a_and_b(parts, spec, scorer, ev.confidences))
+    _require_some(combinations, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
     return _check(combinations, ev.confidences, ev.correct, ev.ood, level)
+
+
+def _require_some(combinations: Sequence[object] | Mapping[str, object], rule: str) -> None:
+    if not combinations:
+        raise ValueError(
+            f"a check needs at least one `sirc(S1, S2)` {rule}. Fit some: "
+            '`sirc.fit(["msp", "l1", "sirc(msp, l1)"], train, head=head)`'
+        )
+
+
+def _among(parts: Sequence[Spec], wanted: str | Sequence[str] | None) -> bool:
+    return wanted is None or {str(part) for part in parts} <= {str(parse(name)) for name in as_names(wanted)}
+
+
+def _values(specs: Mapping[str, Spec], evaluator: Evaluator) -> dict[str, Tensor]:
+    """The columns of some combinations: each confidence, −log(S1max − S1) of its S1, and its plain S2 scores."""
+    columns = {}
+    for name, spec in specs.items():
+        first, *others = spec.args
+        columns[name] = evaluator.confidence(spec)
+        columns[str(first)] = -evaluator.log_gap(first)
+        columns |= {f"{PLAIN}{part}": evaluator.value(part) for part in others}
+    return columns
+
+
+def _fitted_a_and_b(spec: Spec, scorer: Scorer) -> list[tuple[float, ...]]:
+    """The a and b of a combination, as given in its spec or as fitted."""
+    numbers = [spec.numbers("a"), spec.numbers("b")]
+    if None in numbers and str(spec) not in scorer.parameters:
+        raise NotFittedError(
+            f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{str(spec)!r}], train, head=head)`"
+        )
+    fitted = scorer.parameters.get(str(spec), {})
+    return [tuple(fitted[name].tolist()) if given is None else given for name, given in zip("ab", numbers, strict=True)]
+
+
+def _with_a_and_b(parts: Combination, spec: Spec, scorer: Scorer, confidences: Confidences) -> Combination:
+    """The same combination with a and b, if its confidences are shown to be those of this scorer."""
+    if any(is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]) or spec.tunes:
+        return parts  # confidences of a bounded S2 are not its plain values, or those of S1 not −log(S1max − S1)
+    a, b = _fitted_a_and_b(spec, scorer)
+    recomputed = functional.sirc(-confidences[parts.s1], [confidences[name] for name in parts.s2], a, b)
+    if not torch.allclose(recomputed, confidences[parts.score].double(), rtol=1e-5, atol=1e-5):
+        raise ValueError(
+            f"the confidences of `{parts.score}` do not follow from the scorer's a and b: pass the scorer that the "
+            "evaluation was made with"
+        )
+    return replace(parts, a=a, b=b)
 
 
 def _check(
     combinations: Sequence[Combination],
-    confidences: Mapping[str, Tensor],
+    confidences: Confidences,
     correct: Tensor,
-    ood: Mapping[str, Mapping[str, Tensor]],
+    ood: Mapping[str, Confidences],
     level: float,
 ) -> Assumptions:
-    level = check_fraction("level", level)
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must lie between 0 and 1, such as 0.95; got {level:g}")
+    check_level(level)
     if not bool(correct.any()):
         raise ValueError(f"at least one prediction must be right to rank anything; got {len(correct)} wrong")
-    check_groups({}, list(ood))
-    if taken := {"id", "correct"} & set(ood):
-        raise ValueError(f"{taken.pop()!r} has a meaning of its own in the table; name the OOD set otherwise")
-    samples = Samples(confidences, correct, ood, level)
-    pairs = [samples.measure(parts) for parts in combinations]
-    judged = {pair.score: judge(pair, samples) for pair in pairs}
+    check_groups({}, list(ood), also_taken=("id", "correct"))
+    sizes = group_sizes(correct, ood)
+    samples = Samples(combinations, confidences, correct, ood, level)
+    measured = [samples.measure(parts) for parts in combinations]
     verdicts = {}
-    for s2 in dict.fromkeys(pair.s2 for pair in pairs):
-        kind, reasons = together([judged[pair.score] for pair in pairs if pair.s2 == s2])
-        verdicts[s2] = ": ".join((kind, "; ".join(reasons))) if reasons else kind
-    recommended, reason = recommend(pairs, {score: kind for score, (kind, _) in judged.items()}, samples)
-    table = pd.DataFrame([row for pair in pairs for row in rows_of(pair)]).reindex(columns=COLUMNS)
-    sizes = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
-    sizes = {"correct": samples.num_correct, "wrong": samples.num_wrong, **sizes}
-    return Assumptions(table, verdicts, recommended, reason, sizes, level, tuple(pairs))
+    for s2 in dict.fromkeys(one.s2_names for one in measured):
+        kind, reasons = judge([one for one in measured if one.s2_names == s2], sizes)
+        verdicts[s2] = f"{kind}: {'; '.join(reasons)}" if reasons else kind
+    rows = [
+        (one.score, one.s1, one.s2_names, of.removeprefix(PLAIN), *key, estimate.value, estimate.low, estimate.high)
+        for one in measured
+        for (of, *key), estimate in one.measures.items()
+    ]
+    columns = ["score", "s1", "s2", "of", "negative", "metric", "k", "slope", "value", "low", "high"]
+    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[6:], float))
+    return Assumptions(table, verdicts, *recommend(measured, sizes), sizes, level, tuple(measured))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, final
 
 import numpy as np
@@ -13,18 +13,36 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_choice, check_positive
 from sirc.evaluation.evaluation import Evaluation, Pool
-from sirc.evaluation.inputs import POOLED, WRONG, ConfidenceArrays, Data, OodSets, check_groups, ood_confidences
-from sirc.evaluation.selection.arguments import as_points, candidates, check_fresh, check_settings
-from sirc.evaluation.selection.regret import EQUAL, Bounds, Floats, Regrets, contenders, intervals, regrets, wins
+from sirc.evaluation.inputs import (
+    POOLED,
+    WRONG,
+    ConfidenceArrays,
+    Data,
+    OodSets,
+    as_fractions,
+    as_names,
+    as_sets,
+    check_fresh,
+    check_groups,
+    check_level,
+    group_sizes,
+    id_confidences,
+    json_rows,
+    ood_confidences,
+    parse_or_none,
+)
+from sirc.evaluation.selection.regret import BY, EQUAL, Floats, contenders, intervals, regrets, summary, wins
 from sirc.evaluation.selection.text import written
-from sirc.metrics import Metric, Negative, bootstrap_grids
-from sirc.scores import Scorer, parse
+from sirc.metrics import Negative, all_metrics, bootstrap_grids, parse_metric
+from sirc.scores import Scorer
 
 __all__ = ["Choice", "select"]
 
 By = Literal["worst", "average"]
 
+POINTS = 9  # of a range: 0.1, 0.2, … 0.9 for the default one
 COLUMNS = [
     *("score", "worst_regret", "worst_low", "worst_high", "worst_alpha", "worst_beta"),
     *("average_regret", "average_low", "average_high", "wins", "tied", "worst_set", "worst_set_regret"),
@@ -75,19 +93,9 @@ class Choice:
 
     def to_dict(self) -> dict[str, object]:
         """Everything but the grid as JSON values; a number that does not exist is None."""
-        rows = [
-            {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-            for row in self.table.to_dict("records")
-        ]
-        plain = ("best", "tie", "by", "metric", "relative", "draws", "level")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            "tied": list(self.tied),
-            "alpha": list(self.alpha),
-            "beta": list(self.beta),
-            "sizes": dict(self.sizes),
-            "table": rows,
-        }
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("table", "grid")}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {**plain, "sizes": dict(self.sizes), "table": json_rows(self.table)}
 
 
 def select(
@@ -120,64 +128,108 @@ def select(
 
     Without OOD data only ID✗|ID✓ is measured: α is 1, whatever was given.
     """
-    loss, recall = check_settings(metric, by, pool, draws, level)
-    a, b = as_points("alpha", alpha), as_points("beta", beta)
-    confidences, correct = candidates(scorer, val, scores)
-    chosen = scorer.only(list(confidences)) if isinstance(scorer, Scorer) else scorer
-    for name, data in ood.items() if isinstance(ood, Mapping) else ():
-        check_fresh(chosen, f"ood[{name!r}]", data)
-    sets = ood_confidences(chosen, ood, list(confidences))
-    check_groups({}, list(sets))
-    if "correct" in sets:
-        raise ValueError("'correct' stands for ID✓ among the sizes of a choice; name the OOD set otherwise")
-    ev = Evaluation(confidences, correct, sets, pool=pool)
-    right = int(ev.correct.sum())
-    if right == len(ev.correct):
+    parsed = parse_metric(metric)
+    if not parsed or not parsed[0].of_mixture or not parsed[0].lower_is_better:
+        losses = [one.label(0.95) for one in all_metrics() if one.of_mixture and one.lower_is_better]
+        raise ValueError(f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {metric!r}")
+    loss, recall = parsed
+    check_choice("by", by, BY)
+    check_level(level)
+    if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
+        raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
+    a, b = _points("alpha", alpha), _points("beta", beta)
+    ev = _candidates(scorer, val, ood, scores, pool)
+    sizes = group_sizes(ev.correct, ev.ood)
+    if not sizes["wrong"]:
         raise ValueError(
-            f"`val` must hold wrong predictions too, to see how ID✗ is ranked; all {right} are right. Pass more rows"
+            f"`val` must hold wrong predictions too, to see how ID✗ is ranked; all {sizes['correct']} are right. Pass "
+            "more rows"
         )
-    if not sets:
+    if not ev.ood:
         a = torch.ones(1, dtype=torch.float64)
-    values = _values(ev, POOLED if sets else WRONG, loss, recall, a, b)
-    scale = _scale(values, right / len(ev.correct), a, b, relative)
+
+    def measured(negative: str) -> Floats:
+        """The metric of each score on the grid, (scores, α, β)."""
+        kind: Negative = "wrong" if negative == WRONG else "ood"
+        grids = [loss.grid(ev.ranking(score, negative), kind, recall, a, b) for score in ev.scores]
+        values: Floats = torch.stack(grids).numpy()
+        return values
+
+    values = measured(POOLED if ev.ood else WRONG)
+    scale = _scale(values, sizes["correct"] / len(ev.correct), a, b, relative)
     blocks = bootstrap_grids(
         ev.confidences, ev.correct, ev.ood, equal_sets=pool == "datasets", metric=loss, recall=recall,
         alpha=a, beta=b, draws=draws, seed=seed,
     )  # fmt: skip
     draw_values: Floats = torch.cat(list(blocks)).numpy()
-    regret, drawn = regrets(values, scale), regrets(draw_values, scale)
-    ends = intervals(values, draw_values, scale, relative=relative, level=level)
-    table = _table(ev.scores, regret, drawn, ends, by, level, EQUAL * float((values / scale).max()))
+    regret, drawn = regrets(values, scale), summary(regrets(draw_values, scale), by)
+    table = pd.DataFrame({"score": ev.scores})
+    for name, (low, high) in intervals(values, draw_values, scale, relative=relative, level=level).items():
+        table[f"{name}_regret"], table[f"{name}_low"], table[f"{name}_high"] = summary(regret, name), low, high
+    resolution = EQUAL * float((values / scale).max())
+    may_be_best = contenders(summary(regret, by), drawn, level, resolution)
+    table["tied"] = may_be_best if may_be_best.sum() > 1 else False
+    table["wins"] = wins(drawn, resolution)
     # The first of points that differ by rounding only, as all β do where there is no OOD data.
-    at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in regret.grid]
+    at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in regret]
     table["worst_alpha"], table["worst_beta"] = [float(a[i]) for i, _ in at], [float(b[j]) for _, j in at]
-    table["worst_set"], table["worst_set_regret"] = _worst_set(ev, loss, recall, a, b, relative)
+    table["worst_set"], table["worst_set_regret"] = None, math.nan
+    if ev.ood:
+        alone = np.stack([_worst_regret(measured(name), relative) for name in ev.ood])
+        table["worst_set"] = [list(ev.ood)[i] for i in alone.argmax(0)]
+        table["worst_set_regret"] = alone.max(0)
     table = table.sort_values(f"{by}_regret", kind="stable", ignore_index=True)[COLUMNS]
     tied = tuple(table["score"][table["tied"]])
-    sizes = {"correct": right, "wrong": len(ev.correct) - right}
+    index = pd.MultiIndex.from_product([ev.scores, a.tolist(), b.tolist()], names=["score", "alpha", "beta"])
     return Choice(
         best=min(tied, key=lambda score: (_parts(score), ev.scores.index(score))) if tied else table["score"][0],
         tie=bool(tied),
         tied=tied,
         table=table,
-        grid=_tidy(ev.scores, values, regret.grid, a, b),
+        grid=pd.DataFrame({"value": values.reshape(-1), "regret": regret.reshape(-1)}, index=index).reset_index(),
         by=by,
         metric=metric,
         alpha=tuple(a.tolist()),
         beta=tuple(b.tolist()),
         relative=relative,
-        sizes={**sizes, **{name: len(next(iter(by_score.values()))) for name, by_score in ev.ood.items()}},
+        sizes=sizes,
         draws=draws,
         level=level,
     )
 
 
-def _values(ev: Evaluation, negative: str, metric: Metric, recall: float, alpha: Tensor, beta: Tensor) -> Floats:
-    """The metric of each score on the grid, (scores, α, β)."""
-    kind: Negative = "wrong" if negative == WRONG else "ood"
-    grids = [metric.grid(ev.ranking(score, negative), kind, recall, alpha, beta) for score in ev.scores]
-    values: Floats = torch.stack(grids).numpy()
-    return values
+def _points(name: str, value: ArrayLike) -> Tensor:
+    """A number, a range (low, high), or the points themselves, as distinct fractions."""
+    points = as_fractions(name, value)
+    if len(points) != 2:
+        return points
+    low, high = points.tolist()
+    if low > high:
+        raise ValueError(f"`{name}` must be a range (low, high); got ({low:g}, {high:g}). Swap the two")
+    # Rounded, for the decimal numbers that are meant: 0.3, not 0.30000000000000004.
+    return torch.tensor([round(low + (high - low) * i / (POINTS - 1), 12) for i in range(POINTS)], dtype=torch.float64)
+
+
+def _candidates(
+    scorer: Scorer | ConfidenceArrays,
+    val: Data | None,
+    ood: OodSets | None,
+    scores: Sequence[str] | None,
+    pool: Pool,
+) -> Evaluation:
+    """The evaluation of the candidates, two or more, on rows that they were not fitted on."""
+    known = scorer.specs if isinstance(scorer, Scorer) else scorer if isinstance(scorer, Mapping) else ()
+    wanted = list(dict.fromkeys(known if scores is None else as_names(scores)))
+    if known and len(wanted) < 2:
+        raise ValueError(f"a choice is between two scores or more; got {', '.join(wanted) or 'none'}. Fit or name more")
+    if isinstance(scorer, Scorer):
+        scorer = scorer.only(wanted)
+        for name, data in {"val": val, **{f"ood[{name!r}]": data for name, data in as_sets(ood).items()}}.items():
+            check_fresh(scorer, name, data)
+    confidences, correct = id_confidences(scorer, val, wanted, "val")
+    sets = ood_confidences(scorer, ood, wanted)
+    check_groups({}, list(sets), also_taken=("correct",))
+    return Evaluation(confidences, correct, sets, pool=pool)
 
 
 def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relative: bool) -> Floats:
@@ -201,48 +253,13 @@ def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relativ
     return np.where(best > 0, best, 1.0)
 
 
-def _table(
-    scores: list[str],
-    regret: Regrets,
-    drawn: Regrets,
-    ends: Mapping[str, Bounds],
-    by: By,
-    level: float,
-    resolution: float,
-) -> pd.DataFrame:
-    """A row for each score: its regrets with their intervals, its wins over the draws, and whether it is in a tie."""
-    table = pd.DataFrame({"score": scores, "worst_regret": regret.worst, "average_regret": regret.average})
-    for name, (low, high) in ends.items():
-        table[f"{name}_low"], table[f"{name}_high"] = low, high
-    may_be_best = contenders(regret.of(by), drawn.of(by), level, resolution)
-    return table.assign(tied=may_be_best if may_be_best.sum() > 1 else False, wins=wins(drawn.of(by), resolution))
-
-
-def _worst_set(
-    ev: Evaluation, metric: Metric, recall: float, alpha: Tensor, beta: Tensor, relative: bool
-) -> tuple[list[str | None], list[float]]:
-    """For each score the OOD set, alone, in which its worst regret is largest, and that regret."""
-    if not ev.ood:
-        return [None] * len(ev.scores), [math.nan] * len(ev.scores)
-    each = []
-    for name in ev.ood:
-        values = _values(ev, name, metric, recall, alpha, beta)
-        best = values.min(0)
-        # Points where the best is perfect have no relative regret.
-        each.append(regrets(values, np.where(best > 0, best, np.inf) if relative else np.ones_like(best)).worst)
-    worst = np.stack(each)
-    names = list(ev.ood)
-    return [names[i] for i in worst.argmax(0)], worst.max(0).tolist()
+def _worst_regret(values: Floats, relative: bool) -> Floats:
+    """The worst regret of each score; points where the best is perfect have no relative one."""
+    best = values.min(0)
+    return summary(regrets(values, np.where(best > 0, best, np.inf) if relative else np.ones_like(best)), "worst")
 
 
 def _parts(score: str) -> int:
-    """How many scores a spec is made of; a name that is no spec counts as one."""
-    try:
-        return sum(part.is_leaf for part in parse(score).walk())
-    except ValueError:
-        return 1
-
-
-def _tidy(scores: list[str], values: Floats, regret: Floats, alpha: Tensor, beta: Tensor) -> pd.DataFrame:
-    index = pd.MultiIndex.from_product([scores, alpha.tolist(), beta.tolist()], names=["score", "alpha", "beta"])
-    return pd.DataFrame({"value": values.reshape(-1), "regret": regret.reshape(-1)}, index=index).reset_index()
+    """The number of scores that a spec is made of; a name that is no spec counts as one."""
+    spec = parse_or_none(score)
+    return 1 if spec is None else sum(part.is_leaf for part in spec.walk())

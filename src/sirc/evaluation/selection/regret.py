@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import NormalDist
-from typing import final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +16,19 @@ EQUAL = 1e-6  # relative: draws have single precision, and what differs by less 
 _LEAST = 1e-3  # of the best value: in a draw with less, the regret relative to it says nothing any more
 
 
-@final
-@dataclass(frozen=True)
-class Regrets:
-    """The regret of each candidate: in the worst point of the grid and in the mean over it."""
-
-    grid: Floats
-    """(scores, α, β)"""
-    worst: Floats
-    average: Floats
-
-    def of(self, by: str) -> Floats:
-        """One figure for each candidate (and draw)."""
-        return self.worst if by == "worst" else self.average
+BY: Final = ("worst", "average")
 
 
-def regrets(values: Floats, scale: Floats) -> Regrets:
+def regrets(values: Floats, scale: Floats) -> Floats:
     """Regret = (value − the best candidate's) / scale at each point; `values` is (…, scores, α, β)."""
-    grid = (values - values.min(-3, keepdims=True)) / scale
-    return Regrets(grid, grid.max((-2, -1)), grid.mean((-2, -1)))
+    grid: Floats = (values - values.min(-3, keepdims=True)) / scale
+    return grid
+
+
+def summary(grid: Floats, by: str) -> Floats:
+    """One figure for each candidate (and draw): its regret in the worst point of the grid, or the mean over it."""
+    figures: Floats = grid.max((-2, -1)) if by == "worst" else grid.mean((-2, -1))
+    return figures
 
 
 def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, level: float) -> dict[str, Bounds]:
@@ -56,7 +49,7 @@ def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, l
     # One candidate after another, each with its draws side by side.
     at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
     z = NormalDist().inv_cdf((1 + level) / 2)
-    bounds = {name: (np.zeros(count), np.zeros(count)) for name in ("worst", "average")}
+    bounds = {name: (np.zeros(count), np.zeros(count)) for name in BY}
     for t in range(count):
         differences, spreads, furthest = at[t] - at, np.empty_like(at), np.zeros(len(draws))
         for s in range(count):

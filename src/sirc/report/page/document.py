@@ -14,20 +14,8 @@ from typing import Final
 
 # In the order in which they need each other.
 MODULES: Final = (
-    "data.js",
-    "mixture.js",
-    "seeds.js",
-    "state.js",
-    "scene.js",
-    "words.js",
-    "dom.js",
-    "controls.js",
-    "tables.js",
-    "plots.js",
-    "curves.js",
-    "sweeps.js",
-    "map.js",
-    "main.js",
+    *("data.js", "mixture.js", "seeds.js", "state.js", "scene.js", "words.js", "dom.js", "controls.js", "tables.js"),
+    *("plots.js", "curves.js", "sweeps.js", "map.js", "main.js"),
 )
 PLOTLY: Final = "vendor/plotly-cartesian.min.js"
 

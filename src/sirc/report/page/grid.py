@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
@@ -30,27 +30,15 @@ class Grid:
     """How many different thresholds are at least as strict; consecutive ones have nothing between them."""
     counts: Ints
     """(group, threshold): how many of ID✓, ID✗ and each OOD set have at least that score."""
-    turns: Ints | None = None
-    """The number of points with which each threshold comes in; nothing where all thresholds that there are are here."""
+    turns: Ints
+    """The number of points with which each threshold comes in."""
 
-    def fewer(self, points: int, levels: Sequence[float] = LEVELS) -> Grid:
+    def fewer(self, points: int) -> Grid:
         """What `make_grid` gives for fewer points; they hold the levels still."""
         if len(self.ranks) <= points:
             return self
-        if self.turns is None:
-            places, _ = _refined(self.counts, _placed(self.counts, levels, points), points)
-            return self._at(places)
-        return self._at(np.flatnonzero(self.turns <= points))
-
-    def _at(self, places: Ints) -> Grid:
-        turns = None if self.turns is None else self.turns[places]
-        return replace(
-            self,
-            thresholds=self.thresholds[places],
-            ranks=self.ranks[places],
-            counts=self.counts[:, places],
-            turns=turns,
-        )
+        kept = self.turns <= points
+        return Grid(self.thresholds[kept], self.ranks[kept], self.counts[:, kept], self.turns[kept])
 
 
 def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points: int = POINTS) -> Grid:
@@ -60,9 +48,11 @@ def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points
     threshold that reaches it, the strictest threshold of all, and the one that accepts everything.
     """
     thresholds, counts = _accepted(groups)
-    if len(thresholds) <= points:
-        return Grid(thresholds, np.arange(1, len(thresholds) + 1), counts.astype(np.int64))
     chosen, turns = _refined(counts, _placed(counts, levels, points), points)
+    if len(thresholds) <= points:
+        every = np.full(len(thresholds), points)  # those that make no curve more exact come in last
+        every[chosen] = turns
+        chosen, turns = np.arange(len(thresholds)), every
     return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), turns)
 
 
@@ -149,17 +139,16 @@ def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mixes]:
     """Give the mixes of OOD sets whose areas are looked at: each set alone; all equally and all samples equally."""
     number, alphas = len(counts) - 2, np.array(_ALPHAS)
     if not number:
-        yield _Mixes.of(ranks, counts[None], np.empty((1, 0)), np.ones(1))
+        yield _Mixes(ranks, counts[None], np.empty((1, 0)), np.ones(1))
         return
     alone = np.stack([counts[[0, 1, 2 + i]] for i in range(number)])
-    yield _Mixes.of(ranks, alone, np.ones((number, 1)), alphas)
+    yield _Mixes(ranks, alone, np.ones((number, 1)), alphas)
     if number > 1:
         weights = np.stack([np.full(number, 1 / number), counts[2:, -1] / counts[2:, -1].sum()])
-        yield _Mixes.of(ranks, np.broadcast_to(counts, (2, *counts.shape)), weights, alphas)
+        yield _Mixes(ranks, np.broadcast_to(counts, (2, *counts.shape)), weights, alphas)
 
 
 @final
-@dataclass(frozen=True)
 class _Mixes:
     """Risks along the thresholds on some mixes of OOD sets, and the areas under them, over recall and over coverage.
 
@@ -167,44 +156,34 @@ class _Mixes:
     out right, so does every β: the risk is a sum of them.
     """
 
-    ranks: Ints
-    counts: Ints
-    """(mix, part, threshold): accepted samples of ID✓, ID✗ and each OOD set of the mix."""
-    shares: Floats
-    """The same as shares of ID, or of the set."""
-    factors: Floats
-    """(mix, α, part): what a share is of all input."""
-    risks: Floats
-    areas: tuple[Floats, Floats]
-    scales: tuple[Floats, Floats]
-    """What makes an area a part of the whole one; 0 where there is none."""
+    def __init__(self, ranks: Ints, counts: Ints, weights: Floats, alphas: Floats) -> None:
+        """`counts` are (mix, part, threshold): accepted samples of ID✓, ID✗ and each OOD set, with weights (mix, set).
 
-    @classmethod
-    def of(cls, ranks: Ints, counts: Ints, weights: Floats, alphas: Floats) -> _Mixes:
-        """Compute risks and areas for mixes with these weights of their OOD sets, (mix, set)."""
+        Shares are of ID, or of the set; factors (mix, α, part) make them shares of all input.
+        """
+        self.ranks, self.counts = ranks, counts
         inside = counts[0, :2, -1].sum()
-        shares = np.concatenate([counts[:, :2] / inside, counts[:, 2:] / counts[:, 2:, -1:]], axis=1)
+        self.shares = np.concatenate([counts[:, :2] / inside, counts[:, 2:] / counts[:, 2:, -1:]], axis=1)
         own = np.broadcast_to(alphas[:, None], (len(counts), len(alphas), 2))
-        factors = np.concatenate([own, (1 - alphas)[:, None] * weights[:, None]], axis=2)
+        self.factors = np.concatenate([own, (1 - alphas)[:, None] * weights[:, None]], axis=2)
         bad = counts[:, 1:][:, counts[0, 1:, -1] > 0].astype(np.float64)
-        risks = np.empty((len(counts), len(alphas), bad.shape[1], len(ranks)))
-        areas = np.empty_like(risks), np.empty_like(risks)
+        self.risks = np.empty((len(counts), len(alphas), bad.shape[1], len(ranks)))
+        self.areas = np.empty_like(self.risks), np.empty_like(self.risks)
         # One mix at a time stays in a CPU's cache.
-        for mix, risk in enumerate(risks):
-            covered = factors[mix] @ shares[mix]
+        for mix, (risk, shares, factors) in enumerate(zip(self.risks, self.shares, self.factors, strict=True)):
+            covered = factors @ shares
             covered[covered == 0] = 1.0  # where nothing is covered there are no mistakes
             np.divide(bad[mix], covered[:, None], out=risk)
-            first = shares[mix, 0, 0], (factors[mix] @ shares[mix, :, :1])[:, None]
-            steps = _steps(counts[mix], shares[mix], ranks, slice(None, -1), slice(1, None))
-            for area, grown, ends in zip(
-                (areas[0][mix], areas[1][mix]), first, _ends(*steps, factors[mix]), strict=True
-            ):
+            first = shares[0, 0], (factors @ shares[:, :1])[:, None]
+            steps = _steps(counts[mix], shares, ranks, slice(None, -1), slice(1, None))
+            for areas, grown, ends in zip(self.areas, first, _ends(*steps, factors), strict=True):
+                area = areas[mix]
                 np.multiply(risk[..., :1], grown, out=area[..., :1])
                 np.multiply(risk[..., :-1], ends[0], out=area[..., 1:])
                 area[..., 1:] += risk[..., 1:] * ends[1]
                 np.cumsum(area, axis=-1, out=area)
-        scales = _inverse(areas[0][..., -1:]), _inverse(areas[1][..., -1:])
-        return cls(ranks, counts, shares, factors, risks, areas, scales)
+        totals = [areas[..., -1:] for areas in self.areas]
+        self.scales = [np.divide(1.0, total, out=np.zeros_like(total), where=total > 0) for total in totals]
 
     def errors(self, low: Ints, high: Ints) -> Floats:
         """By which part of its area the worst of the paths is off over intervals of which only the ends are known."""
@@ -232,7 +211,3 @@ def _ends(grown: Floats, stepped: Floats, factors: Floats) -> Iterator[tuple[Flo
     """
     for width, step in ((grown[..., :1, :], stepped[..., :1, :]), (factors @ grown, factors @ stepped)):
         yield ((width - step) / 2)[..., None, :], ((width + step) / 2)[..., None, :]
-
-
-def _inverse(total: Floats) -> Floats:
-    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
-from sirc.evaluation import WRONG, Evaluation
+from sirc.evaluation import WRONG, Evaluation, group_sizes
 from sirc.metrics import all_metrics
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
@@ -49,17 +49,15 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
         _check_alike(same)
     first = runs[0].evaluation
     levels = sorted({*LEVELS, first.recall} - {0.0})
-    size = sum(len(run.evaluation.scores) for run in runs)
-    grids: dict[int, list[Grid]] = {}
-    with progress.task("page", size, unit="scores") as task:
+    grids: dict[int, list[Grid]] = {id(run): [] for run in runs}
+    with progress.task("page", sum(len(run.evaluation.scores) for run in runs), unit="scores") as task:
         for run in runs:
-            grids[id(run)] = []
             for score in run.evaluation.scores:
                 grids[id(run)].append(make_grid(_groups(run.evaluation, score), levels, POINTS))
                 task.advance()
     points = POINTS
     while True:
-        packed = {key: [_pack(grid.fewer(points, levels)) for grid in some] for key, some in grids.items()}
+        packed = {key: [_pack(grid.fewer(points)) for grid in some] for key, some in grids.items()}
         length = sum(len(str(text)) for entries in packed.values() for entry in entries for text in entry.values())
         if length <= LIMIT or points == _FEWEST:
             break
@@ -110,7 +108,7 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
         "runs": [
             {
                 "seed": int(run.seed),
-                "sizes": _sizes(run.evaluation),
+                "sizes": list(group_sizes(run.evaluation.correct, run.evaluation.ood).values()),
                 "scores": packed[id(run)],
                 "values": _values(run.evaluation),
             }
@@ -141,20 +139,15 @@ def _short(value: float | None) -> float | None:
 
 def _check_alike(runs: Sequence[Run]) -> None:
     """Require that runs of one model differ in the seed alone."""
-    first = runs[0].evaluation
-    seeds = [run.seed for run in runs]
+    model, seeds = runs[0].model, [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
+        got = ", ".join(map(str, seeds))
+        raise ValueError(f"runs of one model must have different seeds; {model!r} has {got}. Name the models apart.")
+    if len({str((run.evaluation.scores, list(run.evaluation.ood), run.evaluation.groups)) for run in runs}) > 1:
         raise ValueError(
-            f"runs of one model must have different seeds; {runs[0].model!r} has {', '.join(map(str, seeds))}. Give "
-            "the models different names."
+            f"runs of one model must have the same scores, OOD sets and groups; seeds {', '.join(map(str, seeds))} of "
+            f"{model!r} differ. Evaluate them alike, or give the models different names."
         )
-    for run in runs[1:]:
-        same = run.evaluation
-        if (same.scores, list(same.ood), same.groups) != (first.scores, list(first.ood), first.groups):
-            raise ValueError(
-                f"runs of one model must have the same scores, OOD sets and groups; seeds {runs[0].seed} and "
-                f"{run.seed} of {run.model!r} differ. Evaluate them alike, or give the models different names."
-            )
 
 
 def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
@@ -162,11 +155,6 @@ def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
     own, right = evaluation.confidences[score].cpu().numpy(), evaluation.correct.cpu().numpy()
     values = [own[right], own[~right], *(x[score].cpu().numpy() for x in evaluation.ood.values())]
     return [value.astype(np.float64, copy=False) for value in values]
-
-
-def _sizes(evaluation: Evaluation) -> list[int]:
-    right = int(evaluation.correct.sum())
-    return [right, len(evaluation.correct) - right, *(len(next(iter(x.values()))) for x in evaluation.ood.values())]
 
 
 def _drawn(look: Look) -> dict[str, str]:
@@ -181,8 +169,8 @@ def _pack(grid: Grid) -> dict[str, object]:
     growth = np.diff(rows, axis=1, prepend=0).reshape(-1)
     return {
         "size": len(grid.ranks),
-        "thresholds": _text(grid.thresholds.astype("<f8").tobytes()),
-        "counts": _text(_varints(growth)),
+        "thresholds": base64.b64encode(grid.thresholds.astype("<f8").tobytes()).decode(),
+        "counts": base64.b64encode(_varints(growth)).decode(),
     }
 
 
@@ -194,7 +182,3 @@ def _varints(values: Ints) -> bytes:
     used = np.concatenate([np.ones((len(values), 1), dtype=bool), more[:, :-1]], axis=1)
     coded: npt.NDArray[np.uint8] = (groups | np.where(more, 0x80, 0)).astype(np.uint8)
     return bytes(coded[used])
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
