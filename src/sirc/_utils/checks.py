@@ -113,9 +113,9 @@ def check_unit_interval(name: str, value: ArrayLike) -> None:
         got = "complex numbers" if numbers.is_complex() else "an empty array"
         raise ValueError(f"`{name}` must be numbers in [0, 1]; got {got}. Pass a fraction such as 0.5.")
     values = numbers.to(torch.float64).reshape(-1)
-    wrong = ((values >= 0) & (values <= 1)).logical_not_()  # true for NaN too
-    if wrong.any():
-        at = int(wrong.nonzero()[0])
+    least, most = values.aminmax()  # NaN if any is
+    if not (0 <= float(least) and float(most) <= 1):
+        at = int(((values >= 0) & (values <= 1)).logical_not_().nonzero()[0])
         where = f" at index {at}" if len(values) > 1 else ""
         raise ValueError(
             f"`{name}` must lie in [0, 1]; got {values[at].item():g}{where}. Pass a fraction, not a percentage."
@@ -125,7 +125,8 @@ def check_unit_interval(name: str, value: ArrayLike) -> None:
 def check_fraction(name: str, value: float) -> float:
     """Require one number in [0, 1], such as a recall, and return it as a plain float."""
     number = check_number(name, value)
-    check_unit_interval(name, number)
+    if not 0 <= number <= 1:
+        check_unit_interval(name, number)
     return number
 
 
