@@ -94,9 +94,9 @@ def check_unit_interval(name: str, value: ArrayLike) -> None:
     if numbers.is_complex() or numbers.numel() == 0:
         got = "complex numbers" if numbers.is_complex() else "an empty array"
         raise ValueError(f"`{name}` must be numbers in [0, 1]; got {got}. Pass a fraction such as 0.5.")
-    wrong = ((numbers >= 0) & (numbers <= 1)).logical_not_()  # true for NaN too
-    if wrong.any():
-        at = int(wrong.nonzero()[0])
+    least, most = numbers.double().aminmax()  # NaN if any is
+    if not (float(least) >= 0 and float(most) <= 1):
+        at = int(((numbers >= 0) & (numbers <= 1)).logical_not_().nonzero()[0])
         got = f"{numbers[at].item():g}{f' at index {at}' if len(numbers) > 1 else ''}"
         raise ValueError(f"`{name}` must lie in [0, 1]; got {got}. Pass a fraction, not a percentage.")
 
@@ -104,7 +104,8 @@ def check_unit_interval(name: str, value: ArrayLike) -> None:
 def check_fraction(name: str, value: float) -> float:
     """Require one number in [0, 1], such as a recall, and return it as a plain float."""
     number = check_number(name, value)
-    check_unit_interval(name, number)
+    if not 0 <= number <= 1:
+        check_unit_interval(name, number)
     return number
 
 

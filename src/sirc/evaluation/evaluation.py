@@ -316,7 +316,7 @@ class Evaluation:
                 return self._rank(score, negative)  # has weights
             if not members:
                 return inside.ranking()
-            return inside.ranking_with(
+            return inside.ranking(
                 sets[members[0]] if len(members) == 1 else sorted_scores(*(sets[name] for name in members))
             )
 

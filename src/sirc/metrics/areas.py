@@ -6,7 +6,7 @@ accepted, (…, 1 + m). c, x, o are the accepted shares of ID✓, ID✗ and OOD;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -15,11 +15,6 @@ from torch import Tensor
 Number = float | Tensor
 
 _GPU_CHUNK = 1 << 24  # shares worked on together on a GPU
-
-
-def id_share(c: Tensor, x: Tensor, p: float) -> Tensor:
-    """The accepted share of ID input."""
-    return p * c + (1 - p) * x
 
 
 def ratio(loss: Tensor, coverage: Tensor) -> Tensor:
@@ -68,21 +63,36 @@ def oracle_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 @final
-@dataclass(frozen=True)
 class Steps:
-    """A run of thresholds: accepted shares, the first before the run, and the growth of recall, ID and OOD per step."""
+    """A run of thresholds: the accepted shares, the first before the run, and their growth from each to the next."""
 
-    id_share: Tensor
-    wrong: Tensor
-    """The accepted share of ID input that is ID✗."""
-    ood: Tensor
-    recall_steps: Tensor
-    id_steps: Tensor
-    ood_steps: Tensor
+    def __init__(self, c: Tensor, x: Tensor, o: Tensor, p: float) -> None:
+        self.c, self.x, self.ood = c, x, o
+        self._p = p
+
+    @cached_property
+    def id_share(self) -> Tensor:
+        """The accepted share of ID input."""
+        return self._p * self.c + (1 - self._p) * self.x
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """The accepted share of ID input that is ID✗."""
+        return (1 - self._p) * self.x
+
+    @cached_property
+    def id_steps(self) -> Tensor:
+        """The growth of the accepted ID input."""
+        return self.id_share.diff()
+
+    @cached_property
+    def ood_steps(self) -> Tensor:
+        """The growth of the accepted OOD input."""
+        return self.ood.diff()
 
     def areas(self, alpha: Tensor) -> Tensor:
         """Σ Δ·bad/coverage for each α, (A, 6): ID✗ and OOD over recall, ID✗ over ID and OOD, OOD likewise."""
-        steps = (self.recall_steps, self.id_steps, self.ood_steps)
+        steps = (self.c.diff(), self.id_steps, self.ood_steps)
         columns = torch.stack([step * bad[1:] for bad in (self.wrong, self.ood) for step in steps])
         total = torch.empty(len(alpha), 6, dtype=torch.float64, device=alpha.device)
         # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
@@ -99,22 +109,6 @@ class Steps:
         """The areas under ID✗, then OOD, over ID and over OOD, by trapezoids."""
         steps = (self.id_steps, self.ood_steps)
         return torch.stack([trapezoids(step, bad) for bad in (self.wrong, self.ood) for step in steps])
-
-
-def aurr(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """AURR on the (α, β) grid, from the sums of `Steps.areas`."""
-    return over_beta(a * sums[:, 0], (1 - a) * sums[:, 1], b)
-
-
-def aurc(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """AURC on the grid, from the same sums."""
-    wrong = a * (a * sums[:, 2] + (1 - a) * sums[:, 3])
-    return over_beta(wrong, (1 - a) * (a * sums[:, 4] + (1 - a) * sums[:, 5]), b)
-
-
-def augrc(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """AUGRC on the grid, from `Steps.generalised`."""
-    return over_beta(a * (a * sums[0] + (1 - a) * sums[1]), (1 - a) * (a * sums[2] + (1 - a) * sums[3]), b)
 
 
 def over_beta(wrong: Tensor, ood: Tensor, beta: Tensor) -> Tensor:

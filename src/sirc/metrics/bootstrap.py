@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
 
@@ -59,37 +59,25 @@ def bootstrap_metrics(
     `unions` names the mixtures of OOD sets to take as the OOD data; with `equal_sets` sets weigh the same in each,
     else samples do.
     """
-    sizes, plan = _plan(correct, ood, draws, seed)
-    resampled = {
-        score: ResampledScore(
-            values[correct],
-            values[~correct],
-            {name: torch.cat([ood[member][score] for member in members]) for name, members in unions.items()},
-            recall=recall,
-        )
-        for score, values in confidences.items()
-    }
+    resampled = {}
+    for score, values in confidences.items():
+        oods = {name: torch.cat([ood[member][score] for member in members]) for name, members in unions.items()}
+        resampled[score] = ResampledScore(values[correct], values[~correct], oods, recall=recall)
     negatives = {**({"wrong": []} if not bool(correct.all()) else {}), **unions}
     slow = [metric for metric in all_metrics() if metric.compares and metric.name not in ResampledScore.METRICS]
     a, b = torch.tensor([alpha], dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
     samples: dict[tuple[str, str, str], list[Tensor]] = {}
-    for counts in plan.blocks():
-        masses = {}
-        for name, members in unions.items():
-            parts = [counts[f"ood {member}"] / (sizes[member] if equal_sets else 1) for member in members]
-            masses[name] = torch.cat(parts)
+    for counts in _draws(correct, ood, draws, seed).blocks():
+        masses = {name: torch.cat(_masses(counts, members, equal_sets)) for name, members in unions.items()}
         for score, one in resampled.items():
-            values = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
+            by_negative = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
             for negative, members in negatives.items() if slow else ():
                 sets = {member: ood[member][score] for member in members}
-                rankings = list(_rankings(confidences[score], correct, sets, counts, equal_sets))
-                at = (a if sets else torch.ones_like(a), b)
-                for metric in slow:
-                    grids = [metric.grid(ranking, "ood" if sets else "wrong", recall, *at) for ranking in rankings]
-                    values[negative][metric.name] = torch.stack(grids).reshape(-1)
-            for negative, by_metric in values.items():
+                at = (recall, a if sets else torch.ones_like(a), b)
+                by_negative[negative] |= _by_ranking(slow, confidences[score], correct, sets, counts, equal_sets, *at)
+            for negative, by_metric in by_negative.items():
                 for name, value in by_metric.items():
-                    samples.setdefault((score, negative, name), []).append(value.double())
+                    samples.setdefault((score, negative, name), []).append(value.double().reshape(-1))
     # Brought to the CPU at the end, so that a GPU is not waited for after every number.
     return {key: torch.cat(parts).cpu() for key, parts in samples.items()}
 
@@ -111,62 +99,66 @@ def bootstrap_grids(
 
     ID✓, ID✗ and each OOD set are resampled separately. With `equal_sets` OOD sets weigh the same, else samples do.
     """
-    sizes, plan = _plan(correct, ood, draws, seed)
-    sets = {score: {name: by_score[score] for name, by_score in ood.items()} for score in confidences}
-    orders = [
-        _GridOrder(values[correct], values[~correct], torch.cat([values[:0], *sets[score].values()]), metric, recall)
-        for score, values in confidences.items()
-        if metric.name in _GridOrder.METRICS
-    ]
-    for counts in plan.blocks():
-        if not orders:
-            grids = [
-                torch.stack(
-                    [
-                        metric.grid(ranking, "ood" if ood else "wrong", recall, alpha, beta)
-                        for ranking in _rankings(values, correct, sets[score], counts, equal_sets)
-                    ]
-                )
-                for score, values in confidences.items()
-            ]
+    resampled = {}
+    for score, values in confidences.items() if metric.name in ResampledScore.ON_GRIDS else ():
+        oods = {"all": torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])}
+        resampled[score] = ResampledScore(values[correct], values[~correct], oods, recall=recall)
+    for counts in _draws(correct, ood, draws, seed).blocks():
+        if not resampled:
+            grids = []
+            for score, values in confidences.items():
+                sets = {name: by_score[score] for name, by_score in ood.items()}
+                slow = _by_ranking([metric], values, correct, sets, counts, equal_sets, recall, alpha, beta)
+                grids.append(slow[metric.name])
             yield torch.stack(grids, dim=1)
             continue
-        parts = [counts[f"ood {name}"] / (n if equal_sets else 1) for name, n in sizes.items()]
-        outside = torch.cat(parts) if parts else counts["wrong"][:0]
+        right, wrong = counts["correct"], counts["wrong"]
+        outside = torch.cat([wrong[:0], *_masses(counts, ood, equal_sets)])
         # A group of very many rows is counted in float64, and its shares meet those of the others.
-        dtype = torch.promote_types(torch.promote_types(counts["correct"].dtype, counts["wrong"].dtype), outside.dtype)
-        right, wrong, outside = (mass.to(dtype) for mass in (counts["correct"], counts["wrong"], outside))
-        values = torch.stack([order.values(right, wrong, outside, alpha) for order in orders])
+        dtype = torch.promote_types(right.dtype, outside.dtype)
+        masses = right.to(dtype), wrong.to(dtype), outside.to(dtype)
         # (scores, 2, α, draws): what ID✗ and OOD add, for β to weigh.
-        of_wrong, of_ood = values.cpu().permute(1, 3, 0, 2)[..., None]
+        parts = torch.stack([one.parts(metric.name, masses, alpha) for one in resampled.values()])
+        of_wrong, of_ood = parts.cpu().permute(1, 3, 0, 2)[..., None]
         yield of_wrong * beta + of_ood * (1 - beta)
 
 
-def _plan(correct: Tensor, ood: OodScores, draws: int, seed: int) -> tuple[dict[str, int], Draws]:
-    """The size of each OOD set, and the draws of ID✓, ID✗ and each set."""
-    sizes = {name: len(next(iter(by_score.values()))) for name, by_score in ood.items()}
-    right = int(correct.sum())
-    groups = {"correct": right, "wrong": len(correct) - right, **{f"ood {name}": n for name, n in sizes.items()}}
-    return sizes, Draws(groups, draws, seed, correct.device)
+def _draws(correct: Tensor, ood: OodScores, draws: int, seed: int) -> Draws:
+    sizes = {"correct": int(correct.sum()), "wrong": int((~correct).sum())}
+    sizes |= {f"ood {name}": len(next(iter(by_score.values()))) for name, by_score in ood.items()}
+    return Draws(sizes, draws, seed, correct.device)
 
 
-def _rankings(
-    confidence: Tensor, correct: Tensor, sets: Mapping[str, Tensor], counts: Values, equal_sets: bool
-) -> Iterator[Ranking]:
-    """The ranking of each draw of a block, of samples repeated as often as they were drawn."""
+def _masses(counts: Values, sets: Iterable[str], equal_sets: bool) -> list[Tensor]:
+    """The mass of each sample of some OOD sets, in each draw."""
+    return [count / (len(count) if equal_sets else 1) for count in (counts[f"ood {name}"] for name in sets)]
+
+
+def _by_ranking(
+    metrics: Sequence[Metric],
+    confidence: Tensor,
+    correct: Tensor,
+    sets: Mapping[str, Tensor],
+    counts: Values,
+    equal_sets: bool,
+    recall: float,
+    alpha: Tensor,
+    beta: Tensor,
+) -> Values:
+    """By metric, its grids in each draw of a block, (draws, α, β), from samples repeated as often as they were drawn."""
+    groups = {"correct": confidence[correct], "wrong": confidence[~correct]}
+    groups |= {f"ood {name}": values for name, values in sets.items()}
+    grids: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
     for draw in range(counts["correct"].shape[1]):
-        right, wrong, *parts = (
-            values.repeat_interleave(counts[group][:, draw].long())
-            for group, values in (
-                ("correct", confidence[correct]),
-                ("wrong", confidence[~correct]),
-                *((f"ood {name}", values) for name, values in sets.items()),
-            )
-        )
+        repeated = (values.repeat_interleave(counts[name][:, draw].long()) for name, values in groups.items())
+        right, wrong, *parts = repeated
         weights = [torch.full_like(part, 1 / len(part), dtype=torch.float64) for part in parts]
         many = equal_sets and len(parts) > 1
         ood = torch.cat(parts) if parts else None
-        yield Ranking(right, wrong, ood, ood_weights=torch.cat(weights) if many else None)
+        ranking = Ranking(right, wrong, ood, ood_weights=torch.cat(weights) if many else None)
+        for metric in metrics:
+            grids[metric.name].append(metric.grid(ranking, "ood" if sets else "wrong", recall, alpha, beta))
+    return {name: torch.stack(by_draw) for name, by_draw in grids.items()}
 
 
 class Draws:
@@ -225,57 +217,32 @@ class _Group:
     """The scores of one group in sorted order."""
 
     def __init__(self, scores: Tensor) -> None:
-        self.scores, self.order = scores.sort(descending=True)
+        self.scores, self.order = scores.double().sort(descending=True)
+
+    def at_least(self, scores: Tensor, *, strictly: bool = False) -> Tensor:
+        """How many of this group score at least as high as each of those, or higher."""
         # Negated, as searchsorted wants an ascending order.
-        self._ascending = -self.scores
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def at_least(self, scores: Tensor) -> Tensor:
-        """How many of this group score at least as high as each of those."""
-        return torch.searchsorted(self._ascending, -scores, right=True)
-
-    def above(self, scores: Tensor) -> Tensor:
-        """How many of this group score higher than each of those."""
-        return torch.searchsorted(self._ascending, -scores, right=False)
-
-
-class _Place:
-    """Where the sorted samples of one group stand in another group's running sums."""
-
-    def __init__(self, samples: _Group, other: _Group) -> None:
-        self.at_least = other.at_least(samples.scores)
-        above = other.above(samples.scores)
-        self.above = None if torch.equal(above, self.at_least) else above
-        self.tied = samples is other and not torch.equal(self.at_least, torch.arange(1, len(other) + 1).to(above))
-
-    def shares(self, running: Tensor) -> Tensor:
-        """The share of the other group accepted at each sample's score."""
-        return running.index_select(0, self.at_least)
-
-    def halved(self, running: Tensor, shares: Tensor) -> Tensor:
-        """The share above each sample, with equal ones counted half."""
-        return shares if self.above is None else (shares + running.index_select(0, self.above)) / 2
+        return torch.searchsorted(-self.scores, -scores, right=not strictly)
 
 
 class ResampledScore:
     """One score's ranking of ID✓, ID✗ and one or more OOD mixtures, ready for any resample of them."""
 
     METRICS: ClassVar = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
-    """The metrics that it has a fast path for."""
+    """What `metrics` gives."""
+    ON_GRIDS: ClassVar = ("aurr", "aurc", "risk")
+    """What `parts` gives."""
 
     def __init__(self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, recall: float) -> None:
-        self._correct, self._wrong = _Group(correct), _Group(wrong)
-        self._oods = {name: _Group(scores) for name, scores in oods.items()}
+        self._oods = [f"ood {name}" for name in oods]
+        groups = {"correct": correct, "wrong": wrong, **dict(zip(self._oods, oods.values(), strict=True))}
+        self._groups = {name: _Group(scores) for name, scores in groups.items()}
         self._accuracy = len(correct) / (len(correct) + len(wrong))
-        self._least = _least_reaching(recall, len(correct))
-        groups = {"correct": self._correct, "wrong": self._wrong, **{f"ood {n}": g for n, g in self._oods.items()}}
-        self._places: dict[tuple[str, str], _Place] = {}
-        for of, samples in groups.items():
-            for among, other in groups.items():
-                if not (of.startswith("ood ") and among.startswith("ood ") and of != among):
-                    self._places[of, among] = _Place(samples, other)
+        # The least count of ID✓ whose share, as a float64, reaches the recall.
+        least, self._right = math.ceil(recall * len(correct)), len(correct)
+        self._least = least - 1 if (least - 1) / len(correct) >= recall else least
+        self._at_least: dict[tuple[str, str], Tensor] = {}
+        self._above: dict[tuple[str, str], Tensor | None] = {}
 
     def metrics(
         self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, alpha: float, beta: float
@@ -284,43 +251,39 @@ class ResampledScore:
 
         Takes how often each ID✓ and ID✗ was drawn, (n, draws), and for each mixture the mass of each sample.
         """
-        p = self._accuracy
-        w_c, run_c = _running(correct.index_select(0, self._correct.order))
-        w_x, run_x = _running(wrong.index_select(0, self._wrong.order))
-        at = self._at_recall(run_c[1:])
-
-        def above(samples: str, other: str, running: Tensor, shares: Tensor) -> Tensor:
-            return self._places[samples, other].halved(running, shares)
+        p, inside = self._accuracy, ("correct", "wrong")
+        w_c, run_c = self._running("correct", correct)
+        w_x, run_x = self._running("wrong", wrong)
+        # At each ID sample, what does not depend on the OOD data: the accepted shares of ID✓ and ID✗.
+        c = {e: self._shares(e, "correct", run_c) for e in inside}
+        x = {e: self._shares(e, "wrong", run_x) for e in inside}
+        at = self._at_recall(c["correct"])
 
         def picked(shares: Tensor) -> Tensor:
             # A recall of 0 is reached by accepting nothing.
             return shares.gather(0, at[None])[0] if self._least else shares.new_zeros(shares.shape[1])
 
-        # At each ID sample, what does not depend on the OOD data: the accepted shares of ID✓ and ID✗.
-        c = {e: self._places[e, "correct"].shares(run_c) for e in ("correct", "wrong")}
-        x = {e: self._places[e, "wrong"].shares(run_x) for e in ("correct", "wrong")}
-        miss_x = _mean(w_c, above("correct", "wrong", run_x, x["correct"]))
-        at_x = picked(x["correct"])
-        alone = {e: _Parts(c[e], x[e], p, 1.0, beta) for e in c}
+        miss_x = _mean(w_c, self._halved("correct", "wrong", run_x, x["correct"]))
         values: dict[str, Values] = {}
-        if len(self._wrong):
-            aurr = _mean(w_c, alone["correct"].risk())
+        if wrong.shape[0]:
+            alone = {e: _Parts(c[e], x[e], p, 1.0, beta).risk() for e in inside}
+            aurr = _mean(w_c, alone["correct"])
             values["wrong"] = {
                 "auroc": 1 - miss_x,
-                "fpr": at_x,
+                "fpr": picked(x["correct"]),
                 "aurr": aurr,
-                "risk": picked(alone["correct"].risk()),
-                "aurc": p * aurr + (1 - p) * _mean(w_x, alone["wrong"].risk()),
+                "risk": picked(alone["correct"]),
+                "aurc": p * aurr + (1 - p) * _mean(w_x, alone["wrong"]),
                 "augrc": beta * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2),
             }
-        mixed = {e: _Parts(c[e], x[e], p, alpha, beta) for e in c}
-        for name, group in self._oods.items():
-            key = f"ood {name}"
-            w_o, run_o = _running(oods[name].index_select(0, group.order))
-            o = {e: self._places[e, key].shares(run_o) for e in ("correct", "wrong", key)}
-            c_o, x_o = self._places[key, "correct"].shares(run_c), self._places[key, "wrong"].shares(run_x)
-            miss_o = _mean(w_c, above("correct", key, run_o, o["correct"]))
-            wrong_above = 1 - _mean(w_x, above("wrong", key, run_o, o["wrong"])) if len(self._wrong) else miss_o * 0
+        mixed = {e: _Parts(c[e], x[e], p, alpha, beta) for e in inside}
+        for key, (name, mass) in zip(self._oods, oods.items(), strict=True):
+            w_o, run_o = self._running(key, mass)
+            o = {e: self._shares(e, key, run_o) for e in (*inside, key)}
+            c_o, x_o = self._shares(key, "correct", run_c), self._shares(key, "wrong", run_x)
+            miss_o = _mean(w_c, self._halved("correct", key, run_o, o["correct"]))
+            below = _mean(w_x, self._halved("wrong", key, run_o, o["wrong"]))
+            wrong_above = 1 - below if wrong.shape[0] else miss_o * 0
             at_correct = mixed["correct"].risk(o["correct"])
             aurr = _mean(w_c, at_correct)
             id_risk = p * aurr + (1 - p) * _mean(w_x, mixed["wrong"].risk(o["wrong"]))
@@ -334,13 +297,88 @@ class ResampledScore:
             }
         return values
 
+    def parts(self, metric: str, masses: Sequence[Tensor], alpha: Tensor) -> Tensor:
+        """What ID✗ and OOD add to a metric of `ON_GRIDS` at β = 1 and β = 0, (2, α, draws).
+
+        Takes the mass of each sample of ID✓, of ID✗ and of the one mixture.
+        """
+        sums = [self._running(name, mass) for name, mass in zip(self._groups, masses, strict=True)]
+        weights, running = [weight for weight, _ in sums], [run for _, run in sums]
+        p, a = self._accuracy, alpha.to(running[0].device)[:, None]
+        if metric == "risk":
+            return self._risk_parts(running, a)
+        # AURR looks at the scores of ID✓ alone.
+        looked_at = list(zip(self._groups, weights, strict=True))[: None if metric == "aurc" else 1]
+        areas = [self._area_parts(name, weight, running, alpha) for name, weight in looked_at]
+        return areas[0] if metric == "aurr" else a * (p * areas[0] + (1 - p) * areas[1]) + (1 - a) * areas[2]
+
+    def _area_parts(self, group: str, weights: Tensor, running: list[Tensor], alpha: Tensor) -> Tensor:
+        """The mean risk at the samples of a group."""
+        draws = weights.shape[1]
+        total = torch.zeros(2, len(alpha), draws, dtype=torch.float64, device=weights.device)
+        size = max(1, (_CPU_CHUNK if weights.device.type == "cpu" else _GPU_CHUNK) // draws)
+        for start in range(0, len(weights), size):
+            some = slice(start, start + size)
+            pairs = zip(self._groups, running, strict=True)
+            c, x, o = (run.index_select(0, self._place(group, other)[some]) for other, run in pairs)
+            x *= 1 - self._accuracy
+            inside = c.mul_(self._accuracy).add_(x)
+            bad = (x.mul_(weights[some]), torch.mul(o, weights[some]))
+            inverse, term = torch.empty_like(o), torch.empty_like(o)
+            for number, a in enumerate(alpha.tolist()):
+                # Where nothing is accepted the loss is 0, and so is the risk.
+                torch.lerp(o, inside, a, out=inverse).clamp_min_(torch.finfo(o.dtype).tiny).reciprocal_()
+                for which, share in enumerate((a, 1 - a)):
+                    if share > 0:  # 0 times what may be infinite
+                        total[which, number].add_(torch.mul(inverse, bad[which], out=term).sum(0), alpha=share)
+        return total
+
+    def _risk_parts(self, running: list[Tensor], a: Tensor) -> Tensor:
+        """The risk at the highest threshold that accepts enough of ID✓."""
+        if not self._least:  # reached by accepting nothing
+            return torch.zeros(2, len(a), running[0].shape[1], dtype=torch.float64, device=a.device)
+        at = self._at_recall(self._shares("correct", "correct", running[0]))
+        pairs = zip(self._groups, running, strict=True)
+        c, x, o = (run.gather(0, self._place("correct", other)[at][None])[0].double() for other, run in pairs)
+        p = self._accuracy
+        covered = a * (p * c + (1 - p) * x) + (1 - a) * o
+        bad = torch.stack((a * (1 - p) * x, (1 - a) * o))
+        return bad / covered.clamp_min(torch.finfo(covered.dtype).tiny)
+
+    def _running(self, group: str, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Masses in sorted order scaled to add up to 1, and their running sum from 0 on."""
+        weights = mass.index_select(0, self._groups[group].order)
+        running = weights.new_zeros(len(weights) + 1, weights.shape[1])
+        if weights.device.type == "cpu":
+            torch.cumsum(weights, 0, out=running[1:])
+        else:
+            running[1:] = _cumsum_in_parts(weights)
+        # Scaled after the sum: counts add up without rounding.
+        scale = running[-1].clamp_min(torch.finfo(running.dtype).tiny).reciprocal()
+        return weights.mul_(scale), running.mul_(scale)
+
+    def _place(self, samples: str, other: str) -> Tensor:
+        """Where the sorted samples of one group stand in another group's running sums."""
+        if (samples, other) not in self._at_least:
+            group, scores = self._groups[other], self._groups[samples].scores
+            at_least, above = group.at_least(scores), group.at_least(scores, strictly=True)
+            self._at_least[samples, other] = at_least
+            self._above[samples, other] = None if torch.equal(above, at_least) else above
+        return self._at_least[samples, other]
+
+    def _shares(self, samples: str, other: str, running: Tensor) -> Tensor:
+        """The share of the other group accepted at each sample's score."""
+        return running.index_select(0, self._place(samples, other))
+
+    def _halved(self, samples: str, other: str, running: Tensor, shares: Tensor) -> Tensor:
+        """The share of the other group above each sample, with equal ones counted half."""
+        above = self._above[samples, other]
+        return shares if above is None else (shares + running.index_select(0, above)) / 2
+
     def _at_recall(self, shares: Tensor) -> Tensor:
         """In each draw, the sorted ID✓ at whose score the recall is first reached."""
         # Shares are counts over n, rounded: half a count tells the least count from the one below it.
-        short = shares < (self._least - 0.5) / len(self._correct)
-        if self._places["correct", "correct"].tied:
-            short = short.index_select(0, self._places["correct", "correct"].at_least - 1)
-        return short.sum(0).clamp_max(len(self._correct) - 1)
+        return (shares < (self._least - 0.5) / self._right).sum(0).clamp_max(self._right - 1)
 
 
 class _Parts:
@@ -360,96 +398,11 @@ class _Parts:
         return torch.add(self._loss, o, alpha=(1 - self._beta) * (1 - self._alpha)).div_(covered)
 
 
-class _GridOrder:
-    """One score's order of the three groups, to compute one metric on an (α, β) grid in any resample."""
-
-    METRICS: ClassVar = ("aurr", "aurc", "risk")
-    """The metrics that it has a fast path for."""
-
-    def __init__(self, correct: Tensor, wrong: Tensor, ood: Tensor, metric: Metric, recall: float) -> None:
-        self._metric = metric.name
-        self._accuracy = len(correct) / (len(correct) + len(wrong))
-        self._least = _least_reaching(recall, len(correct))
-        groups = [_Group(scores.double()) for scores in (correct, wrong, ood)]
-        self._orders = [group.order for group in groups]
-        # AURR and the risk at a recall look at the scores of ID✓ alone.
-        looked_at = groups if self._metric == "aurc" else groups[:1]
-        self._places = [[other.at_least(group.scores) for other in groups] for group in looked_at]
-
-    def values(self, correct: Tensor, wrong: Tensor, ood: Tensor, alpha: Tensor) -> Tensor:
-        """What ID✗ and OOD add to the metric at β = 1 and β = 0, from the mass of each sample, (2, α, draws)."""
-        sums = [
-            _running(mass.index_select(0, order))
-            for mass, order in zip((correct, wrong, ood), self._orders, strict=True)
-        ]
-        weights, running = [weight for weight, _ in sums], [run for _, run in sums]
-        if self._metric == "risk":
-            return self._at_recall(running, alpha)
-        p, a = self._accuracy, alpha.to(correct.device)[:, None]
-        areas = [self._areas(group, weights[group], running, alpha) for group in range(len(self._places))]
-        if self._metric == "aurr":
-            return areas[0]
-        return a * (p * areas[0] + (1 - p) * areas[1]) + (1 - a) * areas[2]
-
-    def _areas(self, group: int, weights: Tensor, running: list[Tensor], alpha: Tensor) -> Tensor:
-        """The mean risk at the samples of a group."""
-        draws = weights.shape[1]
-        total = torch.zeros(2, len(alpha), draws, dtype=torch.float64, device=weights.device)
-        size = max(1, (_CPU_CHUNK if weights.device.type == "cpu" else _GPU_CHUNK) // draws)
-        for start in range(0, len(weights), size):
-            some = slice(start, start + size)
-            c, x, o = (run.index_select(0, at[some]) for run, at in zip(running, self._places[group], strict=True))
-            x *= 1 - self._accuracy
-            inside = c.mul_(self._accuracy).add_(x)
-            bad = (x.mul_(weights[some]), torch.mul(o, weights[some]))
-            inverse, term = torch.empty_like(o), torch.empty_like(o)
-            for number, a in enumerate(alpha.tolist()):
-                # Where nothing is accepted the loss is 0, and so is the risk.
-                torch.lerp(o, inside, a, out=inverse).clamp_min_(torch.finfo(o.dtype).tiny).reciprocal_()
-                for which, share in enumerate((a, 1 - a)):
-                    if share > 0:  # 0 times what may be infinite
-                        total[which, number].add_(torch.mul(inverse, bad[which], out=term).sum(0), alpha=share)
-        return total
-
-    def _at_recall(self, running: list[Tensor], alpha: Tensor) -> Tensor:
-        """The risk at the highest threshold that accepts enough of ID✓."""
-        draws = running[0].shape[1]
-        if not self._least:  # reached by accepting nothing
-            return torch.zeros(2, len(alpha), draws, dtype=torch.float64, device=running[0].device)
-        # Shares are counts over n, rounded: half a count tells the least count from the one below it.
-        recall = running[0].index_select(0, self._places[0][0])
-        at = (recall < (self._least - 0.5) / len(recall)).sum(0).clamp_max(len(recall) - 1)
-        c, x, o = (
-            run.double().gather(0, place[at][None])[0] for run, place in zip(running, self._places[0], strict=True)
-        )
-        p, a = self._accuracy, alpha.to(c.device)[:, None]
-        covered = a * (p * c + (1 - p) * x) + (1 - a) * o
-        bad = torch.stack((a * (1 - p) * x, (1 - a) * o))
-        return bad / covered.clamp_min(torch.finfo(covered.dtype).tiny)
-
-
 def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha: float, beta: float) -> Tensor:
     """AUGRC from three probabilities: ID✗ above ID✓, OOD above ID✓, ID✗ above OOD (equal ones half)."""
     wrong = alpha * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2) + (1 - alpha) * (1 - p) * wrong_above
     ood = alpha * (p * miss_o + (1 - p) * (1 - wrong_above)) + (1 - alpha) / 2
     return alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood
-
-
-def _least_reaching(recall: float, n: int) -> int:
-    """The least count of n whose share, as a float64, reaches the recall."""
-    least = math.ceil(recall * n)
-    return least - 1 if (least - 1) / n >= recall else least
-
-
-def _running(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights scaled to add up to 1, and their running sum from 0 on (summed first: counts add up without rounding)."""
-    running = weights.new_zeros(len(weights) + 1, weights.shape[1])
-    if weights.device.type == "cpu":
-        torch.cumsum(weights, 0, out=running[1:])
-    else:
-        running[1:] = _cumsum_in_parts(weights)
-    scale = running[-1].clamp_min(torch.finfo(running.dtype).tiny).reciprocal()
-    return weights.mul_(scale), running.mul_(scale)
 
 
 def _cumsum_in_parts(weights: Tensor) -> Tensor:

@@ -29,13 +29,9 @@ class SortedID:
         self._correct = _from_zero(np.cumsum(right, dtype=np.int32)[last])
         self._wrong = _from_zero(np.cumsum(~right, dtype=np.int32)[last])
 
-    def ranking(self) -> Ranking:
-        """Rank without OOD data."""
-        counts = self._correct[1:], self._wrong[1:], np.zeros(len(self._values), dtype=np.int32)
-        return _ranking(self._values, *counts)
-
-    def ranking_with(self, ood: Values) -> Ranking:
-        """Rank with OOD scores, as `sorted_scores` gives them."""
+    def ranking(self, ood: Values | None = None) -> Ranking:
+        """Rank, with OOD scores as `sorted_scores` gives them, if any."""
+        ood = self._values[:0] if ood is None else ood
         # Of equal scores the ID one comes last, where the threshold of them all stands.
         place = np.searchsorted(self._values, ood, side="left") + np.arange(len(ood))
         outside = np.zeros(len(self._values) + len(ood), dtype=bool)
@@ -43,10 +39,10 @@ class SortedID:
         values = np.empty(len(outside), dtype=np.result_type(self._values, ood))
         values[place], values[~outside] = ood, self._values
         accepted = np.cumsum(outside, dtype=np.int32)
-        passed = np.arange(1, len(outside) + 1, dtype=np.int32) - accepted
         last = _last(values)
-        passed = passed[last]
-        return _ranking(values[last], self._correct[passed], self._wrong[passed], accepted[last])
+        passed = (np.arange(1, len(outside) + 1, dtype=np.int32) - accepted)[last]
+        columns = -values[last], self._correct[passed], self._wrong[passed], accepted[last]
+        return Ranking._of_counts(*(torch.from_numpy(column) for column in columns))
 
 
 def sorted_scores(*parts: Tensor | Values) -> Values:
@@ -54,10 +50,6 @@ def sorted_scores(*parts: Tensor | Values) -> Values:
     values = [-part.numpy() if isinstance(part, Tensor) else part for part in parts]
     # What is sorted in parts is merged by a stable sort, which costs less than sorting anew.
     return np.sort(values[0]) if len(values) == 1 else np.sort(np.concatenate(values), kind="stable")
-
-
-def _ranking(values: Values, correct: Counts, wrong: Counts, ood: Counts) -> Ranking:
-    return Ranking._of_counts(*(torch.from_numpy(column) for column in (-values, correct, wrong, ood)))
 
 
 def _last(values: Values) -> slice | npt.NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -89,8 +89,8 @@ class Ranking:
         return made
 
     def _start_caches(self) -> None:
-        self._areas: dict[tuple[float, ...], Tensor] = {}
-        self._generalised: Tensor | None = None
+        self._steps: list[areas.Steps] | None = None
+        self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._reached: dict[tuple[float, Positive], int] = {}
 
     def __len__(self) -> int:
@@ -107,11 +107,8 @@ class Ranking:
     def auroc(self, negative: Negative, *, positive: Positive = "correct") -> float:
         """P(positive > negative) + ½·P(equal). `positive="id"` is plain OOD detection, OOD|ID."""
         self._check_pair(negative, positive)
-        area = 0.0
-        for shares in self._chunks():
-            pos, neg = self._pair(shares, negative, positive)
-            area += float(areas.trapezoids(neg.diff(), pos))
-        return area
+        pairs = (self._pair(steps, negative, positive) for steps in self._runs())
+        return sum(float(areas.trapezoids(rise, pos)) for pos, _, rise in pairs)
 
     def auroc_interval(
         self, negative: Negative, *, positive: Positive = "correct", level: float = 0.95
@@ -129,13 +126,12 @@ class Ranking:
             )
         area = self.auroc(negative, positive=positive)
         spread = [0.0, 0.0]
-        for shares in self._chunks():
-            pair = self._pair(shares, negative, positive)
-            for which, (own, other) in enumerate((pair, pair[::-1])):
+        for steps in self._runs():
+            pos, neg, _ = self._pair(steps, negative, positive)
+            for which, (group, other, centre) in enumerate(((pos, neg, 1 - area), (neg, pos, area))):
                 # Each sample of a group has as its component the share of the other group that it is ranked against.
                 component = (other[1:] + other[:-1]) / 2
-                centre = 1 - area if which == 0 else area
-                spread[which] += float(own.diff() @ (component - centre).square())
+                spread[which] += float(group.diff() @ (component - centre).square())
         deviation = sum(s / (n - 1) for s, n in zip(spread, sizes, strict=True)) ** 0.5
         reach = deviation * normal_reach(level)
         return max(0.0, area - reach), min(1.0, area + reach)
@@ -143,18 +139,20 @@ class Ranking:
     def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
         """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives."""
         self._check_pair(negative, positive)
-        at = self._reaching(recall, positive)
-        return float(self._pair(self._shares(at), negative, positive)[1])
+        return float(self._shares(self._reaching(recall, positive))[1 if negative == "wrong" else 2])
 
     def aurr(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        return _shaped(areas.aurr(self._area_sums(a), a, b), alpha, beta)
+        sums, _ = self._area_sums(a)
+        return _shaped(areas.over_beta(a * sums[:, 0], (1 - a) * sums[:, 1], b), alpha, beta)
 
     def aurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ."""
         a, b = self._mixture(alpha, beta)
-        return _shaped(areas.aurc(self._area_sums(a), a, b), alpha, beta)
+        sums, _ = self._area_sums(a)
+        wrong, ood = (a * sums[:, i] + (1 - a) * sums[:, i + 1] for i in (2, 4))
+        return _shaped(areas.over_beta(a * wrong, (1 - a) * ood, b), alpha, beta)
 
     def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """AURC less the area under the oracle's curve: what a better score could still gain."""
@@ -165,10 +163,9 @@ class Ranking:
     def augrc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The area under the generalised risk–coverage curve: loss over coverage, by trapezoids from (0, 0)."""
         a, b = self._mixture(alpha, beta)
-        if self._generalised is None:
-            self._area_sums(a)
-        assert self._generalised is not None
-        return _shaped(areas.augrc(self._generalised, a, b), alpha, beta)
+        _, sums = self._area_sums(a)
+        wrong, ood = (a * sums[i] + (1 - a) * sums[i + 1] for i in (0, 2))
+        return _shaped(areas.over_beta(a * wrong, (1 - a) * ood, b), alpha, beta)
 
     def risk_at_recall(self, recall: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`."""
@@ -271,11 +268,8 @@ class Ranking:
 
     def _shares(self, at: int) -> Shares:
         """The accepted shares at one threshold; at −1 nothing is accepted."""
-        if at < 0:
-            zero = torch.zeros((), dtype=torch.float64, device=self.thresholds.device)
-            return zero, zero, zero
-        c, x, o = self._as_shares(slice(at, at + 1))
-        return c[0], x[0], o[0]
+        c, x, o = self._as_shares(slice(max(0, at), at + 1))
+        return c.sum(), x.sum(), o.sum()
 
     def _as_shares(self, where: slice) -> Shares:
         return (
@@ -284,33 +278,31 @@ class Ranking:
             self._ood[where].double() / self._ood_total,
         )
 
-    def _chunks(self) -> Iterator[Shares]:
-        """Shares at runs of thresholds, each run after the last point of the one before it, the first after 0."""
+    def _runs(self) -> Iterable[areas.Steps]:
+        """Runs of thresholds, each after the last point of the one before it, the first after 0."""
         size = _CPU_CHUNK if self.thresholds.device.type == "cpu" else _GPU_CHUNK
-        for start in range(0, len(self.thresholds), size):
-            c, x, o = self._as_shares(slice(max(0, start - 1), start + size))
-            if start == 0:
-                zero = c.new_zeros(1)
-                c, x, o = torch.cat((zero, c)), torch.cat((zero, x)), torch.cat((zero, o))
-            yield c, x, o
+        if len(self.thresholds) > size:
+            return (self._run(start, size) for start in range(0, len(self.thresholds), size))
+        if self._steps is None:  # a single run is kept, as several metrics of a table ask for it
+            self._steps = [self._run(0, size)]
+        return self._steps
 
-    def _area_sums(self, alpha: Tensor) -> Tensor:
-        """Σ Δ·bad/coverage for each α, over the steps Δ and the mistakes that AURR and AURC are made of, (A, 6)."""
+    def _run(self, start: int, size: int) -> areas.Steps:
+        shares = self._as_shares(slice(max(0, start - 1), start + size))
+        c, x, o = shares if start else (torch.cat((share.new_zeros(1), share)) for share in shares)
+        return areas.Steps(c, x, o, self.accuracy)
+
+    def _area_sums(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums that AURR and AURC are made of for each α, (A, 6), and those of AUGRC, (4,)."""
         key = tuple(alpha.tolist())
-        if key not in self._areas:
+        if key not in self._sums:
             total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
             generalised = torch.zeros(4, dtype=torch.float64, device=alpha.device)
-            for shares in self._chunks():
-                steps = self._steps(shares)
+            for steps in self._runs():
                 total += steps.areas(alpha)
-                generalised += steps.generalised()  # next to free here, and a table asks for AUGRC after AURC
-            self._areas, self._generalised = {key: total}, generalised
-        return self._areas[key]
-
-    def _steps(self, shares: Shares) -> areas.Steps:
-        c, x, o = shares
-        inside, wrong = areas.id_share(c, x, self.accuracy), (1 - self.accuracy) * x
-        return areas.Steps(inside, wrong, o, c.diff(), inside.diff(), o.diff())
+                generalised += steps.generalised()
+            self._sums = {key: (total, generalised)}
+        return self._sums[key]
 
     def _masses(self, where: slice) -> Shares:
         """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.
@@ -357,18 +349,18 @@ class Ranking:
         return float(a), float(b)
 
     def _check_pair(self, negative: Negative, positive: Positive) -> None:
-        if negative not in ("wrong", "ood") or positive not in ("correct", "id"):
+        if (negative, positive) not in (("wrong", "correct"), ("ood", "correct"), ("ood", "id")):
             raise ValueError(
-                f'`negative` must be "wrong" or "ood" and `positive` "correct" or "id"; got {negative!r}, {positive!r}'
+                '`negative` must be "wrong" or "ood" and `positive` "correct" or, against OOD only, "id"; got '
+                f"{negative!r}, {positive!r}"
             )
-        if negative == "wrong" and positive == "id":
-            raise ValueError('`negative="wrong"` is itself ID: it is compared with `positive="correct"` only')
         if not (self.num_wrong if negative == "wrong" else self.num_ood):
             raise ValueError(f"`{negative}` has no scores to compare with; this ranking is {self!r}")
 
-    def _pair(self, shares: Shares, negative: Negative, positive: Positive) -> tuple[Tensor, Tensor]:
-        c, x, o = shares
-        return c if positive == "correct" else areas.id_share(c, x, self.accuracy), x if negative == "wrong" else o
+    def _pair(self, steps: areas.Steps, negative: Negative, positive: Positive) -> Shares:
+        """The accepted shares of the positives and of the negatives, and the growth of the latter."""
+        pos = steps.c if positive == "correct" else steps.id_share
+        return (pos, steps.x, steps.x.diff()) if negative == "wrong" else (pos, steps.ood, steps.ood_steps)
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
