@@ -110,6 +110,12 @@ class Ranking:
         pairs = (self._pair(steps, negative, positive) for steps in self._runs())
         return sum(float(areas.trapezoids(rise, pos)) for pos, _, rise in pairs)
 
+    def roc(self, negative: Negative, positive: Positive = "correct") -> tuple[Tensor, Tensor]:
+        """The true and the false positive rate at each threshold, from the strictest on."""
+        self._check_pair(negative, positive)
+        steps = areas.Steps(*self._as_shares(slice(None)), self.accuracy)
+        return self._pair(steps, negative, positive)[:2]
+
     def auroc_interval(
         self, negative: Negative, *, positive: Positive = "correct", level: float = 0.95
     ) -> tuple[float, float]:

@@ -44,7 +44,7 @@ def change_table(
     """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs."""
     changed: dict[tuple[str, str], list[float]] = {}
     for evaluation in evaluations:
-        evaluation._check_score(baseline)
+        evaluation.only([baseline])  # refuses an unknown one
         chosen = evaluation.scores if scores is None else as_names(scores)
         table = _fpr_table(evaluation, list(dict.fromkeys([baseline, *chosen])))
         for pair, change in (table - table.loc[baseline]).items():

@@ -49,8 +49,7 @@ class Roc(NamedTuple):
 
 def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") -> Roc:
     """The false positive rate against the true positive rate; `positive="id"` with `"ood"` is OOD detection."""
-    ranking._check_pair(negative, positive)
-    tpr, fpr = ranking._pair(ranking._as_shares(slice(None)), negative, positive)
+    tpr, fpr = ranking.roc(negative, positive)
     return Roc(np.append(0.0, array(tpr)), np.append(0.0, array(fpr)))
 
 

@@ -63,8 +63,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
 
 def _samples(evaluation: Evaluation, score: str, negative: str) -> tuple[dict[str, FloatArray], FloatArray | None]:
     """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
-    evaluation._check_score(score)
-    inside, correct = evaluation.confidences[score], evaluation.correct
+    inside, correct = evaluation.only([score]).confidences[score], evaluation.correct
     sets = [] if negative == WRONG else evaluation._members(negative)
     outside = [array(evaluation.ood[name][score]) for name in sets]
     weights = None
