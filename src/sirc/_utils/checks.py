@@ -36,6 +36,7 @@ def check_finite(name: str, x: Tensor) -> None:
     # aminmax carries a NaN through and cannot overflow, as a sum could.
     if x.numel() == 0 or torch.stack(x.aminmax()).isfinite().all():
         return
+    x = x.reshape(1) if x.ndim == 0 else x
     wrong = x.isfinite().logical_not_()
     first = torch.unravel_index(wrong.flatten().byte().argmax(), x.shape)
     raise ValueError(
