@@ -97,24 +97,22 @@ class DeviceCache:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())  # one name for one device
         origin, numbers = images.origin()
-        shape = repr((geometry.resize, geometry.crop, geometry.interpolation))
-        key = (origin.cache_key, shape, str(device))
+        key = (origin.cache_key, repr((geometry.resize, geometry.crop, geometry.interpolation)), str(device))
         held = [entry for entry in self._entries if entry.key == key and np.isin(numbers, entry.numbers).all()]
-        entry = held[-1] if held else None
-        if entry is None:
+        if held:
+            entry = held[-1]
+            self._entries.remove(entry)
+        else:
             make_room = partial(self._make_room, device=device, name=images.name)
             decoded, lost = _decode(images, geometry, make_room, device, workers, on_unreadable, progress)
             entry = _Entry(key, numbers, decoded, {int(numbers[item.index]): item for item in lost})
-        else:
-            self._entries.remove(entry)
         self._entries.append(entry)
         whole = len(numbers) == len(entry.numbers)
         rows = None if whole else torch.from_numpy(np.searchsorted(entry.numbers, numbers)).to(device)
         places = np.flatnonzero(np.isin(numbers, list(entry.lost)))
         lost_here = tuple(Unreadable(int(place), entry.lost[int(numbers[place])].why) for place in places)
-        selected = CachedImages(entry.pixels, rows, lost_here)
-        on_unreadable(selected.lost)
-        return selected
+        on_unreadable(lost_here)
+        return CachedImages(entry.pixels, rows, lost_here)
 
     def _make_room(self, needed: int, device: torch.device, name: str) -> None:
         """Drop the least recently used sets until there is room; an error if there is none even then."""

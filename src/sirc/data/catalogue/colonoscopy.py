@@ -25,7 +25,7 @@ FRAMES = 12_312  # of the first ten videos of each lesion
 _QUALITY = 95
 _BLOCK = 1 << 18
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
-_LONGEST_WAIT = 60.0
+_TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
 
 
 class DownloadError(OSError):
@@ -100,19 +100,16 @@ def fetch_colonoscopy(
 
 def download(
     url: str,
-    path: PathLike,
+    path: Path,
     *,
     progress: Progress = SILENT,
     retries: int = 5,
-    timeout: float = 30.0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
     """Download `url` to `path`, unless it is there; return `path`.
 
-    After a lost connection the rest is asked for, in 1, 2, 4, … seconds, up to `retries` times in a row without a new
-    byte.
+    After a lost connection the rest is asked for, in 1, 2, 4, … seconds, at most `retries` times without a new byte.
     """
-    path = Path(path)
 
     def fetch(file: BinaryIO) -> None:
         total: int | None = None
@@ -125,7 +122,7 @@ def download(
                 headers |= {"Range": f"bytes={start}-", "If-Range": validator}
             retry_after = ""
             try:
-                with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as answer:
+                with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
                     given = answer.headers
                     if answer.status != 206:  # the first answer, other content, or a server that always sends all
                         file.seek(0)
