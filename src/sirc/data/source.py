@@ -120,7 +120,6 @@ def open_source(
     if split is not None:
         check_split(split)
     known, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
-    opened: ImageSet
     if known is not None:
         opened = _open_benchmark(source, known, path, wanted, labelled)
     elif source.dataset in PLAIN:

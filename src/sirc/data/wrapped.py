@@ -123,9 +123,8 @@ def call_function(
 ) -> ImageSet:
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
     function = import_function(name, _FORMS)
-    parameters = _parameters(function)
     offered = {"split": split, "path": path}
-    arguments = {key: value for key, value in offered.items() if value is not None and key in parameters}
+    arguments = {key: value for key, value in offered.items() if value is not None and key in _parameters(function)}
     dataset = _make(name, function, {**arguments, **options})
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()
