@@ -6,9 +6,8 @@ from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.check import DataReport, check
 from sirc.data.decode import printable, to_rgb
 from sirc.data.device_cache import CachedImages, DeviceCache, OnUnreadable
-from sirc.data.folder import FileNames, FileSet, image_folder
+from sirc.data.folder import FileNames, FileSet, file_list, image_folder
 from sirc.data.glyphs import Glyphs
-from sirc.data.lists import file_list
 from sirc.data.noise import Noise, write_noise
 from sirc.data.preprocess import Preprocess
 from sirc.data.reading import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import re
@@ -91,20 +92,12 @@ class ImageSet(ABC, Dataset[object]):
         stable = re.sub(r" at 0x[0-9a-fA-F]+", "", description)
         digest.update(stable.encode())
         if stable != description and self.transform is not None:
-            digest.update(self._transformed())
+            for index in range(len(self)):  # so the first image that can be read is transformed
+                with contextlib.suppress(ImageError):
+                    x = self.transform(self.image(index))
+                    digest.update(repr(x.tolist() if isinstance(x, Tensor) else x).encode())
+                    break
         return digest.hexdigest()[:32]
-
-    def _transformed(self) -> bytes:
-        """Apply the transform to the first image that can be read."""
-        assert self.transform is not None
-        for index in range(len(self)):
-            try:
-                image = self.image(index)
-            except ImageError:
-                continue
-            x = self.transform(image)
-            return repr(x.tolist() if isinstance(x, Tensor) else x).encode()
-        return b""
 
     def numbered_by(self, classes: Sequence[str]) -> Self:
         """Renumber the labels by the classes of another set, that of the training images.

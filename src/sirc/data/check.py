@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,35 +13,17 @@ import numpy as np
 
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest_match
+from sirc.data import catalogue
+from sirc.data import folder as files
 from sirc.data.base import check_split
-from sirc.data.catalogue import Benchmark, Split, find_benchmark
-from sirc.data.catalogue.layout import (
-    DEVKIT,
-    FOLDER_PARTS,
-    TARS,
-    archives_of,
-    find_folder,
-    find_list,
-    unfinished_unpacking,
-)
+from sirc.data.catalogue import Benchmark, Split, find_folder, find_list
 from sirc.data.decode import FIND_ALL, printable
-from sirc.data.folder import (
-    FileNames,
-    FileSet,
-    class_folders,
-    file_sizes,
-    images_below,
-    images_of_classes,
-    is_image,
-    other_files,
-    with_examples,
-)
-from sirc.data.lists import read_list
+from sirc.data.folder import FileNames, FileSet, with_examples
 from sirc.data.reading import DatasetReader
 from sirc.progress import SILENT, Progress
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
-_LEVELS_UP, _LEVELS_DOWN, _MOST_FOLDERS = 4, 2, 200  # how far to look for a benchmark that is not at its path
+_LEVELS_UP, _MOST_FOLDERS = 4, 200  # how far to look for a benchmark that is not at its path
 _LISTED = 50  # broken images listed one by one
 _CHUNK = 16  # images decoded by one call of a worker
 
@@ -103,7 +85,7 @@ def check(
     `split` checks one part only. For `list`, `path` is the list file, and its paths start from `root` or, without it,
     from the folder of the list. `decode` reads every image, in `workers` processes, and names those that are broken.
     """
-    known = None if name in ("folder", "list") else find_benchmark("`name`", name, others=("folder", "list"))
+    known = None if name in ("folder", "list") else catalogue.find_benchmark("`name`", name, others=("folder", "list"))
     if split is not None:
         check_split(split)
     checker, place = _Checker(known, decode, workers, progress), None if path is None else Path(path)
@@ -119,8 +101,7 @@ def check(
         checker.check_benchmark(known, place, known.splits if split is None else (known.split(split),))
     else:
         checker.check_folder(place, split)
-    title = known.title if known else name
-    return DataReport(title, place, tuple(checker.lines), checker.counts, checker.classes)
+    return DataReport(known.title if known else name, place, tuple(checker.lines), checker.counts, checker.classes)
 
 
 @final
@@ -157,14 +138,14 @@ class _Checker:
         return f"Get it from {self.known.source}, as\n{self.known.layout}" if self.known else otherwise
 
     def check_benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
-        there = [part for part in parts if find_folder(path, part) or archives_of(path, known, part)]
+        there = [part for part in parts if find_folder(path, part) or catalogue.archives_of(path, known, part)]
         if not there and (right := _right_level(path, known)):
             level = "above" if right in path.resolve().parents else "below"
             self.bad(f"{known.title} is not at this level, but {level} it", f"Pass '{printable(right)}'.")
             return
         for part in parts:
             folder, listed = find_folder(path, part), find_list(path, known)
-            if unfinished := unfinished_unpacking(path, part):
+            if unfinished := catalogue.unfinished_unpacking(path, part):
                 self.bad(f"{part.name}: {unfinished}")
             elif folder is None:
                 self.missing_folder(known, path, part)
@@ -179,7 +160,7 @@ class _Checker:
             else:
                 self.check_images(part.name, folder, known.role == "ID", part.size)
         counted = [folder for part in parts if part.name in self.counts and (folder := find_folder(path, part))]
-        classes = [set(class_folders(folder)) for folder in counted]
+        classes = [set(files.class_folders(folder)) for folder in counted]
         if len(classes) == 2 and (differing := sorted(classes[0] ^ classes[1])):
             self.bad(
                 f"train and test must have the same classes; {with_examples(differing)} are in one only",
@@ -189,13 +170,13 @@ class _Checker:
             self.good(known.note)
 
     def missing_folder(self, known: Benchmark, path: Path, part: Split) -> None:
-        tar = TARS[part.name]
-        if archives_of(path, known, part):
+        tar = catalogue.TARS[part.name]
+        if catalogue.archives_of(path, known, part):
             self.good(f"{part.name}: '{tar}' is there, and is unpacked when first opened")
             return
         advice = self.where_to_get("")
         if known.key == "imagenet1k" and (path / tar).is_file():
-            advice = f"'{tar}' is there; put '{DEVKIT}' beside it, and it is unpacked when first opened."
+            advice = f"'{tar}' is there; put '{catalogue.DEVKIT}' beside it, and it is unpacked when first opened."
         elif archives := sorted(name for name in os.listdir(path) if _is_archive(name) and name[0] != "."):
             advice = f"Unpack {', '.join(map(printable, archives[:3]))}."
         elif _loose_images(path):
@@ -204,19 +185,19 @@ class _Checker:
         self.bad(f"{part.name}: there is no folder '{folders}'", advice)
 
     def check_folder(self, path: Path, split: str | None) -> None:
-        parts = {part.name: folder for part in FOLDER_PARTS if (folder := find_folder(path, part))}
+        parts = {part.name: folder for part in catalogue.FOLDER_PARTS if (folder := find_folder(path, part))}
         if split is not None and split not in parts:
             self.bad(f"there is no folder for split {split!r} in '{printable(path)}'", f"Make one, '{split}'.")
             return
         for part, folder in parts.items() if parts else [("all", path)]:
             if split in (None, part):
-                self.check_images(part, folder, bool(class_folders(folder)) and not _loose_images(folder))
+                self.check_images(part, folder, bool(files.class_folders(folder)) and not _loose_images(folder))
 
     def check_images(self, part: str, folder: Path, labelled: bool, size: int | None = None) -> None:
         """Count the images of one part, as they would be read, and check its class folders."""
-        names = self.check_classes(part, folder) if labelled else FileNames(images_below(folder))
+        names = self.check_classes(part, folder) if labelled else FileNames(files.images_below(folder))
         self.count(part, folder, len(names), size)
-        others = list(other_files(folder))
+        others = list(files.other_files(folder))
         if archives := [name for name in others if _is_archive(name)]:
             self.bad(f"{part}: {with_examples(archives)} archives lie among the images", "Unpack them.")
         elif others:
@@ -224,7 +205,7 @@ class _Checker:
         self.decode_all(part, folder, names)
 
     def check_classes(self, part: str, folder: Path) -> FileNames:
-        names, folders, counts = images_of_classes(folder)
+        names, folders, counts = files.images_of_classes(folder)
         self.classes[part] = len(folders)
         if loose := _loose_images(folder):
             self.bad(
@@ -243,11 +224,11 @@ class _Checker:
     def check_list(self, name: str, path: Path, folder: Path, part: Split | None = None) -> None:
         """Count the images of a list, and check that each is there."""
         try:
-            names, labels = read_list(path, part.folders if part else ())
+            names, labels = files.read_list(path, part.folders if part else ())
         except (OSError, ValueError) as error:
             self.bad(str(error), "Fetch the list again." if part else "")
             return
-        sizes = file_sizes(folder, names)
+        sizes = files.file_sizes(folder, names)
         if len(missing := np.flatnonzero(sizes < 0)):
             self.bad(
                 f"{name}: {with_examples(names, missing)} of {len(names):,} listed files are missing in "
@@ -298,7 +279,7 @@ def _is_archive(name: str) -> bool:
 
 
 def _loose_images(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if is_image(entry.name) and entry.is_file())
+    return sorted(entry.name for entry in folder.iterdir() if files.is_image(entry.name) and entry.is_file())
 
 
 def _right_level(path: Path, known: Benchmark) -> Path | None:
@@ -306,15 +287,10 @@ def _right_level(path: Path, known: Benchmark) -> Path | None:
     for folder in islice(path.resolve().parents, _LEVELS_UP):
         if _is_at(folder, known):
             return folder
-    below = [folder for folder in _folders_below(path, _LEVELS_DOWN) if _is_at(folder, known)]
+    near = (folder for pattern in ("*/", "*/*/") for folder in islice(path.glob(pattern), _MOST_FOLDERS))
+    below = [folder for folder in near if _is_at(folder, known)]
     named = [folder for folder in below if folder.name == known.folder]
     return (named or below)[0] if named or len(below) == 1 else None
-
-
-def _folders_below(path: Path, depth: int) -> Iterator[Path]:
-    for name in class_folders(path)[:_MOST_FOLDERS] if depth else ():
-        yield path / name
-        yield from _folders_below(path / name, depth - 1)
 
 
 def _is_at(place: Path, known: Benchmark) -> bool:
@@ -324,6 +300,6 @@ def _is_at(place: Path, known: Benchmark) -> bool:
             unsure = name == "." or (known.lists and find_list(place, known) is None)
             if unsure and place.name != known.folder:
                 continue
-            if (place / name).is_dir() and next(images_below(place / name), None) is not None:
+            if (place / name).is_dir() and next(files.images_below(place / name), None) is not None:
                 return True
     return False

@@ -28,14 +28,12 @@ def read_image(path: PathLike) -> Image:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return to_rgb(Image.open(file))
-    except (KeyboardInterrupt, MemoryError):
+    except MemoryError:
         raise
-    except OSError as error:
-        if error.errno is None:  # PIL's own
-            raise ImageError(_message(path, error)) from error
-        # The system failed, not the image: a full table of handles or a lost disk must not look like broken images.
-        raise OSError(error.errno, _message(path, error)) from error
     except Exception as error:  # a damaged file reaches every corner of PIL: OSError, SyntaxError, struct.error, …
+        if isinstance(error, OSError) and error.errno is not None:  # not PIL's
+            # The system failed, not the image: too many open files or a lost disk must not look like broken images.
+            raise OSError(error.errno, _message(path, error)) from error
         raise ImageError(_message(path, error)) from error
 
 
@@ -64,18 +62,16 @@ def _message(path: PathLike, error: Exception) -> str:
 
     name = printable(path)
     if isinstance(error, FileNotFoundError):
-        return (
-            f"image '{name}' is gone. It was there when the dataset was opened: restore it, or open the dataset again."
-        )
+        return f"image '{name}' is gone since the dataset was opened. Restore it, or open the dataset again."
     if isinstance(error, IsADirectoryError | PermissionError):
         return f"image '{name}' cannot be opened: {error.strerror}. Change its permissions, or remove it."
+    advice = "Fetch or unpack it again, or remove it."
     if isinstance(error, Image.DecompressionBombError):
         why, advice = f"it is too large ({error})", "Scale it down, or raise `PIL.Image.MAX_IMAGE_PIXELS`."
     elif isinstance(error, UnidentifiedImageError):
-        why, advice = "it is empty or no image that PIL knows", "Fetch or unpack it again, or remove it."
+        why = "it is empty or no image that PIL knows"
     elif isinstance(error, ImageError):
         why, advice = str(error), "Convert it to 8 bits a channel."
     else:
         why = f"it is damaged ({printable(str(error)) or type(error).__name__})"
-        advice = "Fetch or unpack it again, or remove it."
     return f"image '{name}' cannot be read: {why}. {advice}{FIND_ALL}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -55,17 +56,6 @@ class _Entry:
     pixels: Tensor
     lost: dict[int, Unreadable]
 
-    def has(self, key: tuple[str, ...], numbers: npt.NDArray[np.int64]) -> bool:
-        return self.key == key and bool(np.isin(numbers, self.numbers, assume_unique=True).all())
-
-    def select(self, numbers: npt.NDArray[np.int64]) -> CachedImages:
-        """Select some of the images; all of them must be in this entry."""
-        all_of_them = len(numbers) == len(self.numbers)
-        rows = None if all_of_them else torch.from_numpy(np.searchsorted(self.numbers, numbers)).to(self.pixels.device)
-        places = np.flatnonzero(np.isin(numbers, list(self.lost)))
-        lost = tuple(Unreadable(int(place), self.lost[int(numbers[place])].why) for place in places)
-        return CachedImages(self.pixels, rows, lost)
-
 
 @final
 class DeviceCache:
@@ -83,11 +73,9 @@ class DeviceCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        on_gpu = any(entry.pixels.is_cuda for entry in self._entries)
         self._entries.clear()
         self._opened.clear()
-        if on_gpu:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def opened(self, key: str, open_it: Callable[[], ImageSet]) -> ImageSet:
         """Open a set, or return the one already opened under this key: folders are listed once."""
@@ -109,30 +97,28 @@ class DeviceCache:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())  # one name for one device
         origin, numbers = images.origin()
-        shape = repr((geometry.resize, geometry.crop, geometry.interpolation))
-        key = (origin.cache_key, shape, str(device))
-        entry = next((entry for entry in reversed(self._entries) if entry.has(key, numbers)), None)
-        if entry is None:
-
-            def allocate(shape: Sequence[int]) -> Tensor:
-                self._make_room(len(images) * int(np.prod(shape)), device, images.name)
-                return torch.zeros(len(images), *shape, dtype=torch.uint8, device=device)
-
-            decoded, lost = _decode(images, geometry, allocate, device, workers, on_unreadable, progress)
-            entry = _Entry(key, numbers, decoded, {int(numbers[item.index]): item for item in lost})
-        else:
+        key = (origin.cache_key, repr((geometry.resize, geometry.crop, geometry.interpolation)), str(device))
+        held = [entry for entry in self._entries if entry.key == key and np.isin(numbers, entry.numbers).all()]
+        if held:
+            entry = held[-1]
             self._entries.remove(entry)
+        else:
+            make_room = partial(self._make_room, device=device, name=images.name)
+            decoded, lost = _decode(images, geometry, make_room, device, workers, on_unreadable, progress)
+            entry = _Entry(key, numbers, decoded, {int(numbers[item.index]): item for item in lost})
         self._entries.append(entry)
-        selected = entry.select(numbers)
-        on_unreadable(selected.lost)
-        return selected
+        whole = len(numbers) == len(entry.numbers)
+        rows = None if whole else torch.from_numpy(np.searchsorted(entry.numbers, numbers)).to(device)
+        places = np.flatnonzero(np.isin(numbers, list(entry.lost)))
+        lost_here = tuple(Unreadable(int(place), entry.lost[int(numbers[place])].why) for place in places)
+        on_unreadable(lost_here)
+        return CachedImages(entry.pixels, rows, lost_here)
 
     def _make_room(self, needed: int, device: torch.device, name: str) -> None:
         """Drop the least recently used sets until there is room; an error if there is none even then."""
         while True:
             entries = [entry for entry in self._entries if entry.pixels.device == device]
-            if device.type == "cuda":
-                torch.cuda.empty_cache()  # torch keeps the memory of earlier networks, and it does not count as free
+            torch.cuda.empty_cache()  # torch keeps the memory of earlier networks, and it does not count as free
             free, total = device_memory(device)
             cached = sum(entry.pixels.nbytes for entry in entries)
             if needed <= _SHARE_OF_FREE * free and (not entries or cached + needed <= _SHARE_OF_ALL * total):
@@ -161,13 +147,13 @@ def device_memory(device: torch.device) -> tuple[float, float]:
 def _decode(
     images: ImageSet,
     geometry: Preprocess,
-    allocate: Callable[[Sequence[int]], Tensor],
+    make_room: Callable[[int], None],
     device: torch.device,
     workers: int,
     on_unreadable: OnUnreadable,
     progress: Progress,
 ) -> tuple[Tensor, list[Unreadable]]:
-    """Decode all images into the tensor that `allocate` makes once their shape is known; unreadable ones stay black."""
+    """Decode all images into one tensor, made once their shape is known; unreadable ones stay black."""
     plain = images.unlabelled().with_transform(geometry.pixels())
     decoded: Tensor | None = None
     lost: list[Unreadable] = []
@@ -185,7 +171,8 @@ def _decode(
                 if not isinstance(got.batch, Tensor):
                     continue
                 if decoded is None:
-                    decoded = allocate(got.batch.shape[1:])
+                    make_room(len(plain) * got.batch[0].numel())
+                    decoded = torch.zeros(len(plain), *got.batch.shape[1:], dtype=torch.uint8, device=device)
                 if got.batch.shape[1:] != decoded.shape[1:]:
                     raise sizes_differ
                 batch = got.batch.to(device, non_blocking=True)

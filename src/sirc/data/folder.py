@@ -1,9 +1,10 @@
-"""Image folders: find images in torchvision's order and read them as a dataset."""
+"""Image files: those of a folder in torchvision's order, or of a list, as a dataset."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 _EXAMPLES = 5
+_LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …)."
 
 
@@ -93,6 +95,9 @@ class FileSet(ImageSet):
         """The path of one image."""
         return printable(self.path(index))
 
+    def _identity(self) -> str:
+        return self._files
+
     @cached_property
     def _files(self) -> str:
         """A digest of names and sizes, in order; moving the folder does not change it."""
@@ -103,9 +108,6 @@ class FileSet(ImageSet):
                 f"{with_examples(self._names, gone)} of {len(self)} are gone. Restore them, or open the dataset again."
             )
         return f"files {self._names.digest()} {hashlib.sha256(sizes.astype('<i8').tobytes()).hexdigest()}"
-
-    def _identity(self) -> str:
-        return self._files
 
 
 def image_folder(
@@ -124,19 +126,14 @@ def image_folder(
     path = Path(path)
     require_folder(path)
     name = path.resolve().name if name is None else name
-    if not labelled:
-        names = FileNames(images_below(path))
-        if not len(names):
-            raise FileNotFoundError(f"there is no image in or below '{printable(path)}'. {_EXPECTED}")
-        return FileSet(path, names, name=name, transform=transform)
-    names, classes, counts = images_of_classes(path)
+    names, classes, counts = images_of_classes(path) if labelled else (FileNames(images_below(path)), [], [])
     if not len(names):
-        direct = next(images_below(path), None)
-        why = f"its images lie directly in it, such as '{printable(direct)}'" if direct else "it has no image at all"
-        raise FileNotFoundError(
-            f"'{printable(path)}' must have one folder of images for each class; {why}. "
-            "Sort them into folders, or pass `labelled=False` for an OOD set."
-        )
+        if direct := next(images_below(path), None):
+            raise FileNotFoundError(
+                f"'{printable(path)}' must have one folder of images for each class; its images lie directly in it, "
+                f"such as '{printable(direct)}'. Sort them into folders, or pass `labelled=False` for an OOD set."
+            )
+        raise FileNotFoundError(f"there is no image in or below '{printable(path)}'. {_EXPECTED}")
     empty = [number for number, count in enumerate(counts) if not count]
     if empty and not allow_empty:
         raise FileNotFoundError(
@@ -144,8 +141,78 @@ def image_folder(
             f"{len(classes)} have none. Unpack the data again, delete a folder that is no class, or pass "
             "`allow_empty=True`."
         )
-    labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts))
+    labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts)) if labelled else None
     return FileSet(path, names, name=name, labels=labels, classes=classes, transform=transform)
+
+
+def file_list(
+    path: PathLike,
+    root: PathLike,
+    *,
+    labelled: bool | None = None,
+    within: Sequence[str] = (),
+    name: str | None = None,
+    transform: Transform | None = None,
+) -> FileSet:
+    """Open the images below `root` that a text file lists, one `path label` or `path` on each line.
+
+    The last word is the label if it is a whole number; paths may hold spaces. `labelled=None` takes labels if every
+    line has one. A leading folder named in `within` is dropped from the paths: not all lists have it.
+    """
+    path, root = Path(path), Path(root)
+    names, labels = read_list(path, within)
+    require_folder(root)
+    name = path.stem if name is None else name
+    if len(gone := np.flatnonzero(file_sizes(root, names) < 0)):
+        raise FileNotFoundError(
+            f"every file that '{printable(path)}' lists must be below '{printable(root)}'; "
+            f"{with_examples(names, gone)} of {len(names):,} are missing. Pass the folder that its paths start "
+            "from, or unpack the data again."
+        )
+    if labelled is False or (labelled is None and labels is None):
+        return FileSet(root, names, name=name, transform=transform)
+    if labels is None:
+        raise ValueError(
+            f"every line of '{printable(path)}' must end in a label, a whole number; some or all have none. "
+            "Add them, or pass `labelled=False` for an OOD set."
+        )
+    numbers = torch.from_numpy(np.array(labels, dtype=np.int64))
+    if int(numbers.min()) < 0:
+        row = int((numbers < 0).nonzero()[0])
+        raise ValueError(
+            f"the labels of '{printable(path)}' must be 0 or more; got {labels[row]} for '{printable(names[row])}'. "
+            "Pass `labelled=False` for an OOD set."
+        )
+    return FileSet(root, names, name=name, labels=numbers, transform=transform)
+
+
+def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, array[int] | None]:
+    """Read the paths of a list, and the labels if every line has one."""
+    labels = array("q")
+
+    def parse(text: str) -> Iterator[str]:
+        for line in filter(None, map(str.strip, text.splitlines())):
+            head, *last = line.rsplit(None, 1)
+            if last and _LABEL.fullmatch(last[0]):
+                labels.append(int(last[0]))
+                line = head
+            first, slash, below = line.removeprefix("./").partition("/")
+            yield below if slash and first in within else first + slash + below
+
+    try:
+        names = FileNames(parse(Path(path).read_text(encoding="utf-8-sig")))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise FileNotFoundError(
+            f"there is no list file '{printable(path)}'. Pass the text file that names the images."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"'{printable(path)}' must be a text file in UTF-8 with one path on each line; it has byte "
+            f"0x{error.object[error.start]:02x} at {error.start}. Did you pass an image or an archive?"
+        ) from error
+    if not len(names):
+        raise ValueError(f"'{printable(path)}' must list at least one image; it is empty. Fetch it again.")
+    return names, labels if len(labels) == len(names) else None
 
 
 def images_of_classes(path: Path) -> tuple[FileNames, list[str], list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 COUNT = 10_000
 WIDTHS = (2, 256)
 _META = "noise.json"
-_PNG = re.compile(r"\d{5,}\.png")
-_PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+_PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"  # the last chunk, which a truncated file lacks
 
 
 class Draw(NamedTuple):
@@ -92,7 +90,8 @@ def write_noise(
     noise, folder = Noise(count, seed), Path(folder)
     _claim(folder, {"seed": noise.seed, "size": noise.size, "count": len(noise)}, overwrite)
     files = [folder / "images" / f"{index:05}.png" for index in range(len(noise))]
-    todo = [index for index, file in enumerate(files) if not _is_complete(file)]
+    whole = [file.is_file() and file.read_bytes().endswith(_PNG_END) for file in files]
+    todo = [index for index, complete in enumerate(whole) if not complete]
     with progress.task("noise", len(noise), done=len(noise) - len(todo)) as task:
         for index in todo:
             image = noise.image(index)
@@ -117,15 +116,9 @@ def _claim(folder: Path, made: dict[str, int], overwrite: bool) -> None:
             raise StoreError(
                 f"'{name}' holds other noise: {differing}. Use those, choose another folder, or pass `overwrite=True`."
             )
-        for file in (folder / "images").glob("*.png") if overwrite else ():
-            if _PNG.fullmatch(file.name):
-                file.unlink()
+        for file in (folder / "images").glob("[0-9]*[0-9].png") if overwrite else ():
+            file.unlink()
     elif folder.is_file() or (others := sorted(printable(entry.name) for entry in folder.glob("[!.]*"))):
         content = "is a file" if folder.is_file() else f"holds {', '.join(others[:3])}"
         raise StoreError(f"noise must have a folder of its own; '{name}' {content}. Choose another path.")
     atomic_write(meta, lambda file: file.write(json.dumps(made).encode()))
-
-
-def _is_complete(file: Path) -> bool:
-    """Look for the last chunk of a PNG, which a truncated file lacks."""
-    return file.is_file() and file.read_bytes().endswith(_PNG_END)

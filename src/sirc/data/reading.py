@@ -120,11 +120,8 @@ def is_system_error(error: BaseException) -> bool:
 
 def usable_workers(wanted: int) -> int:
     """Limit the number of worker processes to that of processors; it changes the speed only."""
-    try:
-        processors = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        processors = os.cpu_count() or 1
-    return min(wanted, processors)
+    on_linux = hasattr(os, "sched_getaffinity")
+    return min(wanted, len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1)
 
 
 def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader | None:

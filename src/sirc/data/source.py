@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_positive
 from sirc.data.base import ImageSet, Transform, check_seed, check_split
-from sirc.data.catalogue import Benchmark, find_benchmark, layout
-from sirc.data.folder import image_folder
-from sirc.data.lists import file_list
+from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
+from sirc.data.folder import file_list, image_folder
 from sirc.data.noise import COUNT, Noise
 from sirc.data.wrapped import call_function, torchvision_set
 
@@ -121,7 +120,6 @@ def open_source(
     if split is not None:
         check_split(split)
     known, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
-    opened: ImageSet
     if known is not None:
         opened = _open_benchmark(source, known, path, wanted, labelled)
     elif source.dataset in PLAIN:
@@ -150,7 +148,7 @@ def _open_benchmark(source: Source, known: Benchmark, path: Path | None, split: 
     if path is None:
         return Noise(COUNT if source.count is None else source.count, seed=source.seed)
     path = Path(str(path).replace("{split}", part.name))
-    return layout.open_split(known, path, part, labelled=labelled, list_name=source.list)
+    return open_split(known, path, part, labelled=labelled, list_name=source.list)
 
 
 def _open_plain(source: Source, path: Path, split: str | None, labelled: bool) -> ImageSet:
@@ -162,21 +160,19 @@ def _open_plain(source: Source, path: Path, split: str | None, labelled: bool) -
         listed = path / source.list.replace("{split}", split or "")
         return file_list(listed, path, labelled=labelled, name=path.name)
     if split is not None and not in_path:
-        path = layout.split_folder(path, split, required=source.split is not None)
+        path = split_folder(path, split, required=source.split is not None)
     return image_folder(path, labelled=labelled, allow_empty=source.options.get("allow_empty", False) is True)
 
 
 def eval_transform(source: Source, preprocess: Preprocess) -> Transform:
     """Make the test-time preprocessing of a dataset; benchmarks of small images have their own."""
-    known = source.benchmark
-    if known is not None and known.scaled is not None:
-        return preprocess.scaled(known.scaled)
-    return preprocess.test()
+    scaling = source.benchmark.scaled if source.benchmark else None
+    return preprocess.test() if scaling is None else preprocess.scaled(scaling)
 
 
 def eval_geometry(source: Source, preprocess: Preprocess) -> Preprocess:
     """Describe the resize and crop of `eval_transform` as a `Preprocess`."""
-    known = source.benchmark
-    if known is not None and known.scaled is not None:
-        return replace(preprocess, resize=preprocess.size, crop=None, interpolation=known.scaled)
-    return preprocess
+    scaling = source.benchmark.scaled if source.benchmark else None
+    if scaling is None:
+        return preprocess
+    return replace(preprocess, resize=preprocess.size, crop=None, interpolation=scaling)

@@ -36,12 +36,9 @@ class Wrapped(ImageSet):
 
     def __init__(self, dataset: Any, *, name: str, source: Sequence[object], labelled: bool = True) -> None:
         classes = getattr(dataset, "classes", None) or ()
-        plain = all(isinstance(label, str) for label in classes)
-        super().__init__(
-            name=name,
-            labels=find_labels(dataset, name) if labelled else None,
-            classes=tuple(classes) if labelled and plain else (),
-        )
+        named = labelled and all(isinstance(label, str) for label in classes)
+        labels = find_labels(dataset, name) if labelled else None
+        super().__init__(name=name, labels=labels, classes=classes if named else ())
         self._dataset = dataset
         self._source = json.dumps(source, sort_keys=True, default=repr)
 
@@ -70,6 +67,9 @@ class Wrapped(ImageSet):
         """Name the dataset and the number."""
         return f"image {index} of '{self.name}'"
 
+    def _identity(self) -> str:
+        return f"{self._source} {len(self)} {self._pixels}"
+
     @cached_property
     def _pixels(self) -> str:
         # There are no file names to go by, so a few images stand for the set.
@@ -82,9 +82,6 @@ class Wrapped(ImageSet):
                 continue
             digest.update(f"{image.size}".encode() + image.tobytes())
         return digest.hexdigest()
-
-    def _identity(self) -> str:
-        return f"{self._source} {len(self)} {self._pixels}"
 
 
 def torchvision_set(
@@ -101,11 +98,10 @@ def torchvision_set(
         from torchvision import datasets
     except ImportError as error:
         raise missing_package(f"torchvision:{kind}", "torchvision") from error
-    if kind not in datasets.__all__ or not inspect.isclass(getattr(datasets, kind)):
-        known = [name for name in sorted(datasets.__all__) if inspect.isclass(getattr(datasets, name))]
-        raise ValueError(unknown_name("`dataset` after `torchvision:`", kind, known))
-    dataset_class: Callable[..., Any] = getattr(datasets, kind)
-    parameters = _parameters(dataset_class)
+    known = {name: each for name in sorted(datasets.__all__) if inspect.isclass(each := getattr(datasets, name))}
+    if kind not in known:
+        raise ValueError(unknown_name("`dataset` after `torchvision:`", kind, list(known)))
+    parameters = _parameters(known[kind])
     arguments = {**({"root": str(root)} if "root" in parameters else {}), **options}
     spellings: list[dict[str, object]] = [{}]
     if split is not None and "train" not in arguments and ("train" in parameters or "split" not in arguments):
@@ -118,7 +114,7 @@ def torchvision_set(
                 f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got {split!r}. "
                 "Write a function that cuts it in two, and name that: `package.module:function`."
             )
-    dataset = _make(f"torchvision:{kind}", dataset_class, arguments, spellings)
+    dataset = _make(f"torchvision:{kind}", known[kind], arguments, spellings)
     return Wrapped(dataset, name=kind, source=[f"torchvision:{kind}", split, options], labelled=labelled)
 
 
@@ -127,9 +123,8 @@ def call_function(
 ) -> ImageSet:
     """Call `package.module:function` with `options`, and with `split` and `path` if it takes them."""
     function = import_function(name, _FORMS)
-    parameters = _parameters(function)
     offered = {"split": split, "path": path}
-    arguments = {key: value for key, value in offered.items() if value is not None and key in parameters}
+    arguments = {key: value for key, value in offered.items() if value is not None and key in _parameters(function)}
     dataset = _make(name, function, {**arguments, **options})
     if isinstance(dataset, ImageSet):
         return dataset if labelled else dataset.unlabelled()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import string
-from collections.abc import Callable
+import sys
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, final
 
@@ -129,26 +129,22 @@ def noise(count: int = COUNT, seed: int = 0) -> Glyphs:
 
 @lru_cache(maxsize=_CACHED_BLOCKS)
 def _block(what: str, split: str, seed: int, number: int) -> Pixels:
-    make = _maker(what, split, seed)
-    end = (number + 1) * _BLOCK
-    if what == "handwritten":
-        end = min(end, _HANDWRITTEN)
-    pixels = np.stack([make(index) for index in range(number * _BLOCK, end)])
+    end = min((number + 1) * _BLOCK, _HANDWRITTEN if what == "handwritten" else sys.maxsize)
+    pixels = np.stack([_draw(what, split, seed, index) for index in range(number * _BLOCK, end)])
     pixels.setflags(write=False)
     return pixels
 
 
-def _maker(what: str, split: str, seed: int) -> Callable[[int], Pixels]:
-    """Make the function that draws image `index` of a set."""
-    stream = f"{what} {split} {seed}"
+def _draw(what: str, split: str, seed: int, index: int) -> Pixels:
+    random = generator(f"{what} {split} {seed}", index)
     if what == "handwritten":
-        return _handwritten_digit
+        return _handwritten_digit(index)
     if what == "photos":
-        return lambda index: _photo_patch(generator(stream, index))
+        return _photo_patch(random)
     if what == "noise":
-        return lambda index: np.asarray(Noise(index + 1, seed, size=SIDE).image(index))
+        return np.asarray(Noise(index + 1, seed, size=SIDE).image(index))
     characters, fonts = _DRAWN[what]
-    return lambda index: draw_character(characters[index % len(characters)], fonts, generator(stream, index))
+    return draw_character(characters[index % len(characters)], fonts, random)
 
 
 def _handwritten_digit(index: int) -> Pixels:
