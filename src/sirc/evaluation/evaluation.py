@@ -160,7 +160,7 @@ class Evaluation:
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
-        self._wanted([score])
+        self._check_score(score)
         if (score, negative) not in self._rankings:
             if len(self._rankings) >= _RANKINGS:
                 self._rankings.pop(next(iter(self._rankings)))
@@ -258,7 +258,7 @@ class Evaluation:
         `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
         score is the better one (equal ones count half).
         """
-        self._wanted([baseline])
+        self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
         samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
         keys = list(zip(frame["negative"], frame["metric"], strict=True))
@@ -400,9 +400,13 @@ class Evaluation:
         wanted = self.scores if scores is None else as_names(scores)
         if not wanted:
             raise ValueError("at least one score is needed; got none")
-        if unknown := [score for score in wanted if score not in self.confidences]:
-            raise ValueError(f"unknown score {unknown[0]!r}; this evaluation has {', '.join(self.confidences)}")
+        for score in wanted:
+            self._check_score(score)
         return wanted
+
+    def _check_score(self, score: str) -> None:
+        if score not in self.confidences:
+            raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
 
 
 def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
