@@ -109,10 +109,7 @@ class Evaluation:
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {score!r}", correct, values).clone()
         if not bool(self.correct.any()):
-            raise ValueError(
-                "at least one prediction must be right for there to be something to accept; got "
-                f"{len(self.correct)} wrong"
-            )
+            raise ValueError(f"at least one prediction must be right, to accept any; got {len(self.correct)} wrong")
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
         self.alpha = as_fractions("alpha", alpha)
         self.beta = as_fractions("beta", beta)
