@@ -1,17 +1,7 @@
 """Evaluating scores on ID and OOD data: the tidy table, comparisons, selection, checks of SIRC's premise."""
 
 from sirc.evaluation.evaluation import COLUMNS, Evaluation, combine, evaluate
-from sirc.evaluation.inputs import (
-    MEAN,
-    ORACLE,
-    POOLED,
-    WRONG,
-    as_fractions,
-    as_names,
-    group_sizes,
-    parse_or_none,
-    score_labelled,
-)
+from sirc.evaluation.inputs import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, parse_or_none, score_labelled
 from sirc.evaluation.selection import Choice, select
 
 __all__ = [
@@ -26,7 +16,6 @@ __all__ = [
     "as_names",
     "combine",
     "evaluate",
-    "group_sizes",
     "parse_or_none",
     "score_labelled",
     "select",

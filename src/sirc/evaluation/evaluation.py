@@ -109,10 +109,7 @@ class Evaluation:
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {score!r}", correct, values).clone()
         if not bool(self.correct.any()):
-            raise ValueError(
-                "at least one prediction must be right for there to be something to accept; got "
-                f"{len(self.correct)} wrong"
-            )
+            raise ValueError(f"at least one prediction must be right, to accept any; got {len(self.correct)} wrong")
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
         self.alpha = as_fractions("alpha", alpha)
         self.beta = as_fractions("beta", beta)
@@ -160,7 +157,7 @@ class Evaluation:
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
-        self._wanted([score])
+        self._check_score(score)
         if (score, negative) not in self._rankings:
             if len(self._rankings) >= _RANKINGS:
                 self._rankings.pop(next(iter(self._rankings)))
@@ -258,7 +255,7 @@ class Evaluation:
         `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
         score is the better one (equal ones count half).
         """
-        self._wanted([baseline])
+        self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
         samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
         keys = list(zip(frame["negative"], frame["metric"], strict=True))
@@ -400,9 +397,13 @@ class Evaluation:
         wanted = self.scores if scores is None else as_names(scores)
         if not wanted:
             raise ValueError("at least one score is needed; got none")
-        if unknown := [score for score in wanted if score not in self.confidences]:
-            raise ValueError(f"unknown score {unknown[0]!r}; this evaluation has {', '.join(self.confidences)}")
+        for score in wanted:
+            self._check_score(score)
         return wanted
+
+    def _check_score(self, score: str) -> None:
+        if score not in self.confidences:
+            raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
 
 
 def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:

@@ -19,37 +19,17 @@ _GREEK: Final = {"alpha": "α", "beta": "β", "gamma": "γ", "kappa": "κ"}
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
 
 # Symbols for which LaTeX needs a command; it reads other letters from UTF-8 by itself.
+_TEXT: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "bar", "<": "less", ">": "greater"}
+_MATHS: Final = {
+    "✓": "surd", "✗": "times", "±": "pm", "×": "times", "·": "cdot", "‖": "|", "≤": "leq", "≥": "geq", "∞": "infty",
+    "↑": "uparrow", "↓": "downarrow", "→": "rightarrow", "α": "alpha", "β": "beta", "γ": "gamma", "κ": "kappa",
+}  # fmt: skip
 _LATEX: Final = {
     **{character: f"\\{character}" for character in "{}_%&#$"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"\textbar{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    '"': "{''}",
-    "`": "{`}",
-    "'": "{'}",
-    "✓": r"$\surd$",
-    "✗": r"$\times$",
-    "−": "$-$",
-    "–": r"\textendash{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "‖": r"$\|$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "→": r"$\rightarrow$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "∞": r"$\infty$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
-    "γ": r"$\gamma$",
-    "κ": r"$\kappa$",
-    "\N{NO-BREAK SPACE}": "~",
-}
+    **{character: rf"\text{name}{{}}" for character, name in _TEXT.items()},
+    **{character: rf"$\{name}$" for character, name in _MATHS.items()},
+    '"': "{''}", "`": "{`}", "'": "{'}", "−": "$-$", "–": r"\textendash{}", "\N{NO-BREAK SPACE}": "~",
+}  # fmt: skip
 
 
 def score_name(spec: str, style: Style = "text", *, bare: bool = False) -> str:

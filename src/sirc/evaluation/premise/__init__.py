@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import final
 
 import pandas as pd
@@ -25,7 +25,7 @@ from sirc.evaluation.inputs import (
     score_labelled,
 )
 from sirc.evaluation.premise.measures import PLAIN, Combination, Confidences, Samples
-from sirc.evaluation.premise.verdicts import judge, recommend, report_text
+from sirc.evaluation.premise.verdicts import facts, judge, recommend
 from sirc.scores import Evaluator, Scorer, Spec, functional, is_bounded, parse, ranks_by_gap
 
 __all__ = ["Assumptions", "check_assumptions"]
@@ -73,18 +73,21 @@ class Assumptions:
     _combinations: tuple[Combination, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        return report_text(self._combinations, self.verdicts, (self.recommended, self.reason), self.sizes, self.level)
+        right, wrong, *_ = self.sizes.values()
+        ood = ", ".join(f"{name} {count:,}" for name, count in list(self.sizes.items())[2:])
+        lines = [
+            f"Does SIRC's premise hold? ID data: {right:,} right, {wrong:,} wrong predictions. OOD data: "
+            f"{ood or 'none'}. Intervals: {100 * self.level:g}%."
+        ]
+        for s2, verdict in self.verdicts.items():
+            figures = facts([one for one in self._combinations if one.s2_names == s2])
+            lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in figures)]
+        return "\n".join([*lines, "", f"Recommended: {self.recommended}", f"  {self.reason}"])
 
     def to_dict(self) -> dict[str, object]:
         """Everything as JSON values; a number that does not exist is None."""
-        return {
-            "verdicts": dict(self.verdicts),
-            "recommended": self.recommended,
-            "reason": self.reason,
-            "sizes": dict(self.sizes),
-            "level": self.level,
-            "table": json_rows(self.table),
-        }
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("table", "_combinations")}
+        return {**plain, "table": json_rows(self.table)}
 
 
 def check_assumptions(

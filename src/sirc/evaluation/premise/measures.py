@@ -31,9 +31,9 @@ class Combination:
     score: str
     s1: str
     s2: tuple[str, ...]
-    a: tuple[float, ...] | None = None
-    b: tuple[float, ...] | None = None
-    """Both are None where they are not known."""
+    a: tuple[float, ...] = ()
+    b: tuple[float, ...] = ()
+    """Both are empty where they are not known."""
     constant: tuple[str, ...] = ()
     """Each S2 that is the same for all ID rows."""
     measures: Mapping[Key, Estimate] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Combination:
     def span(self, negative: str, metric: str) -> list[float]:
         """The measures of SIRC with all a and b that were tried; empty where they are not known."""
         keys = [(self.score, negative, metric, k, slope) for k, slope in VARIED]
-        return [self.measures[key].value for key in keys] if self.a is not None else []
+        return [self.measures[key].value for key in keys] if self.a else []
 
 
 class Samples:
@@ -106,7 +106,7 @@ class Samples:
         for at, (name, s2) in enumerate(zip(parts.s2, seconds, strict=True)):
             of_right = spearman(s1[right], s2[right], level)
             add(name, "spearman", {"id": spearman(s1, s2, level), "correct": of_right})
-            if parts.a is not None:
+            if parts.a:
                 rows = {"id": self.confidences[name], **{key: by_score[name] for key, by_score in self.ood.items()}}
                 below = {key: (int((x < parts.a[at]).sum()), len(x)) for key, x in rows.items()}
                 add(name, "below a", {key: wilson_interval(*counts, level) for key, counts in below.items()})
@@ -115,7 +115,7 @@ class Samples:
         if self.ood:
             add(parts.s1, "aurr", {MEAN: self.aurr[parts.s1]})
             add(parts.score, "aurr", {MEAN: self.aurr[parts.score]}, *FITTED)
-        for variation in VARIED if parts.a is not None else ():
+        for variation in VARIED if parts.a else ():
             inside, *outside = (_varied(parts, x, *variation) for x in (self.confidences, *self.ood.values()))
             aurocs, aurr = self._summary(inside, outside)
             add(parts.score, "auroc", aurocs, *variation)
@@ -136,7 +136,5 @@ class Samples:
 
 def _varied(parts: Combination, values: Confidences, k: float, slope: float) -> Tensor:
     """SIRC with another a and b: as a = μ − 3σ and b = 1/σ, the a of another k is a + (3 − k)/b."""
-    assert parts.a is not None
-    assert parts.b is not None
     a = [a + (3 - k) / b for a, b in zip(parts.a, parts.b, strict=True)]
     return functional.sirc(-values[parts.s1], [values[name] for name in parts.s2], a, [slope * b for b in parts.b])

@@ -1,4 +1,4 @@
-"""Verdicts on SIRC's premise, the recommended spec, and the report of both in words."""
+"""Verdicts on SIRC's premise, the recommended spec, and the figures of both in words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _findings(one: Combination, sizes: Mapping[str, int]) -> Iterator[Finding]:
         if column in one.constant:
             yield "does not hold", f"{name} says the same of every ID row"
             continue
-        if one.a is not None:
+        if one.a:
             below = one.of(column, "id", "below a")
             text = f"{percent(below.value)} of ID rows lie below a, where {name} should seldom speak"
             if below.low > MOST_BELOW:
@@ -120,28 +120,9 @@ def _with_ood(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> 
     return best, text
 
 
-def report_text(
-    combinations: Sequence[Combination],
-    verdicts: Mapping[str, str],
-    recommended: tuple[str, str],
-    sizes: Mapping[str, int],
-    level: float,
-) -> str:
-    """The whole report: sizes, the verdict on each S2 with its figures, and the recommendation."""
-    ood = ", ".join(f"{name} {count:,}" for name, count in sizes.items() if name not in ("correct", "wrong"))
-    lines = [
-        f"Does SIRC's premise hold? ID data: {sizes['correct']:,} right, {sizes['wrong']:,} wrong predictions. "
-        f"OOD data: {ood or 'none'}. Intervals: {100 * level:g}%.",
-    ]
-    for s2, verdict in verdicts.items():
-        facts = _facts([one for one in combinations if one.s2_names == s2])
-        lines += ["", f"{s2}: {verdict}", *(f"  {line}" for line in facts)]
-    return "\n".join([*lines, "", f"Recommended: {recommended[0]}", f"  {recommended[1]}"])
-
-
-def _facts(same: Sequence[Combination]) -> Iterator[str]:
-    """The figures of the combinations of one S2."""
-    first, known = same[0], same[0].a is not None
+def facts(same: Sequence[Combination]) -> Iterator[str]:
+    """The figures of the combinations of one S2, as lines of the report."""
+    first, known = same[0], bool(same[0].a)
 
     def column(title: str, cell: Callable[[Combination], str]) -> list[str]:
         return [title, *map(cell, same)]
@@ -199,7 +180,7 @@ def _of_s2(one: Combination, column: str) -> Iterator[str]:
     if one.has(MEAN):
         auroc = _figure(one.of(column, MEAN, "auroc"), ".1f", unit="%")
         yield f"AUROC of OOD|ID✓ of {name} alone, mean over sets, {auroc}"
-    if one.a is not None:
+    if one.a:
         below = {key[1]: x for key, x in one.measures.items() if key[0] == column and key[2] == "below a"}
         text = f"ID rows below a: {_figure(below.pop('id'), '.2f', unit='%')}; expected: about 0.1 to 1%"
         ood = ", ".join(f"{negative} {percent(x.value)}" for negative, x in below.items())

@@ -95,7 +95,7 @@ class Choice:
         """Everything but the grid as JSON values; a number that does not exist is None."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("table", "grid")}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        return {**plain, "sizes": dict(self.sizes), "table": json_rows(self.table)}
+        return {**plain, "table": json_rows(self.table)}
 
 
 def select(
@@ -211,11 +211,7 @@ def _points(name: str, value: ArrayLike) -> Tensor:
 
 
 def _candidates(
-    scorer: Scorer | ConfidenceArrays,
-    val: Data | None,
-    ood: OodSets | None,
-    scores: Sequence[str] | None,
-    pool: Pool,
+    scorer: Scorer | ConfidenceArrays, val: Data | None, ood: OodSets | None, scores: Sequence[str] | None, pool: Pool
 ) -> Evaluation:
     """The evaluation of the candidates, two or more, on rows that they were not fitted on."""
     known = scorer.specs if isinstance(scorer, Scorer) else scorer if isinstance(scorer, Mapping) else ()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
-from sirc.evaluation import WRONG, Evaluation, group_sizes
+from sirc.evaluation import WRONG, Evaluation
 from sirc.metrics import all_metrics
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
@@ -24,20 +24,9 @@ _RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # by mixture.js, 
 _FEWEST: Final = 256  # thresholds of one score, however many scores and runs there are
 
 _SYMBOLS: Final = {
-    "o": "circle",
-    "s": "square",
-    "D": "diamond",
-    "^": "triangle-up",
-    "v": "triangle-down",
-    "P": "cross",
-    "*": "star",
-    "X": "x",
-    "<": "triangle-left",
-    ">": "triangle-right",
-    "p": "pentagon",
-    "h": "hexagon",
-    "d": "diamond-tall",
-}
+    "o": "circle", "s": "square", "D": "diamond", "P": "cross", "*": "star", "X": "x", "p": "pentagon", "h": "hexagon",
+    "^": "triangle-up", "v": "triangle-down", "<": "triangle-left", ">": "triangle-right", "d": "diamond-tall",
+}  # fmt: skip
 
 
 def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> dict[str, object]:
@@ -108,7 +97,7 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
         "runs": [
             {
                 "seed": int(run.seed),
-                "sizes": list(group_sizes(run.evaluation.correct, run.evaluation.ood).values()),
+                "sizes": [len(group) for group in _groups(run.evaluation, evaluation.scores[0])],
                 "scores": packed[id(run)],
                 "values": _values(run.evaluation),
             }
