@@ -407,7 +407,10 @@ def test_without_right_or_without_wrong_rows_p_is_msp(labels):
         (lambda v: functional.gen(v[0]), "`logits` must have shape"),
         (lambda v: functional.log_gap(functional.softmax(v), "gen"), "`gen` reads every logit.* Pass the logits"),
         (lambda v: functional.log_gap(v, "gen(gama=1)"), "`gen` has no parameter `gama`"),
-        (lambda v: functional.log_gap(v, "max_logit"), "`name` must be a bounded score, one of msp, .*margin"),
+        (
+            lambda v: functional.log_gap(v, "max_logit"),
+            "`name` must be a bounded score of the logits, one of msp, .*margin",
+        ),
     ],
 )
 def test_bad_options_are_told_the_rule(call, words):

@@ -56,15 +56,19 @@ class Spec:
     name: str
     args: tuple[Spec, ...] = ()
     options: Mapping[str, Value] = field(default_factory=dict)
+    _text: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Made once: parameters are looked up by it several times for each batch.
+        parts = [str(a) for a in self.args] + [f"{k}={_text(v)}" for k, v in self.options.items()]
+        text = f"{self.name}({', '.join(parts)})" if parts else self.name
+        object.__setattr__(self, "_text", "vim" if is_vim(self) else text)
 
     def __str__(self) -> str:
-        if is_vim(self):
-            return "vim"
-        parts = [str(a) for a in self.args] + [f"{k}={_text(v)}" for k, v in self.options.items()]
-        return f"{self.name}({', '.join(parts)})" if parts else self.name
+        return self._text
 
     def __hash__(self) -> int:
-        return hash(str(self))
+        return hash(self._text)
 
     @property
     def is_leaf(self) -> bool:
@@ -97,6 +101,11 @@ class Spec:
         value = self.options.get(key)
         assert not isinstance(value, str)
         return (value,) if isinstance(value, int | float) else value
+
+
+def is_vim(spec: Spec) -> bool:
+    """Whether it is the linear combination that finds its own c."""
+    return spec.name == "linear" and "c" not in spec.options
 
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
@@ -287,11 +296,6 @@ def _check_others(spec: Spec, text: str) -> None:
                     f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in `{text}`. "
                     f"{advice.get(part.name, 'Give its a= and b= explicitly')}"
                 )
-
-
-def is_vim(spec: Spec) -> bool:
-    """Whether it is the linear combination that finds its own c."""
-    return spec.name == "linear" and "c" not in spec.options
 
 
 def _text(value: Value) -> str:
