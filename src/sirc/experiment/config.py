@@ -13,7 +13,7 @@ from sirc.errors import OnError
 from sirc.evaluation import MEAN, ORACLE, POOLED, WRONG
 from sirc.experiment.toml import dotted
 from sirc.models import Stem
-from sirc.scores import Needs, check_crossfit, check_specs, parse
+from sirc.scores import check_crossfit, check_specs, parse
 
 PAPER_SPECS = (
     *("msp", "doctor", "entropy"),
@@ -111,25 +111,13 @@ class Fit:
         except ValueError as error:
             words = str(error)
             raise ValueError(words if words.startswith("`specs`") else f"`specs` must be scores: {words}") from error
-        seen: dict[str, str] = {}
-        for text in self.specs:
-            other = seen.setdefault(str(parse(text)), text)
-            if other is not text:
-                raise ValueError(f"`specs` must be distinct; `{text}` is there twice, also as `{other}`. Drop one.")
+        specs = [str(parse(text)) for text in self.specs]
+        if twice := [spec for spec in specs if specs.count(spec) > 1]:
+            raise ValueError(f"`specs` must be distinct; `{twice[0]}` is there twice. Drop one.")
         check_crossfit(self.crossfit)
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
-
-    @property
-    def needs_validation(self) -> str | None:
-        """The first of the specs that cannot be fitted without validation images."""
-        return next((spec for spec in self.specs if Needs.of([spec]).val), None)
-
-    @property
-    def tunes(self) -> bool:
-        """Whether validation images are of use: some score is tuned on them."""
-        return Needs.of(self.specs).tuned
 
 
 @final
@@ -138,6 +126,10 @@ class Reported:
     """The scores in tables, page and figures, all by default; `results.csv` has every one."""
 
     specs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.specs:
+            parse(text)
 
 
 @final

@@ -46,10 +46,7 @@ class RunResults:
     @property
     def table(self) -> pd.DataFrame:
         """The rows of this run in results.csv."""
-        table = self.evaluation.table.copy()
-        table.insert(0, "model", self.model)
-        table.insert(1, "seed", self.seed)
-        return table
+        return self.evaluation.table.assign(model=self.model, seed=self.seed)[SCHEMA]
 
     @property
     def reported(self) -> RunResults:
@@ -147,11 +144,6 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
     if not all(experiment.report.specs for experiment in experiments):
         return list(scores)
     return [score for score in scores if str(parse(score)) in wanted] or list(scores)
-
-
-def results_table(runs: Sequence[RunResults]) -> pd.DataFrame:
-    """Put the rows of all runs into one table."""
-    return pd.concat([run.table for run in runs], ignore_index=True)[SCHEMA]
 
 
 def write_results(table: pd.DataFrame, path: Path) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
 
@@ -83,7 +82,10 @@ class Extraction:
             mine = range(rank, store.num_shards, world)
             missing = sorted(set(store.missing).intersection(mine))
             for i in mine:
-                _sweep(store.path, i)
+                for file in store.path.glob(f".shard-{i:05}.*.tmp"):  # left by killed writers
+                    with suppress(FileNotFoundError):
+                        if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                            file.unlink()
                 if i not in missing:
                     store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
             if self.on_error == "stop" and (skipped := store.skipped):
@@ -123,7 +125,13 @@ class Extraction:
         empty: Outputs | None = None
         with self.runner.running():
             for got in self.reader.read(spans, pin=pin):
-                self._lose(got.lost)
+                self.lost += got.lost
+                raise_fatal(got.lost, self.reader.where)
+                if got.lost and self.on_error == "stop":
+                    raise ImageError(
+                        f"every image must be readable; {self.reader.where(got.lost[0].index)} is not: "
+                        f"{got.lost[0].why} Mend or remove it, or {_SKIP}"
+                    )
                 skipped += [item.index for item in got.lost]
                 if got.batch is not None:
                     parts.append(self.runner(got.batch))
@@ -135,15 +143,6 @@ class Extraction:
                     empty = empty or outputs[:0]
                     yield number, outputs, skipped
                     parts, number, rows_read, skipped = [], number + 1, 0, []
-
-    def _lose(self, lost: list[Unreadable]) -> None:
-        self.lost += lost
-        raise_fatal(lost, self.reader.where)
-        if lost and self.on_error == "stop":
-            raise ImageError(
-                f"every image must be readable; {self.reader.where(lost[0].index)} is not: {lost[0].why} Mend or "
-                f"remove it, or {_SKIP}"
-            )
 
     def _join(self, parts: list[_Rows], rows: range, empty: Outputs | None) -> Outputs:
         if not parts:
@@ -158,11 +157,3 @@ class Extraction:
         except ValueError as error:
             hint = " Pass `labels=False` for OOD data with labels of their own." if "`labels`" in str(error) else ""
             raise ValueError(f"{error}{hint} Rows are counted from item {rows.start} of the data.") from error
-
-
-def _sweep(folder: Path, i: int) -> None:
-    """Remove temporary files that killed writers of a shard left."""
-    for file in folder.glob(f".shard-{i:05}.*.tmp"):
-        with suppress(FileNotFoundError):
-            if time.time() - file.stat().st_mtime > _STALE_SECONDS:
-                file.unlink()
