@@ -168,9 +168,8 @@ def test_a_run_knows_its_files(small):
     assert [run.folder for run in experiment.runs] == [Path("there/small/seed-1"), Path("there/small/seed-2")]
     run = experiment.run(2)
     assert run.seed == 2
-    files = (run.checkpoint, run.weights, run.history, run.head, run.scorer, run.store("Noise"))
+    files = (run.weights, run.history, run.head, run.scorer, run.store("Noise"))
     assert [str(path.relative_to(run.folder)) for path in files] == [
-        "checkpoint.safetensors",
         "model.safetensors",
         "history.csv",
         "head.safetensors",

@@ -54,8 +54,6 @@ class Model:
             )
         if self.num_classes is not None:
             check_positive("num_classes", self.num_classes)
-        if self.pretrained == "":
-            raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("`checkpoint` must be left out where `pretrained` is given; got both. Choose one.")
         if self.pretrained and self.stem != "own":
@@ -152,10 +150,7 @@ class Data:
     def __post_init__(self) -> None:
         check_at_least("holdout", self.holdout, 0)
         if self.holdout and self.validation is not None:
-            raise ValueError(
-                f"`holdout` must be left out where `validation` is given, as both say which images validate; got "
-                f"{self.holdout}. Drop one of the two."
-            )
+            raise ValueError("`holdout` must be left out where `validation` is given: both say which images validate.")
         for name, source in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             known = source.benchmark if source is not None else None
             if known is not None and known.role == "OOD":

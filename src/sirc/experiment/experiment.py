@@ -39,8 +39,6 @@ class Run:
     seed: int
     folder: Path
 
-    checkpoint = _InFolder("checkpoint.safetensors")
-    """The state of training: weights, optimiser, epoch."""
     weights = _InFolder("model.safetensors")
     """The trained weights."""
     history = _InFolder("history.csv")

@@ -19,7 +19,7 @@ import sirc
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.stage import Stage, digest
+from sirc.experiment.stage import Inputs, Stage, digest
 from sirc.experiment.stages import check_outputs
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, parse
@@ -92,7 +92,7 @@ def confidences_stage(experiment: Experiment, run: Run) -> Stage:
                 checksums += str((file.metadata() or {}).get("sha256"))
         return hashlib.sha256(checksums.encode()).hexdigest()[:32]
 
-    inputs = {
+    inputs: Inputs = {
         "scorer": digest(run.scorer),
         "stores": {n: [s.model, s.data, len(s), content(s)] for n, s in _stores(experiment, run).items()},
         "sirc": sirc.__version__,

@@ -156,9 +156,8 @@ def train_run(
         )
     set_seed(run.seed)  # a model may draw its first weights from any generator
     model = build(experiment)
-    images = images_of(experiment, "train", augmented=True, cache=cache)
-    tested = "validation" if experiment.data.validates else "test"
-    validation = images_of(experiment, tested, augmented=True, cache=cache)
+    names = ("train", "validation" if experiment.data.validates else "test")
+    images, validation = (images_of(experiment, name, augmented=True, cache=cache) for name in names)
     return train(
         model,
         images,

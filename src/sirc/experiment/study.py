@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -45,9 +46,8 @@ from sirc.progress import SILENT, Progress, Task
 
 FORMATS = ("pdf", "svg", "png")
 REDO = ("train", "extract", "fit", "page", "figures")
-TABLES = ("table.md", "table.tex", "table.html", "table.csv")
 PAGE = "report.html"
-TARGETS = ("results.csv", *TABLES, PAGE)
+TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PAGE)
 
 
 @final
@@ -218,15 +218,13 @@ class _Worker:
             if has_images:
                 extract_run(experiment, run, device=device, progress=progress, cache=cache)
 
-        def fit(_: list[Stage]) -> None:
-            fit_run(experiment, run, device=device, overwrite=True, progress=progress)
-
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
             self.step(f"{name}: train", [train_stage(experiment, run)], train, always=True)
         outputs = outputs_stages(experiment, run)
         self.step(f"{name}: extract", list(outputs.values()), extract, always=True)
-        self.step(f"{name}: fit", [fit_stage(experiment, run)], fit)
+        fit = partial(fit_run, experiment, run, device=device, overwrite=True, progress=progress)
+        self.step(f"{name}: fit", [fit_stage(experiment, run)], lambda _: fit())
         distributed.barrier()
 
     def results(self) -> None:

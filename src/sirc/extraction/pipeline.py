@@ -25,9 +25,7 @@ from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 
 
-class _Options(TypedDict, total=False):
-    """The keyword arguments of `extract`, once for both overloads."""
-
+class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, once for both overloads
     head: Head | str | None
     features: bool
     labels: bool

@@ -72,7 +72,12 @@ class Extraction:
         with distributed.failing_together():
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
-            self._find_layer(path, overwrite)
+            if self.runner.layer is None and not overwrite:  # a finished store names the layer of its features
+                with suppress(StoreError):
+                    store = OutputStore(path)
+                    if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
+                        self.runner.layer = match[1]
+            self.runner.find_layer(self.reader)
             create = partial(OutputStore.create, path, len(self.reader), shard_size=shard_size)
             create = partial(create, model=model, data=data, how=self.runner.how())
             if overwrite and distributed.is_main():
@@ -107,15 +112,6 @@ class Extraction:
             if last is not None:
                 last.result()
         return store
-
-    def _find_layer(self, path: PathLike, overwrite: bool) -> None:
-        """Find the layer of the features: that of a finished store, else the model's head."""
-        if self.runner.layer is None and not overwrite:
-            with suppress(StoreError):
-                store = OutputStore(path)
-                if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
-                    self.runner.layer = match[1]
-        self.runner.find_layer(self.reader)
 
     def _outputs(self, spans: list[range], task: Task) -> Iterator[tuple[int, Outputs, list[int]]]:
         """The number, the outputs and the unreadable rows of each span in turn."""

@@ -22,8 +22,6 @@ from sirc.progress import SILENT, Progress
 
 __all__ = ["run_demo"]
 
-_DRAWS = 300
-
 
 def run_demo(
     out: PathLike,
@@ -41,17 +39,11 @@ def run_demo(
     names = ("glyphs_densenet.toml", "glyphs_resnet.toml")
     experiments = [Experiment.read(str(toml / name), [where, *overrides]) for name in names]
     study = run_study(
-        experiments,
-        folder=out,
-        device=device,
-        figures=figures,
-        formats=formats,
-        redo=redo,
-        progress=progress,
+        experiments, folder=out, device=device, figures=figures, formats=formats, redo=redo, progress=progress
     )
     _write_arrays(study, experiments[0])
     with progress.task("findings, with intervals", None, unit=""):
-        found = findings(study.runs, draws=_DRAWS)
+        found = findings(study.runs, draws=300)
     file = out / "findings.md"
     rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in found]
     text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows, ""])
