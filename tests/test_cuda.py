@@ -291,7 +291,7 @@ def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_pa
     with device_cache.DeviceCache() as cache:
         cached = load(cache, "cuda")
         assert load(cache, "cuda:0").pixels.data_ptr() == cached.pixels.data_ptr()
-        reading = from_device.CachedReader(from_device.CachedSet(images, preprocess, lambda: cached), 16)
+        reading = from_device.CachedSet(images, preprocess, lambda: cached, 16)
         seen = torch.cat([got.batch[0].cpu() for got in reading.read([range(20), range(20, 50)])])
         assert torch.equal(seen, torch.stack([images[i][0] for i in range(50)]))
         expected = sirc.extract(plain, images)

@@ -64,7 +64,6 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["name="], "`name` must be fit for a folder"),
         (["name=.."], "`name` must be fit for a folder"),
         ([f"name={'é' * 101}"], "must be fit for a folder: at most 200 bytes"),
-        (["out="], "`out` must be a folder"),
         (["model.name=resnet18"], '`model.name` must be "timm:NAME", .*; got "resnet18". Write for example "torchvi'),
         (["model.num_classes=0"], "`model.num_classes` must be a whole number ≥ 1; got 0"),
         (["model.pretrained=true", "model.checkpoint=x.pt"], "`model.checkpoint` must be left out where `pretrained`"),
@@ -169,9 +168,8 @@ def test_a_run_knows_its_files(small):
     assert [run.folder for run in experiment.runs] == [Path("there/small/seed-1"), Path("there/small/seed-2")]
     run = experiment.run(2)
     assert run.seed == 2
-    files = (run.checkpoint, run.weights, run.history, run.head, run.scorer, run.store("Noise"))
+    files = (run.weights, run.history, run.head, run.scorer, run.store("Noise"))
     assert [str(path.relative_to(run.folder)) for path in files] == [
-        "checkpoint.safetensors",
         "model.safetensors",
         "history.csv",
         "head.safetensors",

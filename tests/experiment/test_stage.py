@@ -16,7 +16,7 @@ def stage(tmp_path):
             (tmp_path / "out.txt").write_text(text)
             return [tmp_path / "out.txt"]
 
-        return Stage("copy", tmp_path, {"text": text, "pair": (1, 2)}, run=write, **options)
+        return Stage("copy", tmp_path, {"text": text, "pair": (1, 2)}, make=write, **options)
 
     return make
 
@@ -58,7 +58,7 @@ def test_a_stage_that_is_killed_halfway_is_not_done(stage, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Stage("copy", tmp_path, stage().inputs, run=killed).run()
+        Stage("copy", tmp_path, stage().inputs, make=killed).run()
     assert (tmp_path / "out.txt").exists()
     assert not stage().is_done()
 

@@ -97,7 +97,7 @@ def evaluate_arrays(
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:
         raise ValueError("`val` is for tuning what is fitted on `train`; got no training outputs. Pass `train` too")
-    fitted = None if train is None else fit(chosen, train, head=head, crossfit=crossfit, val=val, progress=progress)
-    scorer = fitted or Scorer(chosen)
-    evaluation = evaluate(scorer, test, ood, groups=groups)
-    return RunResults(model, 0, evaluation, scorer, test, ood)
+    scorer = Scorer(chosen)
+    if train is not None:
+        scorer = fit(chosen, train, head=head, crossfit=crossfit, val=val, progress=progress)
+    return RunResults(model, 0, evaluate(scorer, test, ood, groups=groups), scorer, test, ood)

@@ -20,18 +20,18 @@ Pairs: TypeAlias = dict[str, list[str]]  # scores by the baseline that each is c
 @final
 @dataclass(frozen=True)
 class Finding:
-    """One claim: what was measured in its favour or against it, and the verdict."""
+    """One claim: what was measured in its favour or against it, and the verdict.
+
+    `sure` comparisons bear it out with their whole interval, `against` speak against it so, `open` leave it open.
+    `details` has a row for each: `model, seed, score, baseline, difference, low, high`, in AUROC or AURR.
+    """
 
     claim: str
     measured: str
     sure: int
-    """How many comparisons bear it out: their whole interval does."""
     against: int
-    """How many speak against it: their whole interval does."""
     open: int
-    """How many leave it open."""
     details: pd.DataFrame
-    """One row for each comparison: `model, seed, score, baseline, difference, low, high`, in AUROC or AURR."""
 
     @property
     def holds(self) -> bool:

@@ -13,7 +13,7 @@ from sirc.errors import OnError
 from sirc.evaluation import MEAN, ORACLE, POOLED, WRONG
 from sirc.experiment.toml import dotted
 from sirc.models import Stem
-from sirc.scores import Needs, check_crossfit, check_specs, parse
+from sirc.scores import check_crossfit, check_specs, parse
 
 PAPER_SPECS = (
     *("msp", "doctor", "entropy"),
@@ -54,8 +54,6 @@ class Model:
             )
         if self.num_classes is not None:
             check_positive("num_classes", self.num_classes)
-        if self.pretrained == "":
-            raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("`checkpoint` must be left out where `pretrained` is given; got both. Choose one.")
         if self.pretrained and self.stem != "own":
@@ -111,25 +109,13 @@ class Fit:
         except ValueError as error:
             words = str(error)
             raise ValueError(words if words.startswith("`specs`") else f"`specs` must be scores: {words}") from error
-        seen: dict[str, str] = {}
-        for text in self.specs:
-            other = seen.setdefault(str(parse(text)), text)
-            if other is not text:
-                raise ValueError(f"`specs` must be distinct; `{text}` is there twice, also as `{other}`. Drop one.")
+        specs = [str(parse(text)) for text in self.specs]
+        if twice := [spec for spec in specs if specs.count(spec) > 1]:
+            raise ValueError(f"`specs` must be distinct; `{twice[0]}` is there twice. Drop one.")
         check_crossfit(self.crossfit)
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
-
-    @property
-    def needs_validation(self) -> str | None:
-        """The first of the specs that cannot be fitted without validation images."""
-        return next((spec for spec in self.specs if Needs.of([spec]).val), None)
-
-    @property
-    def tunes(self) -> bool:
-        """Whether validation images are of use: some score is tuned on them."""
-        return Needs.of(self.specs).tuned
 
 
 @final
@@ -138,6 +124,10 @@ class Reported:
     """The scores in tables, page and figures, all by default; `results.csv` has every one."""
 
     specs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.specs:
+            parse(text)
 
 
 @final
@@ -160,10 +150,7 @@ class Data:
     def __post_init__(self) -> None:
         check_at_least("holdout", self.holdout, 0)
         if self.holdout and self.validation is not None:
-            raise ValueError(
-                f"`holdout` must be left out where `validation` is given, as both say which images validate; got "
-                f"{self.holdout}. Drop one of the two."
-            )
+            raise ValueError("`holdout` must be left out where `validation` is given: both say which images validate.")
         for name, source in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             known = source.benchmark if source is not None else None
             if known is not None and known.role == "OOD":

@@ -15,7 +15,7 @@ from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name
 from sirc.experiment.toml import Document, dotted, dump
-from sirc.scores import parse
+from sirc.scores import Needs, parse
 from sirc.training import Train
 
 FILE = "experiment.toml"
@@ -39,8 +39,6 @@ class Run:
     seed: int
     folder: Path
 
-    checkpoint = _InFolder("checkpoint.safetensors")
-    """The state of training: weights, optimiser, epoch."""
     weights = _InFolder("model.safetensors")
     """The trained weights."""
     history = _InFolder("history.csv")
@@ -81,15 +79,26 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)
-        if not self.out:
-            raise ValueError('`out` must be a folder; got an empty string. Write "." for the current one.')
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
-        _check_preprocess(self.preprocess)
-        self._check_report()
-        if not self.data.validates and (spec := self.fit.needs_validation):
+        resize, crop, std = self.preprocess.resize, self.preprocess.crop, self.preprocess.std
+        for name, values in (
+            ("resize", resize if isinstance(resize, tuple) else (resize,)),
+            ("crop", (crop,)),
+            ("std", std),
+        ):
+            if not all(value is None or 0 < value < float("inf") for value in values):
+                raise ValueError(f"`preprocess.{name}` must be positive; got {getattr(self.preprocess, name)}.")
+        known = {str(parse(text)) for text in self.fit.specs}
+        for text in self.report.specs:
+            if str(parse(text)) not in known:
+                raise ValueError(
+                    f"`report.specs` must be among `fit.specs`; `{text}` is not. Add it there, or drop it."
+                )
+        needy = [spec for spec in self.fit.specs if Needs.of([spec]).val]
+        if needy and not self.data.validates:
             raise ValueError(
-                f"`fit.specs` must do without validation images, as there are none; `{spec}` is tuned on them. Add "
+                f"`fit.specs` must do without validation images, as there are none; `{needy[0]}` is tuned on them. Add "
                 "`data.validation`, ID images that are not among the training or test images, or hold some training "
                 "images out: `data.holdout = 10`."
             )
@@ -98,10 +107,10 @@ class Experiment:
                 "`data.validation` must be other images than `data.test` where scores are tuned on it; both are the "
                 "same. Split them, or give the options of the scores: `tempered_msp(temperature=1)`."
             )
-        known = self.data.train.benchmark
-        if known is not None and self.model.num_classes not in (None, known.classes):
+        benchmark, outputs = self.data.train.benchmark, self.model.num_classes
+        if benchmark is not None and outputs not in (None, benchmark.classes):
             raise ValueError(
-                f"`model.num_classes` must be {known.classes}, as {known.title} has; got {self.model.num_classes}."
+                f"`model.num_classes` must be {benchmark.classes}, as {benchmark.title} has; got {outputs}."
             )
         if self.train is not None:
             if not self.seeds:
@@ -173,7 +182,7 @@ class Experiment:
     @property
     def tuned(self) -> bool:
         """Whether some of its scores are tuned on its validation images."""
-        return self.data.validates and self.fit.tunes
+        return self.data.validates and Needs.of(self.fit.specs).tuned
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -214,18 +223,6 @@ class Experiment:
                 f"{say} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
             )
 
-    def _check_report(self) -> None:
-        known = {str(parse(text)) for text in self.fit.specs}
-        for text in self.report.specs:
-            try:
-                name = str(parse(text))
-            except ValueError as error:
-                raise ValueError(f"`report.specs` must be scores: {error}") from error
-            if name not in known:
-                raise ValueError(
-                    f"`report.specs` must be among `fit.specs`; `{text}` is not. Add it there, or drop it."
-                )
-
     def _expanded(self, key: str) -> Path:
         text = self.data.root if key == "data.root" else self.out
         expanded = os.path.expanduser(os.path.expandvars(text))
@@ -240,12 +237,3 @@ class Experiment:
 
 def _key(name: str) -> tuple[str, ...]:
     return ("data", name) if name in ("train", "test", "validation") else ("data", "ood", name)
-
-
-def _check_preprocess(given: Preprocess) -> None:
-    sizes = given.resize if isinstance(given.resize, tuple) else (given.resize,)
-    for name, values in (("resize", sizes), ("crop", (given.crop,))):
-        if any(value is not None and value < 1 for value in values):
-            raise ValueError(f"`preprocess.{name}` must be positive; got {getattr(given, name)}.")
-    if not all(0 < value < float("inf") for value in given.std):
-        raise ValueError(f"`preprocess.std` must be positive; got {list(given.std)}.")

@@ -66,8 +66,7 @@ def check_data(
         images = images_of(experiment, name, augmented=True, cache=cache)
         if outputs is None or images.labels is None:
             continue
-        why = f"`model.num_classes` of '{experiment.name}' is {outputs}"
-        refuse_labels(images, images.labels, outputs, why)
+        refuse_labels(images, images.labels, outputs, f"`model.num_classes` of '{experiment.name}' is {outputs}")
         classes = len(images.classes) or len(np.unique(images.labels.numpy()))
         if trains and name == "train" and classes < outputs and distributed.is_main():
             progress.note(

@@ -41,8 +41,7 @@ def fingerprint_of(experiment: Experiment, run: Run) -> str:
     if experiment.train is None or not run.weights.exists():
         return models.fingerprint(network(experiment, run))
     file = run.weights.stat()
-    settings = json.dumps(asdict(experiment.model), sort_keys=True, default=str)
-    key = (settings, str(run.weights.resolve()), file.st_ino, file.st_size, file.st_mtime_ns)
+    key = (repr(experiment.model), run.weights.resolve(), file.st_ino, file.st_size, file.st_mtime_ns)
     if key not in _FINGERPRINTS:
         _FINGERPRINTS[key] = models.fingerprint(network(experiment, run))
     return _FINGERPRINTS[key]
@@ -50,10 +49,7 @@ def fingerprint_of(experiment: Experiment, run: Run) -> str:
 
 def recipe_of(run: Run) -> dict[str, str] | None:
     """The recipe that trained weights carry, each setting as JSON; None where there are no weights."""
-    if not run.weights.exists():
-        return None
-    recipe: dict[str, str] = json.loads(read_metadata(run.weights).get("recipe", "{}"))
-    return recipe
+    return json.loads(read_metadata(run.weights).get("recipe", "{}")) if run.weights.exists() else None
 
 
 def save_head(head: Head, path: Path, model: str) -> None:

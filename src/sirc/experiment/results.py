@@ -19,7 +19,7 @@ import sirc
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.stage import Stage, digest
+from sirc.experiment.stage import Inputs, Stage, digest
 from sirc.experiment.stages import check_outputs
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, parse
@@ -46,10 +46,7 @@ class RunResults:
     @property
     def table(self) -> pd.DataFrame:
         """The rows of this run in results.csv."""
-        table = self.evaluation.table.copy()
-        table.insert(0, "model", self.model)
-        table.insert(1, "seed", self.seed)
-        return table
+        return self.evaluation.table.assign(model=self.model, seed=self.seed)[SCHEMA]
 
     @property
     def reported(self) -> RunResults:
@@ -95,7 +92,7 @@ def confidences_stage(experiment: Experiment, run: Run) -> Stage:
                 checksums += str((file.metadata() or {}).get("sha256"))
         return hashlib.sha256(checksums.encode()).hexdigest()[:32]
 
-    inputs = {
+    inputs: Inputs = {
         "scorer": digest(run.scorer),
         "stores": {n: [s.model, s.data, len(s), content(s)] for n, s in _stores(experiment, run).items()},
         "sirc": sirc.__version__,
@@ -147,11 +144,6 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
     if not all(experiment.report.specs for experiment in experiments):
         return list(scores)
     return [score for score in scores if str(parse(score)) in wanted] or list(scores)
-
-
-def results_table(runs: Sequence[RunResults]) -> pd.DataFrame:
-    """Put the rows of all runs into one table."""
-    return pd.concat([run.table for run in runs], ignore_index=True)[SCHEMA]
 
 
 def write_results(table: pd.DataFrame, path: Path) -> None:

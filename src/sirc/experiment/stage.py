@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from sirc._utils.files import atomic_write
 from sirc.outputs import OutputStore
@@ -16,6 +17,7 @@ _FOLDER = ".made-from"
 
 
 @final
+@dataclass(eq=False)
 class Stage:
     """A piece of work that is not done twice.
 
@@ -24,47 +26,40 @@ class Stage:
     has other inputs. Inputs are all that decides the outputs, with digests of files among them: a file that is made
     again and comes out the same leaves what depends on it done.
 
-    `run` does the work and gives the files it made. `recorded` is for stages whose outputs say themselves what they
+    `make` does the work and gives the files it made. `recorded` is for stages whose outputs say themselves what they
     were made from, and for notes of older versions: it gets the inputs of the stamp, None where there is no stamp, and
     gives those to compare.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        inputs: Mapping[str, object],
-        *,
-        outputs: Sequence[Path] = (),
-        run: Callable[[], Iterable[Path]] = tuple,
-        recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped,
-    ) -> None:
-        self.name = name
-        self.folder = folder
-        self.inputs: Inputs = json.loads(json.dumps(inputs))  # as they will be read back
-        self.outputs = outputs
-        self._run, self._recorded = run, recorded
-        self._stamp = folder / _FOLDER / f"{name}.json"
+    name: str
+    folder: Path
+    inputs: Inputs
+    outputs: Sequence[Path] = ()
+    make: Callable[[], Iterable[Path]] = tuple
+    recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped
+
+    def __post_init__(self) -> None:
+        self.inputs = json.loads(json.dumps(self.inputs))  # as they will be read back
+        self._stamp = self.folder / _FOLDER / f"{self.name}.json"
 
     @property
     def is_stamped(self) -> bool:
         """Whether there is a stamp, of whatever inputs."""
-        return self._read() is not None
+        return self._read()[0] is not None
 
     @property
     def inputs_before(self) -> Inputs | None:
         """The inputs that the stage was done with, if it was."""
-        stamp = self._read()
-        return self._recorded(None if stamp is None else stamp["inputs"])
+        return self.recorded(self._read()[0])
 
     @property
     def made(self) -> list[Path]:
         """The files that the stage made."""
-        return [self.folder / name for name in (self._read() or {"made": {}})["made"]]
+        return [self.folder / name for name in self._read()[1]]
 
     def is_done(self) -> bool:
         """Whether the stage was done with these inputs, and all it made is still there as it was."""
-        made: dict[str, str] = (self._read() or {"made": {}})["made"]
+        made = self._read()[1]
         return (
             self.inputs_before == self.inputs
             and all(map(_is_whole, self.outputs))
@@ -78,7 +73,7 @@ class Stage:
     def run(self) -> None:
         """Do the work, whatever is there, and stamp it."""
         self.forget()
-        self.record(self._run())
+        self.record(self.make())
 
     def forget(self) -> None:
         """Remove the stamp before the work is done again: killed halfway it must not look done."""
@@ -90,13 +85,14 @@ class Stage:
         stamp = {"inputs": self.inputs, "made": files}
         atomic_write(self._stamp, lambda file: file.write(json.dumps(stamp, indent=1).encode()))
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> tuple[Inputs | None, dict[str, str]]:
+        """The inputs of the stamp and the digests of what was made; None and nothing without a whole stamp."""
         try:
             stamp = json.loads(self._stamp.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        known = isinstance(stamp, dict) and all(isinstance(stamp.get(key), dict) for key in ("inputs", "made"))
-        return stamp if known else None
+            inputs, made = stamp["inputs"], stamp["made"]
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None, {}
+        return (inputs, made) if isinstance(inputs, dict) and isinstance(made, dict) else (None, {})
 
 
 def digest(path: Path) -> str:

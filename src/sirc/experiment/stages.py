@@ -97,13 +97,6 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
     return Stage("fit", run.folder, inputs, outputs=[run.scorer], recorded=recorded)
 
 
-def is_extracted(experiment: Experiment, run: Run) -> bool:
-    """Whether a run is trained and all its outputs are there: then its images are of no more use."""
-    if experiment.train is not None and not run.weights.exists():
-        return False
-    return all(stage.is_done() for stage in outputs_stages(experiment, run).values())
-
-
 def check_trained(experiment: Experiment, run: Run) -> None:
     """Refuse weights that this experiment's recipe would not give."""
     if experiment.train is None:
@@ -163,9 +156,8 @@ def train_run(
         )
     set_seed(run.seed)  # a model may draw its first weights from any generator
     model = build(experiment)
-    images = images_of(experiment, "train", augmented=True, cache=cache)
-    tested = "validation" if experiment.data.validates else "test"
-    validation = images_of(experiment, tested, augmented=True, cache=cache)
+    names = ("train", "validation" if experiment.data.validates else "test")
+    images, validation = (images_of(experiment, name, augmented=True, cache=cache) for name in names)
     return train(
         model,
         images,
@@ -199,12 +191,29 @@ def extract_run(
     that are in `cache` already are not decoded again, and others stay in it.
     """
     settings = experiment.extract
+    options = asdict(settings) | {"on_error": on_error or settings.on_error}
+    options["dtype"] = None if settings.dtype == "model" else getattr(torch, settings.dtype)
+    on_device = options.pop("cache") == "device"
     names = list(names or experiment.stored)
     check_trained(experiment, run)
     _check_held_out(experiment, run, names, cache, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
+
+    def from_device(name: str, images: ImageSet) -> CachedSet:
+        geometry = eval_geometry(experiment.source(name), experiment.preprocess)
+        load = partial(
+            (cache or DeviceCache()).pixels,
+            images,
+            geometry,
+            device=torch.device(device),
+            workers=settings.workers,
+            on_unreadable=lambda lost: raise_fatal(lost, images.where),
+            progress=progress,
+        )
+        return CachedSet(images, geometry, load)
+
     stores = {}
     head: Head | None = None
     with known_weights(model) as weights:
@@ -219,19 +228,13 @@ def extract_run(
                     stage.forget()
             stores[name] = extract(
                 model,
-                images if settings.cache == "none" else _on_device(experiment, name, images, device, progress, cache),
+                from_device(name, images) if on_device else images,
                 run.store(name),
                 head=head,
-                batch_size=settings.batch_size,
-                workers=settings.workers,
-                precision=settings.precision,
-                channels_last=settings.channels_last,
-                dtype=None if settings.dtype == "model" else getattr(torch, settings.dtype),
-                shard_size=settings.shard_size,
-                on_error=on_error or settings.on_error,
                 overwrite=overwrite,
                 progress=progress,
                 name=f"{run.folder.name}, {name}",
+                **options,
             )
             with distributed.failing_together():
                 if distributed.is_main() and not stage.is_done():
@@ -283,28 +286,6 @@ def fit_run(
 
 def _prefixed(table: str, settings: dict[str, object]) -> dict[str, object]:
     return {f"{table}.{key}": value for key, value in settings.items()}
-
-
-def _on_device(
-    experiment: Experiment,
-    name: str,
-    images: ImageSet,
-    device: torch.device | str,
-    progress: Progress,
-    cache: DeviceCache | None,
-) -> CachedSet:
-    """The images, to be read from the device; decoded when the first of their outputs is missing."""
-    geometry = eval_geometry(experiment.source(name), experiment.preprocess)
-    load = partial(
-        (cache or DeviceCache()).pixels,
-        images,
-        geometry,
-        device=torch.device(device),
-        workers=experiment.extract.workers,
-        on_unreadable=lambda lost: raise_fatal(lost, images.where),
-        progress=progress,
-    )
-    return CachedSet(images, geometry, load)
 
 
 def _check_held_out(

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -28,7 +29,6 @@ from sirc.experiment.results import (
     load_run,
     read_results,
     reported_scores,
-    results_table,
     title_of,
     write_results,
 )
@@ -38,7 +38,6 @@ from sirc.experiment.stages import (
     extract_run,
     fit_run,
     fit_stage,
-    is_extracted,
     outputs_stages,
     train_run,
     train_stage,
@@ -47,9 +46,8 @@ from sirc.progress import SILENT, Progress, Task
 
 FORMATS = ("pdf", "svg", "png")
 REDO = ("train", "extract", "fit", "page", "figures")
-TABLES = ("table.md", "table.tex", "table.html", "table.csv")
 PAGE = "report.html"
-TARGETS = ("results.csv", *TABLES, PAGE)
+TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PAGE)
 
 
 @final
@@ -137,8 +135,11 @@ def run_study(
     unfinished = [experiment for experiment in experiments if not worker.finished(experiment)]
     with progress.task("study", steps, unit="stages") as worker.whole:
         with worker.cache:
-            for experiment in unfinished:
-                worker.check(experiment)
+            for experiment in unfinished:  # before hours are spent on the first dataset
+                untrained = "train" in redo or not all(run.weights.exists() for run in experiment.runs)
+                trains = experiment.train is not None and untrained
+                names = needed_sets(experiment)
+                check_data(experiment, names, trains=trains, cache=worker.cache, progress=progress)
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
@@ -146,10 +147,7 @@ def run_study(
         with distributed.failing_together():
             if distributed.is_main():
                 worker.results()
-                worker.tables()
-                worker.page()
-                if figures:
-                    worker.figures(formats)
+                worker.files(formats if figures else None)
     return study
 
 
@@ -185,7 +183,9 @@ class _Worker:
 
     def finished(self, experiment: Experiment) -> bool:
         """Whether nothing is left to train or extract; only then may images be missing."""
-        done = not self.redo & {"train", "extract"} and all(is_extracted(experiment, run) for run in experiment.runs)
+        trained = experiment.train is None or all(run.weights.exists() for run in experiment.runs)
+        stages = (stage for run in experiment.runs for stage in outputs_stages(experiment, run).values())
+        done = not self.redo & {"train", "extract"} and trained and all(stage.is_done() for stage in stages)
         missing = ""
         try:
             experiment.require(needed_sets(experiment))
@@ -198,12 +198,6 @@ class _Worker:
             if distributed.is_main():
                 self.progress.note(f"stored outputs are used without a look at the images they are of: {missing}")
         return done
-
-    def check(self, experiment: Experiment) -> None:
-        """Check all datasets of an experiment before hours are spent on the first of them."""
-        untrained = "train" in self.redo or not all(run.weights.exists() for run in experiment.runs)
-        trains = experiment.train is not None and untrained
-        check_data(experiment, needed_sets(experiment), trains=trains, cache=self.cache, progress=self.progress)
 
     def outputs(self, experiment: Experiment, run: Run) -> None:
         """Train the network, store its outputs, fit the scores."""
@@ -224,15 +218,13 @@ class _Worker:
             if has_images:
                 extract_run(experiment, run, device=device, progress=progress, cache=cache)
 
-        def fit(_: list[Stage]) -> None:
-            fit_run(experiment, run, device=device, overwrite=True, progress=progress)
-
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
             self.step(f"{name}: train", [train_stage(experiment, run)], train, always=True)
         outputs = outputs_stages(experiment, run)
         self.step(f"{name}: extract", list(outputs.values()), extract, always=True)
-        self.step(f"{name}: fit", [fit_stage(experiment, run)], fit)
+        fit = partial(fit_run, experiment, run, device=device, overwrite=True, progress=progress)
+        self.step(f"{name}: fit", [fit_stage(experiment, run)], lambda _: fit())
         distributed.barrier()
 
     def results(self) -> None:
@@ -252,57 +244,44 @@ class _Worker:
         groups = {name: source.in_group for name, source in experiment.data.ood.items()}
         inputs = confidences_stage(experiment, run).inputs
         inputs |= {"groups": groups, "model": title_of(experiment), "seed": run.seed}
-
         made = [run.folder / "results.csv", run.confidences]
 
         def evaluate() -> list[Path]:
             write_results(self.study.load(experiment, run).table, made[0])
             return made
 
-        return Stage("results", run.folder, inputs, outputs=made, run=evaluate)
+        return Stage("results", run.folder, inputs, outputs=made, make=evaluate)
 
-    def tables(self) -> None:
-        """Write the tables in every format."""
+    def files(self, formats: Sequence[str] | None) -> None:
+        """Write the tables, the page in which α, β and the recall can be dragged and, in these formats, the figures."""
+        from sirc.report.page import report
         from sirc.report.tables import save_tables
 
-        results = self.study.results
-        scores = reported_scores(list(results["score"].unique()), self.study.experiments)
-        reported = results[results["score"].isin(scores)]
-        self._make_files("tables", lambda: save_tables(reported, self.study.folder, overwrite=True), scores=scores)
-
-    def page(self) -> None:
-        """Write the page in which α, β and the recall can be dragged."""
-        from sirc.report.page import report
-
-        def write() -> list[Path]:
-            return [report(self.study.reported, self.study.folder / PAGE, overwrite=True, progress=self.progress)]
-
-        self._make_files("page", write, **self._shown())
-
-    def figures(self, formats: Sequence[str]) -> None:
-        """Draw the figures."""
-        from sirc.report.figures import figures
-
-        def draw() -> list[Path]:
-            first, folder = self.runs[0][0], self.study.folder / "figures"
-            images = None if first.folder in self.imageless else sample_images(first)
-            return figures(self.study.reported, folder, formats=formats, images=images, progress=self.progress)
-
-        self._make_files("figures", draw, formats=list(formats), **self._shown())
-
-    def _shown(self) -> dict[str, object]:
-        """The runs and scores that page and figures show."""
-        return {
+        study, folder, progress = self.study, self.study.folder, self.progress
+        scores = reported_scores(list(study.results["score"].unique()), study.experiments)
+        shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
             "scores": [reported_scores(experiment.fit.specs, [experiment]) for experiment, _ in self.runs],
         }
 
-    def _make_files(self, name: str, make: Callable[[], Iterable[Path]], **inputs: object) -> None:
-        """Make files that follow from the results and from `inputs`, unless they are there."""
-        known = {"results": digest(self.study.folder / "results.csv"), "sirc": sirc.__version__, **inputs}
-        stage = Stage(name, self.study.folder, known, run=make)
-        self._make(name, stage)
-        self.study.files += stage.made
+        def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
+            known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__}
+            stage = Stage(name, folder, known | inputs, make=write)
+            self._make(name, stage)
+            study.files += stage.made
+
+        def draw(formats: Sequence[str]) -> list[Path]:
+            from sirc.report.figures import figures
+
+            first = self.runs[0][0]
+            images = None if first.folder in self.imageless else sample_images(first)
+            return figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
+
+        reported = study.results[study.results["score"].isin(scores)]
+        make("tables", lambda: save_tables(reported, folder, overwrite=True), {"scores": scores})
+        make("page", lambda: [report(study.reported, folder / PAGE, overwrite=True, progress=progress)], shown)
+        if formats is not None:
+            make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
 
     def _make(self, name: str, stage: Stage) -> None:
         self.step(name, [stage], lambda _: stage.run())
@@ -322,7 +301,7 @@ def save_results(
     from sirc.report.page import report
     from sirc.report.tables import save_tables
 
-    study = Study(Path(folder), results=results_table(runs))
+    study = Study(Path(folder), results=pd.concat([run.table for run in runs], ignore_index=True))
     for name in TARGETS:
         refuse_existing(study.folder / name, overwrite)  # before any work is done
     file = study.folder / "results.csv"

@@ -16,43 +16,23 @@ from sirc.data import CachedImages, ImageSet, IndexedBatch, Preprocess, Reader, 
 
 @final
 @dataclass(frozen=True, eq=False)
-class CachedSet(Dataset[object]):
-    """Images to extract from, read from a cache on the device; `load` fills it if need be."""
+class CachedSet(Reader, Dataset[object]):
+    """Images to extract from, read from a cache on the device, which `load` fills if need be.
 
-    images: ImageSet
+    Rows, values and batches are those of a `DatasetReader`, and no worker reads them.
+    """
+
+    dataset: ImageSet
     preprocess: Preprocess
     load: Callable[[], CachedImages]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> object:
-        return self.images[index]
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the images: reading them from a cache changes nothing."""
-        return self.images.fingerprint
-
-    def where(self, index: int) -> str:
-        """Name an image for messages."""
-        return self.images.where(index)
-
-
-@final
-@dataclass(frozen=True)
-class CachedReader(Reader):
-    """Reads a `CachedSet` in the batches of a `DatasetReader`: same rows, same values, no worker."""
-
-    dataset: CachedSet
-    batch_size: int
+    batch_size: int = 256
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
         """Read these rows in order; without any, the cache is not filled."""
         if not spans:
             return
-        cache, labels = self.dataset.load(), self.dataset.images.labels
-        normalise = normalisation(self.dataset.preprocess, cache.pixels.device)
+        cache, labels = self.load(), self.dataset.labels
+        normalise = normalisation(self.preprocess, cache.pixels.device)
         lost_at = [item.index for item in cache.lost]
         size = self.batch_size
         batches = [(at, min(at + size, span.stop)) for span in spans for at in range(span.start, span.stop, size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
 import torch
@@ -16,7 +17,7 @@ from sirc._utils.files import PathLike
 from sirc._utils.precision import Precision
 from sirc.data import Reader, check_repeatable, reader_of
 from sirc.errors import OnError
-from sirc.extraction.from_device import CachedReader, CachedSet
+from sirc.extraction.from_device import CachedSet
 from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
@@ -24,9 +25,7 @@ from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 
 
-class _Options(TypedDict, total=False):
-    """The keyword arguments of `extract`, once for both overloads."""
-
+class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, once for both overloads
     head: Head | str | None
     features: bool
     labels: bool
@@ -117,16 +116,13 @@ def extract(
             "`extract` inside `with sirc.distributed.process_group():`."
         )
     runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
-    reader: Reader | None
-    if isinstance(data, CachedSet):
-        reader = CachedReader(data, batch_size)
-    else:
-        reader = reader_of(data, batch_size=batch_size, workers=workers)
-        if reader is None:
-            return _extract_in_order(runner, data, path, shard_size, size, overwrite, progress, name)
+    cached = replace(data, batch_size=batch_size) if isinstance(data, CachedSet) else None
+    reader = cached or reader_of(data, batch_size=batch_size, workers=workers)
+    if reader is None:
+        return _extract_in_order(runner, data, path, shard_size, size, overwrite, progress, name)
     if size not in (None, len(reader)):
         raise ValueError(f"`size` must be the length of the data, {len(reader)}; got {size}. Leave it out.")
-    if not isinstance(data, CachedSet):  # a cache gives the same images each time
+    if cached is None:  # a cache gives the same images each time
         check_repeatable(reader.dataset)
     work = Extraction(runner, reader, on_error, progress, name)
     result = work.in_memory(shard_size) if path is None else work.on_disk(path, shard_size, overwrite)

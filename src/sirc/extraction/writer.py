@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias, final
 from weakref import WeakKeyDictionary
 
@@ -73,7 +72,12 @@ class Extraction:
         with distributed.failing_together():
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
-            self._find_layer(path, overwrite)
+            if self.runner.layer is None and not overwrite:  # a finished store names the layer of its features
+                with suppress(StoreError):
+                    store = OutputStore(path)
+                    if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
+                        self.runner.layer = match[1]
+            self.runner.find_layer(self.reader)
             create = partial(OutputStore.create, path, len(self.reader), shard_size=shard_size)
             create = partial(create, model=model, data=data, how=self.runner.how())
             if overwrite and distributed.is_main():
@@ -83,7 +87,10 @@ class Extraction:
             mine = range(rank, store.num_shards, world)
             missing = sorted(set(store.missing).intersection(mine))
             for i in mine:
-                _sweep(store.path, i)
+                for file in store.path.glob(f".shard-{i:05}.*.tmp"):  # left by killed writers
+                    with suppress(FileNotFoundError):
+                        if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                            file.unlink()
                 if i not in missing:
                     store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
             if self.on_error == "stop" and (skipped := store.skipped):
@@ -106,15 +113,6 @@ class Extraction:
                 last.result()
         return store
 
-    def _find_layer(self, path: PathLike, overwrite: bool) -> None:
-        """Find the layer of the features: that of a finished store, else the model's head."""
-        if self.runner.layer is None and not overwrite:
-            with suppress(StoreError):
-                store = OutputStore(path)
-                if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
-                    self.runner.layer = match[1]
-        self.runner.find_layer(self.reader)
-
     def _outputs(self, spans: list[range], task: Task) -> Iterator[tuple[int, Outputs, list[int]]]:
         """The number, the outputs and the unreadable rows of each span in turn."""
         pin = self.runner.device.type == "cuda"
@@ -123,7 +121,13 @@ class Extraction:
         empty: Outputs | None = None
         with self.runner.running():
             for got in self.reader.read(spans, pin=pin):
-                self._lose(got.lost)
+                self.lost += got.lost
+                raise_fatal(got.lost, self.reader.where)
+                if got.lost and self.on_error == "stop":
+                    raise ImageError(
+                        f"every image must be readable; {self.reader.where(got.lost[0].index)} is not: "
+                        f"{got.lost[0].why} Mend or remove it, or {_SKIP}"
+                    )
                 skipped += [item.index for item in got.lost]
                 if got.batch is not None:
                     parts.append(self.runner(got.batch))
@@ -135,15 +139,6 @@ class Extraction:
                     empty = empty or outputs[:0]
                     yield number, outputs, skipped
                     parts, number, rows_read, skipped = [], number + 1, 0, []
-
-    def _lose(self, lost: list[Unreadable]) -> None:
-        self.lost += lost
-        raise_fatal(lost, self.reader.where)
-        if lost and self.on_error == "stop":
-            raise ImageError(
-                f"every image must be readable; {self.reader.where(lost[0].index)} is not: {lost[0].why} Mend or "
-                f"remove it, or {_SKIP}"
-            )
 
     def _join(self, parts: list[_Rows], rows: range, empty: Outputs | None) -> Outputs:
         if not parts:
@@ -158,11 +153,3 @@ class Extraction:
         except ValueError as error:
             hint = " Pass `labels=False` for OOD data with labels of their own." if "`labels`" in str(error) else ""
             raise ValueError(f"{error}{hint} Rows are counted from item {rows.start} of the data.") from error
-
-
-def _sweep(folder: Path, i: int) -> None:
-    """Remove temporary files that killed writers of a shard left."""
-    for file in folder.glob(f".shard-{i:05}.*.tmp"):
-        with suppress(FileNotFoundError):
-            if time.time() - file.stat().st_mtime > _STALE_SECONDS:
-                file.unlink()

@@ -22,17 +22,6 @@ from sirc.progress import SILENT, Progress
 
 __all__ = ["run_demo"]
 
-_DRAWS = 300
-
-
-def demo_experiments(out: PathLike, overrides: Iterable[str] = ()) -> list[Experiment]:
-    """Read the demo's experiments, their results to go to `out`."""
-    where = f"out={json.dumps(str(out))}"
-    return [
-        Experiment.read(str(files(__name__) / f"glyphs_{network}.toml"), [where, *overrides])
-        for network in ("densenet", "resnet")
-    ]
-
 
 def run_demo(
     out: PathLike,
@@ -46,30 +35,22 @@ def run_demo(
 ) -> tuple[Study, list[Finding]]:
     """Run the demo into `out`, look for the paper's findings, and leave example files for `sirc evaluate`."""
     out = Path(out)
-    experiments = demo_experiments(out, overrides)
+    toml, where = files(__name__), f"out={json.dumps(str(out))}"
+    names = ("glyphs_densenet.toml", "glyphs_resnet.toml")
+    experiments = [Experiment.read(str(toml / name), [where, *overrides]) for name in names]
     study = run_study(
-        experiments,
-        folder=out,
-        device=device,
-        figures=figures,
-        formats=formats,
-        redo=redo,
-        progress=progress,
+        experiments, folder=out, device=device, figures=figures, formats=formats, redo=redo, progress=progress
     )
     _write_arrays(study, experiments[0])
     with progress.task("findings, with intervals", None, unit=""):
-        found = findings(study.runs, draws=_DRAWS)
+        found = findings(study.runs, draws=300)
     file = out / "findings.md"
-    atomic_write(file, lambda handle: handle.write(findings_markdown(found).encode()))
+    rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in found]
+    text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows, ""])
+    text = text.replace("ID✗|ID✓", "ID✗\\|ID✓").replace("OOD|ID✓", "OOD\\|ID✓")
+    atomic_write(file, lambda handle: handle.write(text.encode()))
     study.files.append(file)
     return study, found
-
-
-def findings_markdown(found: Sequence[Finding]) -> str:
-    """Write the findings as a Markdown table."""
-    rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in found]
-    text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows])
-    return text.replace("ID✗|ID✓", "ID✗\\|ID✓").replace("OOD|ID✓", "OOD\\|ID✓") + "\n"
 
 
 def _write_arrays(study: Study, experiment: Experiment) -> None:
@@ -86,7 +67,7 @@ def _write_arrays(study: Study, experiment: Experiment) -> None:
             save_arrays(path, store.load(), head if name == "train" else None, overwrite=True)
             yield path
 
-    stage = Stage("arrays", study.folder, {**inputs, "sirc": sirc.__version__}, run=write)
+    stage = Stage("arrays", study.folder, {**inputs, "sirc": sirc.__version__}, make=write)
     if not stage.is_done():
         stage.run()
     study.files += stage.made
