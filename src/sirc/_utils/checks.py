@@ -114,7 +114,7 @@ def check_unit_interval(name: str, value: ArrayLike) -> None:
         raise ValueError(f"`{name}` must be numbers in [0, 1]; got {got}. Pass a fraction such as 0.5.")
     values = numbers.to(torch.float64).reshape(-1)
     least, most = values.aminmax()  # NaN if any is
-    if not (0 <= float(least) and float(most) <= 1):
+    if not (float(least) >= 0 and float(most) <= 1):
         at = int(((values >= 0) & (values <= 1)).logical_not_().nonzero()[0])
         where = f" at index {at}" if len(values) > 1 else ""
         raise ValueError(
