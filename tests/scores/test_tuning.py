@@ -242,7 +242,11 @@ def unlike(classes=K, features=L, rows=20, labelled=True):
         (BAYES, {"val": 3}, "`val` must be an `Outputs`, .* got int"),
         (BAYES, {"val": VAL.logits}, "each batch of `val` must be an `Outputs`, .* got a tensor. Wrap whole arrays"),
         (BAYES, {"val": VAL, "ood": {"far": 3}}, r"`ood\['far'\]` must be an `Outputs`, .* got int"),
-        (BAYES, {"val": (VAL.logits, VAL.features, VAL.labels)}, "each batch of `val` must be an `Outputs`, a dict, .* got a tensor"),
+        (
+            BAYES,
+            {"val": (VAL.logits, VAL.features, VAL.labels)},
+            "each batch of `val` must be an `Outputs`, a dict, .* got a tensor",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_on_is_refused_in_words(specs, data, words):
