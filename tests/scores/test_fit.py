@@ -433,11 +433,11 @@ def test_one_row_per_class_has_no_covariance(order):
         (lambda: sirc.fit("knn(k=3)", TRAIN[:2]), "at least k = 3 training rows to search; got 2"),
         (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:10], crossfit=0), "needs at least k + 1 = 11 training rows"),
         (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:11], crossfit=5), "`knn` needs at least k = 10 training rows"),
-        (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS[:, :4], Z)]), "got 4 logits after batches with 5"),
-        (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS, Z[:, :3])]), "got 3 features after batches with 8"),
+        (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS[:, :4], Z)]), "num_classes is 5, got 4"),
+        (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS, Z[:, :3])]), "num_features is 8, got 3"),
         (
             lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS)]),
-            "all batches of `train` must be alike: features is float64, got none",
+            "all batches of `train` must be alike and of one model: features is float64, got none",
         ),
         (lambda: sirc.fit("msp", [3]), "a batch must be an `Outputs`"),
         (lambda: sirc.fit("msp", [(LOGITS * np.nan,)]), "`logits` must be finite"),
@@ -466,7 +466,9 @@ def test_fitters_say_why_they_do_not_merge_or_finish():
     with pytest.raises(ValueError, match="fitters merge when specs, crossfit and one_pass are the same"):
         sirc.Fitter("msp").merge(sirc.Fitter("energy"))
     other = sirc.Fitter("msp").update(sirc.Outputs(LOGITS[:, :3]))
-    with pytest.raises(ValueError, match="fitters merge when their rows are of one model; got num_classes 5 and 3"):
+    with pytest.raises(
+        ValueError, match="fitters merge when their rows are alike and of one model; num_classes is 5, got 3"
+    ):
         sirc.Fitter("msp").update(sirc.Outputs(LOGITS)).merge(other)
     with pytest.raises(ValueError, match=r"pass `finish\(train\)` for a second pass, or make the fitter with"):
         sirc.Fitter("sirc(msp, l1)").update(TRAIN).finish()

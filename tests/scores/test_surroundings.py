@@ -62,7 +62,9 @@ def test_batches_of_another_type_are_refused_whatever_their_size(monkeypatch):
     mixed = [TRAIN[:100].to(dtype=torch.float16), TRAIN[100:].to(dtype=torch.float32)]
     for block in (8192, 32):
         monkeypatch.setattr("sirc.scores.fitting.rows.BLOCK_ROWS", block)
-        with pytest.raises(ValueError, match="all batches of `train` must be alike: logits is float16, got float32"):
+        with pytest.raises(
+            ValueError, match="all batches of `train` must be alike and of one model: logits is float16, got float32"
+        ):
             sirc.fit("sirc(msp, knn)", mixed)
 
 
@@ -91,7 +93,7 @@ def test_workers_that_do_not_belong_together_do_not_merge():
     def worker(head=HEAD, specs="sirc(msp, residual)", **index):
         return sirc.Fitter(specs, head=head).update(TRAIN, **index)
 
-    with pytest.raises(ValueError, match="the same head; their weights differ"):
+    with pytest.raises(ValueError, match="the same head; one has none, or their weights differ"):
         worker().merge(worker(sirc.Head(WEIGHT + 1, BIAS)))
     with pytest.raises(ValueError, match="each row came with its place in the dataset"):
         worker().merge(worker())

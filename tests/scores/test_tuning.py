@@ -240,9 +240,13 @@ def unlike(classes=K, features=L, rows=20, labelled=True):
         (BAYES, {"val": VAL, "unlabelled": iter(())}, "`unlabelled` must hold at least one row; got none"),
         (BAYES, {"val": "val.npz"}, "`val` must be an `Outputs`, an `OutputStore` or an iterable of batches; got str"),
         (BAYES, {"val": 3}, "`val` must be an `Outputs`, .* got int"),
-        (BAYES, {"val": VAL.logits}, "`val` must be an `Outputs`, .* got Tensor. Wrap whole arrays"),
+        (BAYES, {"val": VAL.logits}, "each batch of `val` must be an `Outputs`, .* got a tensor. Wrap whole arrays"),
         (BAYES, {"val": VAL, "ood": {"far": 3}}, r"`ood\['far'\]` must be an `Outputs`, .* got int"),
-        (BAYES, {"val": (VAL.logits, VAL.features, VAL.labels)}, "a batch must be an `Outputs`, a dict .* got Tensor"),
+        (
+            BAYES,
+            {"val": (VAL.logits, VAL.features, VAL.labels)},
+            "each batch of `val` must be an `Outputs`, a dict, .* got a tensor",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_on_is_refused_in_words(specs, data, words):

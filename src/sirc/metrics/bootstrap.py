@@ -145,7 +145,7 @@ def _by_ranking(
     alpha: Tensor,
     beta: Tensor,
 ) -> Values:
-    """By metric, its grids in each draw of a block, (draws, α, β), from samples repeated as often as they were drawn."""
+    """By metric, its grids in each draw of a block, (draws, α, β), from samples repeated as often as drawn."""
     groups = {"correct": confidence[correct], "wrong": confidence[~correct]}
     groups |= {f"ood {name}": values for name, values in sets.items()}
     grids: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
@@ -179,7 +179,8 @@ class Draws:
         on_cpu = self.device.type == "cpu"
         room, most = (_CPU_BLOCK, _MOST_ON_CPU) if on_cpu else (_GPU_BLOCK, _MOST_ON_GPU)
         size = min(most, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
-        streams = {name: torch.Generator().manual_seed(_mixed(self.seed, name)) for name in self.sizes}
+        digests = {name: hashlib.sha256(f"{self.seed} {name}".encode()).digest() for name in self.sizes}
+        streams = {n: torch.Generator().manual_seed(int.from_bytes(d[:7], "big")) for n, d in digests.items()}
         spans = [min(size, self.draws - start) for start in range(0, self.draws, size)]
         # The numbers of the next block are drawn while the caller works on this one.
         with ThreadPoolExecutor(max(1, len(self.sizes))) as pool:
@@ -209,22 +210,6 @@ def _drawn(n: int, draws: int, stream: torch.Generator) -> Tensor:
     return places
 
 
-def _mixed(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
-
-
-class _Group:
-    """The scores of one group in sorted order."""
-
-    def __init__(self, scores: Tensor) -> None:
-        self.scores, self.order = scores.double().sort(descending=True)
-
-    def at_least(self, scores: Tensor, *, strictly: bool = False) -> Tensor:
-        """How many of this group score at least as high as each of those, or higher."""
-        # Negated, as searchsorted wants an ascending order.
-        return torch.searchsorted(-self.scores, -scores, right=not strictly)
-
-
 class ResampledScore:
     """One score's ranking of ID✓, ID✗ and one or more OOD mixtures, ready for any resample of them."""
 
@@ -236,7 +221,7 @@ class ResampledScore:
     def __init__(self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, recall: float) -> None:
         self._oods = [f"ood {name}" for name in oods]
         groups = {"correct": correct, "wrong": wrong, **dict(zip(self._oods, oods.values(), strict=True))}
-        self._groups = {name: _Group(scores) for name, scores in groups.items()}
+        self._groups = {name: scores.double().sort(descending=True) for name, scores in groups.items()}
         self._accuracy = len(correct) / (len(correct) + len(wrong))
         # The least count of ID✓ whose share, as a float64, reaches the recall.
         least, self._right = math.ceil(recall * len(correct)), len(correct)
@@ -347,7 +332,7 @@ class ResampledScore:
 
     def _running(self, group: str, mass: Tensor) -> tuple[Tensor, Tensor]:
         """Masses in sorted order scaled to add up to 1, and their running sum from 0 on."""
-        weights = mass.index_select(0, self._groups[group].order)
+        weights = mass.index_select(0, self._groups[group].indices)
         running = weights.new_zeros(len(weights) + 1, weights.shape[1])
         if weights.device.type == "cpu":
             torch.cumsum(weights, 0, out=running[1:])
@@ -360,8 +345,9 @@ class ResampledScore:
     def _place(self, samples: str, other: str) -> Tensor:
         """Where the sorted samples of one group stand in another group's running sums."""
         if (samples, other) not in self._at_least:
-            group, scores = self._groups[other], self._groups[samples].scores
-            at_least, above = group.at_least(scores), group.at_least(scores, strictly=True)
+            # Negated, as searchsorted wants an ascending order.
+            ascending, scores = -self._groups[other].values, -self._groups[samples].values
+            at_least, above = (torch.searchsorted(ascending, scores, right=equal) for equal in (True, False))
             self._at_least[samples, other] = at_least
             self._above[samples, other] = None if torch.equal(above, at_least) else above
         return self._at_least[samples, other]

@@ -3,7 +3,7 @@
 from sirc.scores import formulas, functional, moments, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting import Fitter, fit
-from sirc.scores.fitting.crossfit import Crossfit, check_crossfit
+from sirc.scores.fitting.state import Crossfit, check_crossfit
 from sirc.scores.moments import Moments
 from sirc.scores.needs import Needs
 from sirc.scores.registry import score

@@ -234,7 +234,7 @@ class Reservoir:
         """Offer rows: their dataset indices and, by name, tensors with one row each; returns itself."""
         index = index.cpu()
         keys = row_hash(index, self.seed)
-        offered = self._admits(keys).nonzero()[:, 0]
+        offered = self.admits(index).nonzero()[:, 0]
         both = torch.cat((self._keys, keys[offered]))
         stays = torch.zeros(len(both), dtype=torch.bool, device="cpu")
         stays[both.argsort()[: self.capacity]] = True
@@ -246,25 +246,15 @@ class Reservoir:
             if name not in self._columns:
                 self._columns[name] = value.new_empty(self.capacity, *value.shape[1:])
             column = self._columns[name]
-            if value.dtype != column.dtype:
-                raise ValueError(f"`{name}` must be {column.dtype}, as in the rows before; got {value.dtype}")
             column[places.to(column.device)] = value[arrivals.to(value.device)].to(column)
         return self
 
     def admits(self, index: Tensor) -> Tensor:
         """Whether there is room for the rows with these dataset indices; no other row needs to be offered."""
-        return self._admits(row_hash(index.cpu(), self.seed))
-
-    def _admits(self, keys: Tensor) -> Tensor:
-        return keys < self._keys.max()
+        return row_hash(index.cpu(), self.seed) < self._keys.max()
 
     def merge(self, other: Reservoir) -> Reservoir:
         """Take in another reservoir of the same capacity and seed; returns itself."""
-        if (self.capacity, self.seed) != (other.capacity, other.seed):
-            raise ValueError(
-                "reservoirs merge when their capacity and seed are the same; got "
-                f"{self.capacity}, {self.seed} and {other.capacity}, {other.seed}"
-            )
         index, columns = other.rows()
         return self.update(index, columns) if len(index) else self
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from sirc.scores.formulas.softmax import softplus
 
-_STEPS = 200
+_STEPS, _HALVINGS = 200, 34
 _PENALTY = 1e-3  # on squared weights, per mean log-likelihood: keeps them finite on rows that are all told apart
 _LEAST_SLOPE = 1e-3  # against log odds of unit spread, so that it is as little for a network with huge logits
 _SLACK = 0.1  # probability that the bound behind the estimated share fails
@@ -110,28 +111,17 @@ def _minimise_above_zero(
         inside = curvature[free][:, free]
         least = 1e-12 * inside.diagonal().max()
         inside = inside + least * torch.eye(len(inside), dtype=theta.dtype, device=theta.device)
-        for solved in (torch.linalg.solve(inside, slope[free]), slope[free] / inside.diagonal()):
-            step = torch.zeros_like(theta)
-            step[free] = -solved
-            following, lower = _downhill(loss, theta, step, value)
-            if lower < value:
+        newton, scaled = torch.linalg.solve(inside, slope[free]), slope[free] / inside.diagonal()
+        for step, halvings in product((newton, scaled), range(_HALVINGS)):
+            following = theta.clone()
+            following[free] -= step * 0.5**halvings
+            following[1:].clamp_min_(0.0)
+            if (lower := loss(following)) < value:
                 break
         else:
             return theta
         theta, value = following, lower
     return theta
-
-
-def _downhill(loss: Callable[[Tensor], float], theta: Tensor, step: Tensor, value: float) -> tuple[Tensor, float]:
-    """The step, halved until the loss falls below `value`; no step where it never does."""
-    size = 1.0
-    while size > 1e-10:
-        following = theta + size * step
-        following[1:].clamp_min_(0.0)
-        if (lower := loss(following)) < value:
-            return following, lower
-        size /= 2
-    return theta, value
 
 
 def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:

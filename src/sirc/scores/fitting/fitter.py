@@ -13,11 +13,10 @@ from sirc._utils.distributed import world
 from sirc._utils.precision import exact
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
-from sirc.scores.fitting.crossfit import Crossfit
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
 from sirc.scores.fitting.second_pass import SecondPass
-from sirc.scores.fitting.state import FitState, solve
+from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import Tuning
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited

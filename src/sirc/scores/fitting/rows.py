@@ -21,8 +21,8 @@ BLOCK_ROWS = 8192
 _GPU_BLOCK_ROWS = 1 << 15  # smaller blocks would leave a GPU waiting for kernel launches
 
 
-def indexed_batches(train: OutputsLike) -> Iterator[tuple[Tensor, Outputs]]:
-    """All batches of the training data; indices count the rows from 0."""
+def indexed_batches(train: OutputsLike, name: str = "train") -> Iterator[tuple[Tensor, Outputs]]:
+    """All batches of the data; indices count the rows from 0."""
     batches: Iterable[object]
     if isinstance(train, Outputs):
         batches = train.batches(BLOCK_ROWS if train.device.type == "cpu" else _GPU_BLOCK_ROWS)
@@ -30,14 +30,14 @@ def indexed_batches(train: OutputsLike) -> Iterator[tuple[Tensor, Outputs]]:
         batches = train
     else:
         raise ValueError(
-            "`train` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
+            f"`{name}` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
             f"{type(train).__name__}. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`"
         )
     start = 0
     for batch in batches:
         if isinstance(batch, Tensor):
             raise ValueError(
-                "each batch of `train` must be an `Outputs`, a dict, or a tuple (logits, features, labels); got a "
+                f"each batch of `{name}` must be an `Outputs`, a dict, or a tuple (logits, features, labels); got a "
                 "tensor. Wrap whole arrays: `sirc.Outputs(logits, features, labels)`"
             )
         outputs = Outputs.of(batch)

@@ -89,11 +89,6 @@ class SecondPass:
         excluding = {str(_excluding_self(leaf)): self._parameters[str(leaf)] for leaf in leaves}
         self._parameters = {**self._parameters, **excluding}
 
-    @property
-    def _order_matters(self) -> bool:
-        """Whether a row must come back under the index it had in the first pass."""
-        return self._folds > 0 or self._bank is not None
-
     def read(self, batches: IndexedBatches, check_batch: Callable[[Outputs], None]) -> None:
         """Take in the batches of the second pass."""
         buffer = RowBuffer(self._add, _copy)
@@ -101,7 +96,8 @@ class SecondPass:
             check_batch(batch)
             buffer.add(index, batch)
             self.rows_read += len(batch)
-            self.checksum += order_checksum(index, batch) if self._order_matters else 0.0
+            # A row must come back under the index it had in the first pass where its fold or the bank leaves it out.
+            self.checksum += order_checksum(index, batch) if self._folds or self._bank is not None else 0.0
         buffer.flush()
 
     def read_sample(self, index: Tensor, columns: Mapping[str, Tensor]) -> None:
@@ -159,7 +155,7 @@ class SecondPass:
                 f"{count}. Pass a list, an `OutputStore`, or a one-shot iterator"
             )
         moved = abs(self.checksum - checksum) > 1e-6 * (1 + abs(checksum))
-        if not self._sampled and self._order_matters and moved:
+        if not self._sampled and (self._folds or self._bank is not None) and moved:
             left_out = "its own fold" if self._folds else "itself in the bank"
             raise ValueError(
                 "the second pass over `train` must bring the same rows in the same order as the first: each row is "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self, final
+from typing import Any, Literal, Self, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import differences, dtype_name
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
-from sirc.scores.fitting.crossfit import Crossfit, check_crossfit, fold_count
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, order_checksum
 from sirc.scores.fitting.second_pass import evidence_of, fitted_combinations, fitted_terms
@@ -24,8 +24,17 @@ from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import needed_leaves
 
+_FOLDS = 5
+_ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
+_MOST_FOLDS = 20  # each keeps second moments of its own
 _UNIT_ROWS = 4096  # scaled to unit length at a time, in float64
 _SAME_DIRECTIONS = 0.95
+# By part, the evidence that asks for its mean, its second moments, and its sums by class.
+_KINDS = (("raw", "mean", "second", "by_class"), ("unit", "", "unit", "unit_by_class"))
+
+Crossfit = int | Literal["auto"]
+FeatureMoments: TypeAlias = dict[str, Moments]
+"""Moments of features ("raw") and of their unit vectors ("unit")."""
 
 
 @final
@@ -52,8 +61,6 @@ class FitState:
         self.crossfitted = terms if any(registry.get(leaf.name).evidence for leaf in terms) else []
 
         self.count = 0
-        self.num_classes: int | None = None
-        self.num_features: int | None = None
         self.checksum = 0.0
         self.marks = RowMarks() if learns(self.parsed) else None
         self._evidence = evidence_of(self.leaves)
@@ -64,8 +71,8 @@ class FitState:
         )
         self.reservoir = Reservoir(BANK_SIZE) if self._samples_rows or self._keeps_logits else None
         self._sample: tuple[Tensor, dict[str, Tensor]] | None = None
-        self._folds: list[_FeatureMoments] = []
-        self._row_type: dict[str, str] = {}
+        self._folds: list[FeatureMoments] = []
+        self._rows: dict[str, Any] = {}  # the type and the width of those read
         self._indexed = False
         self._buffer = RowBuffer(self._consume, self._copy)
 
@@ -74,9 +81,22 @@ class FitState:
         return FitState(self.specs, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass)
 
     @property
+    def num_classes(self) -> int | None:
+        """K of the rows read so far."""
+        return self._rows.get("num_classes")
+
+    @property
+    def num_features(self) -> int | None:
+        """L of the rows read so far."""
+        return self._rows.get("num_features")
+
+    @property
     def folds(self) -> int:
         """The number of folds for the rows read so far."""
-        return fold_count(self.crossfit, self.count, self.num_features)
+        if self.crossfit != "auto":
+            return self.crossfit
+        few = self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features
+        return _FOLDS if few else 0
 
     def update(self, outputs: Outputs, index: ArrayLike | None = None) -> None:
         """Take in rows; `index` gives their places in the dataset, by default those after the rows so far."""
@@ -105,29 +125,25 @@ class FitState:
                 f"labels are needed to fit {_quoted(wanting)}: the class of each training row. "
                 "Pass `Outputs(logits, features, labels)`"
             )
-        row_type = {
+        rows = {
             "logits": dtype_name(outputs.dtype),
             "features": "none" if outputs.features is None else dtype_name(outputs.features.dtype),
+            "num_classes": outputs.num_classes,
+            "num_features": outputs.num_features,
             "device": str(outputs.device),
         }
-        if self._row_type and (differing := differences(self._row_type, row_type)):
-            raise ValueError(f"all batches of `train` must be alike: {differing}. Convert with `.to(device, dtype)`")
-        before, now = (self.num_classes, self.num_features), (outputs.num_classes, outputs.num_features)
-        if self.num_classes is not None and before != now:
-            what, position = ("logits", 0) if before[0] != now[0] else ("features", 1)
+        if self._rows and (differing := differences(self._rows, rows)):
             raise ValueError(
-                f"all batches must come from one model; got {now[position]} {what} after batches with "
-                f"{before[position]}"
+                f"all batches of `train` must be alike and of one model: {differing}. Convert with `.to(device, dtype)`"
             )
-        if self.num_classes is None and self.head is not None and outputs.num_features is not None:
-            mapped = (self.head.num_classes, self.head.num_features)
-            if now != mapped:
+        if not self._rows and self.head is not None and outputs.num_features is not None:
+            mapped = (self.head.num_features, self.head.num_classes)
+            if (outputs.num_features, outputs.num_classes) != mapped:
                 raise ValueError(
-                    f"`head` must map the features to the logits; it maps {mapped[1]} features to {mapped[0]} logits, "
-                    f"the data have {now[1]} and {now[0]}. Is it the head of this model?"
+                    f"`head` must map the features to the logits; it maps {mapped[0]} features to {mapped[1]} logits, "
+                    f"the data have {outputs.num_features} and {outputs.num_classes}. Is it the head of this model?"
                 )
-        self._row_type = row_type
-        self.num_classes, self.num_features = now
+        self._rows = rows
 
     def flush(self) -> None:
         """Work off the rows that still wait for a whole block."""
@@ -148,19 +164,28 @@ class FitState:
             if features is not None and self._keeps_features:
                 columns["features"] = features
             self.reservoir.update(index, columns)
-        if features is None or not _FeatureMoments.needed_for(self._evidence):
+        if features is None or not self._empty_moments():
             return
         if not self._folds:
             folds = self.folds if self.crossfitted else 0
-            self._folds = [_FeatureMoments(self._evidence, self.num_classes) for _ in range(max(1, folds))]
+            self._folds = [self._empty_moments() for _ in range(max(1, folds))]
         if len(self._folds) == 1:
-            self._folds[0].add(features, outputs.labels)
+            _add(self._folds[0], features, outputs.labels)
         else:
             fold = fold_of(index, len(self._folds)).to(features.device)
             for number, moments in enumerate(self._folds):
                 rows = (fold == number).nonzero()[:, 0]
-                moments.add(features[rows], None if outputs.labels is None else outputs.labels[rows])
+                _add(moments, features[rows], None if outputs.labels is None else outputs.labels[rows])
         self._join_folds()
+
+    def _empty_moments(self) -> FeatureMoments:
+        """The moments that the evidence names, of no rows."""
+        moments: FeatureMoments = {}
+        for part, mean, second, by_class in _KINDS:
+            if self._evidence & {mean, second, by_class}:
+                classes = self.num_classes if by_class in self._evidence else None
+                moments[part] = Moments(second=bool(self._evidence & {second, by_class}), classes=classes)
+        return moments
 
     def _join_folds(self) -> None:
         """Keep one fold from the moment that `auto` has rows enough to do without."""
@@ -172,15 +197,10 @@ class FitState:
         mine, theirs = ((state.specs, state.crossfit, state.one_pass) for state in (self, other))
         if mine != theirs:
             raise ValueError(f"fitters merge when specs, crossfit and one_pass are the same; got {mine} and {theirs}")
-        for name in ("num_classes", "num_features"):
-            before, new = getattr(self, name), getattr(other, name)
-            if before is not None and new is not None and before != new:
-                raise ValueError(f"fitters merge when their rows are of one model; got {name} {before} and {new}")
-            setattr(self, name, new if before is None else before)
-        if differing := _head_differences(self.head, other.head):
-            raise ValueError(f"fitters merge when they have the same head; {differing}")
-        if self._row_type and other._row_type and (differing := differences(self._row_type, other._row_type)):
-            raise ValueError(f"fitters merge when their rows have one type; {differing}")
+        if self._rows and other._rows and (differing := differences(self._rows, other._rows)):
+            raise ValueError(f"fitters merge when their rows are alike and of one model; {differing}")
+        if not _same_head(self.head, other.head):
+            raise ValueError("fitters merge when they have the same head; one has none, or their weights differ")
         indexed = self._indexed and other._indexed
         if self.count and other.count and not indexed and (self.crossfitted or self.reservoir is not None):
             raise ValueError(
@@ -188,7 +208,7 @@ class FitState:
                 "fold follows: pass `update(batch, index=…)`"
             )
         self._indexed |= other._indexed
-        self._row_type = self._row_type or other._row_type
+        self._rows = self._rows or other._rows
         self.flush()
         other.flush()
         self.count += other.count
@@ -199,11 +219,12 @@ class FitState:
         if self.reservoir is not None and other.reservoir is not None:
             self.reservoir.merge(other.reservoir)
         if not self._folds:
-            self._folds = [moments.empty() for moments in other._folds]
+            self._folds = [self._empty_moments() for _ in other._folds]
         if other._folds and len(self._folds) != len(other._folds):
             self._folds = [_union(self._folds)]
         for position, moments in enumerate(other._folds):
-            self._folds[position if len(self._folds) > 1 else 0].merge(moments)
+            for part, sums in self._folds[position if len(self._folds) > 1 else 0].items():
+                sums.merge(moments[part])
         self._join_folds()
         return self
 
@@ -212,16 +233,15 @@ class FitState:
         self.flush()
         facts = {
             "count": self.count,
-            "num_classes": self.num_classes,
-            "num_features": self.num_features,
             "checksum": self.checksum,
             "indexed": self._indexed,
-            "row_type": self._row_type,
+            "rows": self._rows,
             "folds": len(self._folds),
         }
         tensors = {"facts": torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)}
         for i, moments in enumerate(self._folds):
-            tensors |= {f"fold {i} {name}": x for name, x in moments.save().items()}
+            for part, sums in moments.items():
+                tensors |= {f"fold {i} {part} {name}": x for name, x in sums.save().items()}
         if self.reservoir is not None:
             index, columns = self.reservoir.rows()
             tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
@@ -233,11 +253,12 @@ class FitState:
         """Fill this empty state with what another saved, on `device`; returns itself."""
         facts = json.loads(bytes(tensors["facts"].cpu().numpy()))
         self.count, self.checksum, self._indexed = facts["count"], facts["checksum"], facts["indexed"]
-        self.num_classes, self.num_features = facts["num_classes"], facts["num_features"]
-        self._row_type = facts["row_type"] and {**facts["row_type"], "device": str(device)}
+        self._rows = facts["rows"] and {**facts["rows"], "device": str(device)}
         for i in range(facts["folds"]):
-            moments = _FeatureMoments(self._evidence, self.num_classes)
-            moments.load(under(f"fold {i} ", tensors, device))
+            moments = self._empty_moments()
+            for part, kept in moments.items():
+                saved = under(f"fold {i} {part} ", tensors, device)
+                moments[part] = Moments.load(saved, second=kept.second, classes=kept.classes)
             self._folds.append(moments)
         columns = under("row ", tensors, device)
         if self.reservoir is not None and len(index := columns.pop("index")):
@@ -257,18 +278,17 @@ class FitState:
         index, columns = self.sample()
         bank = columns.get("features") if self._samples_rows else None
         folds = [fold for number, fold in enumerate(self._folds) if number != without_fold]
-        moments = _union(folds) if folds else None
+        moments = _union(folds) if folds else {}
         if without_fold is not None:
-            if moments is not None and not moments.count:
+            if moments and not max(part.count for part in moments.values()):
                 raise ValueError(
                     f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {without_fold} of "
                     f"{self.folds}. Fit on more rows, or pass `crossfit=0`"
                 )
             if bank is not None:
                 bank = bank[(fold_of(index, self.folds) != without_fold).to(bank.device)]
-        raw, unit = (None, None) if moments is None else (moments.parts.get("raw"), moments.parts.get("unit"))
-        resolution = 1e-11 if self._row_type.get("features") == "float64" else 1e-6
-        return Evidence(raw, bank, self.head, resolution, unit)
+        resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
+        return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"))
 
     def solve_without(self, fold: int, final: Parameters) -> Parameters:
         """The parameters of cross-fitted scores from all rows but those of one fold.
@@ -296,70 +316,42 @@ class FitState:
         return parameters
 
 
-@final
-class _FeatureMoments:
-    """Moments of features ("raw") and of their unit vectors ("unit"), as far as the evidence names them."""
-
-    _KINDS = (("raw", "mean", "second", "by_class"), ("unit", "", "unit", "unit_by_class"))
-
-    def __init__(self, evidence: frozenset[str], classes: int | None) -> None:
-        self.evidence = evidence
-        self.classes = classes
-        self.parts: dict[str, Moments] = {}
-        for part, mean, second, by_class in self._KINDS:
-            if evidence & {mean, second, by_class}:
-                scatter = bool(evidence & {second, by_class})
-                self.parts[part] = Moments(second=scatter, classes=classes if by_class in evidence else None)
-
-    @classmethod
-    def needed_for(cls, evidence: frozenset[str]) -> bool:
-        """Whether scores with this evidence need any moments."""
-        return any(evidence & {*kinds} for _, *kinds in cls._KINDS)
-
-    @property
-    def count(self) -> int:
-        """The number of rows read."""
-        return max(moments.count for moments in self.parts.values())
-
-    def add(self, features: Tensor, labels: Tensor | None) -> None:
-        """Take in rows that were validated before, with labels where classes are counted."""
-        for part, moments in self.parts.items():
-            counted = None if moments.classes is None else labels
-            if part == "raw":
-                moments.add(features, counted)
-                continue
-            for start in range(0, len(features), _UNIT_ROWS):
-                here = slice(start, start + _UNIT_ROWS)
-                unit = normalize(features[here].double(), dim=-1)
-                moments.add(unit, None if counted is None else counted[here])
-
-    def merge(self, other: _FeatureMoments) -> None:
-        """Add the rows of another."""
-        for part, moments in self.parts.items():
-            moments.merge(other.parts[part])
-
-    def empty(self) -> _FeatureMoments:
-        """The same moments of no rows."""
-        return _FeatureMoments(self.evidence, self.classes)
-
-    def save(self) -> dict[str, Tensor]:
-        """All sums as named tensors."""
-        return {f"{part} {name}": x for part, moments in self.parts.items() for name, x in moments.save().items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Become what was saved; the tensors are shared, not copied."""
-        for part, moments in self.parts.items():
-            saved = under(f"{part} ", tensors)
-            self.parts[part] = Moments.load(saved, second=moments.second, classes=moments.classes)
+def check_crossfit(crossfit: Crossfit) -> Crossfit:
+    """Require "auto" or a possible number of folds, and return it as a plain int."""
+    if crossfit == "auto":
+        return crossfit
+    try:
+        folds = -1 if isinstance(crossfit, bool) else operator.index(crossfit)
+    except TypeError:
+        folds = -1
+    if folds == 0 or 2 <= folds <= _MOST_FOLDS:
+        return folds
+    raise ValueError(
+        f'`crossfit` must be "auto", 0 (in-sample) or a number of folds from 2 to {_MOST_FOLDS}; got {crossfit!r}'
+    )
 
 
-def _union(folds: Sequence[_FeatureMoments]) -> _FeatureMoments:
+def _add(moments: FeatureMoments, features: Tensor, labels: Tensor | None) -> None:
+    """Take in rows that were validated before, with labels where classes are counted."""
+    for part, sums in moments.items():
+        counted = None if sums.classes is None else labels
+        if part == "raw":
+            sums.add(features, counted)
+            continue
+        for start in range(0, len(features), _UNIT_ROWS):
+            here = slice(start, start + _UNIT_ROWS)
+            unit = normalize(features[here].double(), dim=-1)
+            sums.add(unit, None if counted is None else counted[here])
+
+
+def _union(folds: Sequence[FeatureMoments]) -> FeatureMoments:
     """The moments of all folds together; where there is one fold, itself."""
     if len(folds) == 1:
         return folds[0]
-    total = folds[0].empty()
+    total = {part: Moments(second=sums.second, classes=sums.classes) for part, sums in folds[0].items()}
     for moments in folds:
-        total.merge(moments)
+        for part, sums in moments.items():
+            total[part].merge(sums)
     return total
 
 
@@ -383,14 +375,11 @@ def _check_head(head: Head | None, leaves: Iterable[Spec]) -> None:
         )
 
 
-def _head_differences(mine: Head | None, theirs: Head | None) -> str:
-    if mine is theirs:
-        return ""
+def _same_head(mine: Head | None, theirs: Head | None) -> bool:
     if mine is None or theirs is None:
-        return "one has none"
+        return mine is theirs
     pairs = ((mine.weight, theirs.weight), (mine.bias, theirs.bias))
-    same = all(a is b or (a is not None and b is not None and torch.equal(a, b.to(a))) for a, b in pairs)
-    return "" if same else "their weights differ"
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b.to(a))) for a, b in pairs)
 
 
 def _quoted(names: Iterable[str]) -> str:

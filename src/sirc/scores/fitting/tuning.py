@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
-from sirc.scores.fitting.rows import OutputsLike
+from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_features
@@ -225,19 +225,12 @@ def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:
 
 def _read(name: str, data: OutputsLike) -> Outputs:
     """All rows at once: tuning data are small beside training data."""
-    outputs: Outputs | None
     if isinstance(data, OutputStore):
-        outputs = data.load()
+        parts = [data.load()]
     elif isinstance(data, Outputs | Mapping):
-        outputs = Outputs.of(data)
-    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor):
-        parts = [Outputs.of(batch) for batch in data]
-        outputs = Outputs.cat(parts) if parts else None
+        parts = [Outputs.of(data)]
     else:
-        raise ValueError(
-            f"`{name}` must be an `Outputs`, an `OutputStore` or an iterable of batches; got {type(data).__name__}. "
-            "Wrap whole arrays: `sirc.Outputs(logits, features, labels)`"
-        )
-    if outputs is None or not len(outputs):
+        parts = [batch for _, batch in indexed_batches(data, name)]
+    if not sum(len(part) for part in parts):
         raise ValueError(f"`{name}` must hold at least one row; got none")
-    return outputs
+    return parts[0] if len(parts) == 1 else Outputs.cat(parts)
