@@ -333,9 +333,13 @@ def test_confidences_that_are_none_are_refused(here, command):
     np.save("complex.npy", np.array([1.0 + 2j]))
     np.save("flags.npy", np.array([True, False]))
     for name, code, words in (
-        ("words.csv", 1, "must hold confidences as plain numbers: could not convert string to float: 'high'"),
-        ("other.csv", 1, "must have one column `confidence`; it has score"),
-        ("empty.csv", 1, "must have one column `confidence`; it has none"),
+        (
+            "words.csv",
+            1,
+            "must hold plain numbers, those of `--column confidence`: could not convert string to float: 'high'",
+        ),
+        ("other.csv", 1, "columns expected but not found: ['confidence']"),
+        ("empty.csv", 1, "No columns to parse"),
         ("no.txt", 2, "must be a .csv, .npy or .npz file"),
         ("none.csv", 1, "there is no file"),
         ("objects.npy", 1, "plain numbers"),

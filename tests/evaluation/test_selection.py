@@ -526,7 +526,7 @@ def test_the_command_without_ood_data_takes_all_that_can_be_fitted(command, file
         (["nowhere", "--val", "val.npz"], 2, "give one of the two"),
         (["nowhere", "--ood", "x=y"], 2, "leave these options to `--val`"),
         (["--val", "val.npz"], 2, "needs a scorer"),
-        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--head", "h.npz"], 2, "`--head` is for fitting"),
+        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--head", "h.npz"], 2, "are for fitting on `--train`"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--alpha", "low"], 2, "`--alpha` must be numbers"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--by", "x"], 2, "Invalid value for '--by'"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--pool", "x"], 2, "Invalid value for '--pool'"),

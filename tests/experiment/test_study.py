@@ -641,7 +641,7 @@ def test_scores_are_tuned_on_the_validation_images(experiment, command):
     # Rows that tuned a score neither choose one nor set its threshold.
     code, _, err = command("select", "runs/tiny", "--draws", "20")
     assert code == 0, err
-    assert "tuned its scores on the validation images, so its test images choose" in err
+    assert "tuned scores on its validation images, so its test images choose" in err
     code, _, err = command("calibrate", "runs/tiny", "--score", "tempered_msp", "--plain", "--device", "cpu")
     assert code == 0, err
     assert "tuned scores on its validation images, so its test images set the threshold" in err

@@ -171,7 +171,7 @@ def test_a_plain_evaluation_is_a_table_too():
         ({"metrics": "error"}, r"`metrics` must be among those of the results: auroc; fpr@95; got 'error'"),
         ({"negatives": ["nowhere"]}, r"`negatives` must be .*: wrong; near; far; OOD mean; got 'nowhere'"),
         ({"scores": ["mps"]}, r"`scores` must be .*: msp; energy; sirc\(msp, l1\); vim; got 'mps'"),
-        ({"scores": []}, "`scores` must name at least one of msp"),
+        ({"scores": []}, "`scores` must be among those of the results: msp; .*; got none"),
     ],
 )
 def test_an_unknown_name_is_told_what_there_is(seeds, options, message):

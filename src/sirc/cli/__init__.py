@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from sirc.cli import choose, data, deploy, results, show, stages
+from sirc import __version__
+from sirc.cli import choose, data, deploy, results, stages
 from sirc.cli.console import say
 from sirc.errors import ConfigError
 
@@ -24,9 +25,9 @@ COMMANDS = (
     results.run,
     results.demo,
     results.evaluate,
-    show.table,
-    show.plot,
-    show.report,
+    results.table,
+    results.plot,
+    results.report,
     choose.check,
     choose.select,
     deploy.calibrate,
@@ -70,9 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        import sirc
-
-        typer.echo(f"sirc {sirc.__version__}")
+        typer.echo(f"sirc {__version__}")
         raise typer.Exit
 
 

@@ -9,26 +9,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from sirc.cli.console import reporting, result
-from sirc.cli.options import HeadFile, OodFiles, Quiet, ScoreSpecs, TrainFile, TuningFile, named_pairs
+from sirc.cli.options import (
+    HeadFile,
+    Names,
+    OodFiles,
+    Quiet,
+    Specs,
+    TrainFile,
+    TuningFile,
+    named_pairs,
+    note_test_images,
+)
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     from sirc.evaluation import Choice
     from sirc.evaluation.premise import Assumptions
-    from sirc.experiment import Experiment, Run
     from sirc.outputs import Outputs, OutputStore
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
-Stored = Annotated[
-    list[Path] | None, typer.Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made.")
-]
-ValFile = Annotated[Path | None, typer.Option(help="Labelled ID outputs that nothing was fitted on.")]
+Stored = Annotated[list[Path] | None, Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made.")]
+ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
+# val, train, tune, scorer, ood, head
+Files = tuple[Path | None, Path | None, Path | None, Path | None, list[str] | None, Path | None]
+Judge = Callable[["Case"], "Assumptions | Choice"]
 By = StrEnum("By", ["worst", "average"])
 Pool = StrEnum("Pool", ["datasets", "samples"])
-ScorerFile = Annotated[Path | None, typer.Option(help="A fitted scorer instead, as `scorer.save` writes it.")]
+ScorerFile = Annotated[Path | None, Option(help="A fitted scorer instead, as `scorer.save` writes it.")]
 
 
 def check(
@@ -39,9 +50,9 @@ def check(
     scorer: ScorerFile = None,
     ood: OodFiles = None,
     head: HeadFile = None,
-    spec: ScoreSpecs = None,
-    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one report for each model.")] = False,
+    spec: Specs = None,
+    level: Annotated[float, Option(help="Of the intervals.")] = 0.95,
+    as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Check whether SIRC's premise holds for each S2, and recommend a score.
@@ -58,8 +69,8 @@ def check(
         chosen = case.scorer.only(spec) if spec else case.scorer
         return check_assumptions(chosen, case.id, case.ood, level=level)
 
-    files = Files(val, train, tune, scorer, ood, head)
-    _judge("check", runs, files, spec, premise, as_json=as_json, quiet=quiet)
+    files = val, train, tune, scorer, ood, head
+    _judge("check", runs, files, spec, premise, as_json, quiet)
 
 
 def select(
@@ -70,32 +81,24 @@ def select(
     scorer: ScorerFile = None,
     ood: OodFiles = None,
     head: HeadFile = None,
-    spec: ScoreSpecs = None,
-    alpha: Annotated[
-        str,
-        typer.Option(metavar="LOW,HIGH", help="The share of ID input: a range, one number, or three points and more."),
-    ] = "0.1,0.9",
-    beta: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="The cost of accepting ID✗ (that of OOD is 1 − β), likewise.")
-    ] = "0.1,0.9",
-    metric: Annotated[str, typer.Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
-    by: Annotated[By, typer.Option(help="`worst` or `average` regret over the range.")] = By.worst,
-    absolute: Annotated[
-        bool, typer.Option("--absolute", help="Regret as it is, not relative to the best at each point.")
-    ] = False,
-    pool: Annotated[
-        Pool, typer.Option(help="What weighs the same among OOD data: `datasets` or `samples`.")
-    ] = Pool.datasets,
-    draws: Annotated[int, typer.Option(help="Resamples of the bootstrap.")] = 1000,
-    level: Annotated[float, typer.Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one choice for each model.")] = False,
+    spec: Specs = None,
+    alpha: Annotated[str, Option(metavar="LOW,HIGH", help="The share of ID input: a range or a number.")] = "0.1,0.9",
+    beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
+    metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
+    by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = By.worst,
+    absolute: Annotated[bool, Option("--absolute", help="Regret as it is, not relative to the best.")] = False,
+    pool: Annotated[Pool, Option(help="What weighs the same among OOD data: `datasets` or `samples`.")] = Pool.datasets,
+    draws: Annotated[int, Option(help="Resamples of the bootstrap.")] = 1000,
+    level: Annotated[float, Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
+    seed: Annotated[int, Option(help="Of the resamples.")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one choice for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Choose the score with the least regret over a range of α and β, or say that it is a tie.
 
     For a run, it uses the outputs of the validation images if they are there, else of the test images. Without OOD data
-    the choice rests on ID✗|ID✓ alone.
+    the choice rests on ID✗|ID✓ alone. Candidates are the scorer's scores; with `--train`, the paper's that can be
+    fitted. `--alpha` and `--beta` are a range, one number, or three points and more.
 
     Example: `sirc select --val val.npz --train train.npz --ood textures=dtd.npz --alpha 0.5,0.9 --beta 0.5`
 
@@ -122,19 +125,8 @@ def select(
             seed=seed,
         )
 
-    files = Files(val, train, tune, scorer, ood, head)
-    _judge("select", runs, files, spec, choice, as_json=as_json, quiet=quiet)
-
-
-class Files(NamedTuple):
-    """The files of options, in place of RUN folders."""
-
-    val: Path | None
-    train: Path | None
-    tune: Path | None
-    scorer: Path | None
-    ood: list[str] | None
-    head: Path | None
+    files = val, train, tune, scorer, ood, head
+    _judge("select", runs, files, spec, choice, as_json, quiet)
 
 
 class Case(NamedTuple):
@@ -147,24 +139,15 @@ class Case(NamedTuple):
 
 
 def _judge(
-    command: str,
-    runs: list[Path] | None,
-    files: Files,
-    specs: list[str] | None,
-    judge: Callable[[Case], Assumptions | Choice],
-    *,
-    as_json: bool,
-    quiet: bool,
+    command: str, runs: list[Path] | None, files: Files, specs: Names, judge: Judge, as_json: bool, quiet: bool
 ) -> None:
     """Print the verdict on each model as soon as it is there, or all of them as one JSON list."""
-    if bool(runs) == (files.val is not None):
+    if bool(runs) == (files[0] is not None):
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
     if runs and any(files):
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
     with reporting(quiet=quiet) as progress:
-        cases = (
-            _cases_of_runs(command, runs, progress) if runs else iter([_case_of_files(command, files, specs, progress)])
-        )
+        cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
         if as_json:
             verdicts = [{"model": case.name, **judge(case).to_dict()} for case in cases]
             typer.echo(json.dumps(verdicts, ensure_ascii=False, indent=1))
@@ -173,22 +156,25 @@ def _judge(
             result(f"{case.name}\n{judge(case)}\n" if runs else str(judge(case)))
 
 
-def _cases_of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
-    """Each run of each study, with its test outputs, or to select with those of `_selection_set`."""
+def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
+    """Each run of each study; to select with validation outputs, if they are there and no score was tuned on them."""
     from sirc.experiment import check_outputs, load_studies, title_of
     from sirc.outputs import OutputStore
     from sirc.scores import Scorer
 
     for study in (study for folder in folders for study in load_studies(folder)):
         for run in study.runs:
-            name = "test" if command == "check" else _selection_set(study, run, progress)
+            honest = study.data.validates and not study.tuned and run.store("validation").exists()
+            name = "validation" if command == "select" and honest else "test"
+            if command == "select" and not honest:
+                note_test_images(study, "choose the score", progress)
             check_outputs(study, run, [name, *study.data.ood])
             title = f"{title_of(study)}, seed {run.seed}"
             ood = {other: OutputStore(run.store(other)) for other in study.data.ood}
             yield Case(title, Scorer.load(run.scorer), OutputStore(run.store(name)), {**ood})
 
 
-def _case_of_files(command: str, files: Files, specs: list[str] | None, progress: Progress) -> Case:
+def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> Iterator[Case]:
     """Read the files, and load the scorer or fit one: without `specs`, the paper's (to check, SIRC's) that can be."""
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
@@ -196,15 +182,15 @@ def _case_of_files(command: str, files: Files, specs: list[str] | None, progress
     val, train, tune, scorer, ood, head = files
     if (train is None) == (scorer is None):
         raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
-    for option, path in (("--head", head), ("--tune", tune)):
-        if train is None and path is not None:
-            raise ConfigError(f"`{option}` is for fitting on `--train`; a saved scorer has all it needs.")
+    if train is None and (head or tune):
+        raise ConfigError("`--head` and `--tune` are for fitting on `--train`; a saved scorer has all it needs.")
     assert val is not None
     inside = arrays.load_outputs(val)
     outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
     if train is None:
         assert scorer is not None
-        return Case(str(scorer), Scorer.load(scorer), inside, outside)
+        yield Case(str(scorer), Scorer.load(scorer), inside, outside)
+        return
     training, layer = arrays.load_outputs(train), arrays.find_head_in(head, train)
     tuning = None if tune is None else arrays.load_outputs(tune)
     possible = arrays.possible_specs(training, inside, layer, tuning)
@@ -214,7 +200,7 @@ def _case_of_files(command: str, files: Files, specs: list[str] | None, progress
     untuned = next((spec for spec in chosen if Needs.of([spec]).val), None)
     if tuning is None and untuned:
         raise ConfigError(f"`{untuned}` is tuned on labelled ID outputs other than those of `--val`: give `--tune`.")
-    return Case(val.stem, fit(chosen, training, head=layer, val=tuning, progress=progress), inside, outside)
+    yield Case(val.stem, fit(chosen, training, head=layer, val=tuning, progress=progress), inside, outside)
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -222,19 +208,3 @@ def _numbers(option: str, text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"`{option}` must be numbers with commas between them, as 0.1,0.9; got {text!r}.") from None
-
-
-def _selection_set(study: Experiment, run: Run, progress: Progress) -> str:
-    """The ID outputs to choose a score with: validation, if they are there and no score was tuned on them."""
-    if study.data.validates and run.store("validation").exists() and not study.tuned:
-        return "validation"
-    if study.tuned:
-        reason, advice = "tuned its scores on the validation images", ""
-    else:
-        reason = "has no outputs of validation images"
-        advice = " With `data.validation` or `data.holdout` in the TOML: `sirc extract … --only validation`."
-    progress.note(
-        f"note: '{run.folder}' {reason}, so its test images choose the score. What the test set says of the score "
-        f"chosen is then no longer honest.{advice}"
-    )
-    return "test"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from sirc.cli.console import console, reporting, result
 from sirc.cli.options import Quiet
@@ -39,25 +40,23 @@ def list_() -> None:
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
-    path: Annotated[Path, typer.Argument(help="Where its files are.")],
-    split: Annotated[str | None, typer.Option(help="Only `train` or only `test`.")] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Read every image, and name the broken ones.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes that read images.", min=0)] = 0,
+    name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
+    path: Annotated[Path, Argument(help="Where its files are.")],
+    split: Annotated[str | None, Option(help="Only `train` or only `test`.")] = None,
+    decode: Annotated[bool, Option("--decode", help="Read every image, and name the broken ones.")] = False,
+    workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Say what is there, what is missing, and what to do. Exits with 1 if something is wrong.
 
     Example: `sirc data check textures ~/data/textures --decode --workers 8`
     """
-    from sirc.data import benchmark
+    from sirc.data import benchmarks
     from sirc.data import check as check_data
 
-    try:
-        if name not in ("folder", "list"):
-            benchmark(name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    names = ["folder", "list", *(known.key for known in benchmarks())]
+    if name not in names:
+        raise ConfigError(f"NAME must be one of {', '.join(names)}; got {name!r}.")
     with reporting(quiet=quiet) as progress:
         report = check_data(name, path, split=split, decode=decode, workers=workers, progress=progress)
     result(str(report))
@@ -67,10 +66,10 @@ def check(
 
 @app.command()
 def noise(
-    out: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    count: Annotated[int, typer.Option(help="How many images.", min=1)] = 10_000,
-    seed: Annotated[int, typer.Option(help="The seed; image i depends on it and on i alone.", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace noise of another seed or count.")] = False,
+    out: Annotated[Path, Argument(help="The folder to write to.")],
+    count: Annotated[int, Option(help="How many images.", min=1)] = 10_000,
+    seed: Annotated[int, Option(help="The seed; image i depends on it and on i alone.", min=0)] = 0,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace noise of another seed or count.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the paper's Noise images as PNG files. A stopped run is taken up by the same command.
@@ -88,9 +87,9 @@ def noise(
 
 @app.command()
 def colonoscopy(
-    out: Annotated[Path, typer.Argument(help="The folder to write to; it gets `videos/` and `images/`.")],
-    videos: Annotated[int, typer.Option(help="How many videos of each lesion class; the paper has 10.", min=1)] = 10,
-    base: Annotated[str, typer.Option(help="The address to fetch from.")] = COLONOSCOPY,
+    out: Annotated[Path, Argument(help="The folder to write to; it gets `videos/` and `images/`.")],
+    videos: Annotated[int, Option(help="How many videos of each lesion class; the paper has 10.", min=1)] = 10,
+    base: Annotated[str, Option(help="The address to fetch from.")] = COLONOSCOPY,
     quiet: Quiet = False,
 ) -> None:
     """Fetch the colonoscopy videos and write every frame as an image. A stopped run is taken up by the same command.

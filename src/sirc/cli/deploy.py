@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from sirc.cli.console import result, say
-from sirc.cli.options import Device, Quiet, Replace, RunFolder, RunSeed, find_runs, on_device, refuse_existing
+from sirc.cli.options import Device, Quiet, Replace, note_test_images, on_device, refuse_existing, runs_of_seeds
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds.")]
+RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
 _PREFERRED = ("sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
 
 
@@ -34,22 +36,15 @@ def calibrate(
     run: RunFolder,
     seed: RunSeed = None,
     score: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Default: `sirc(entropy, residual)`, or the first `sirc(…)`.")
+        str | None, Option(metavar="SPEC", help="Default: `sirc(entropy, residual)`, or the first.")
     ] = None,
-    recall: Annotated[float | None, typer.Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
-    coverage: Annotated[float | None, typer.Option(help="Or: accept at least this share of ID input.")] = None,
-    risk: Annotated[
-        float | None, typer.Option(help="Or: at most this share of errors among accepted ID input.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The promise holds with probability 1 − δ.")] = 0.05,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="The estimate alone, without a promise (not with --risk).")
-    ] = False,
-    val: Annotated[
-        Path | None,
-        typer.Option(help="Labelled ID outputs that nothing was fitted on: a file, or the folder of a store."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("selective.safetensors"),
+    recall: Annotated[float | None, Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
+    coverage: Annotated[float | None, Option(help="Or: accept at least this share of ID input.")] = None,
+    risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
+    delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
+    plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise (not with --risk).")] = False,
+    val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
+    out: Annotated[Path, Option(help="The file to write.")] = Path("selective.safetensors"),
     overwrite: Replace = False,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -68,15 +63,13 @@ def calibrate(
     goals = {"recall": recall, "coverage": coverage, "risk": risk}
     target = {name: value for name, value in goals.items() if value is not None} or {"recall": 0.95}
     if len(target) > 1:
-        raise ConfigError(
-            f"give one of --recall, --coverage and --risk; got {' and '.join(f'--{name}' for name in target)}."
-        )
+        raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(target)}.")
     if plain and risk is not None:
         raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
     for name, value in {**target, "delta": delta}.items():
         if not 0 < value <= 1 or (name == "delta" and value == 1):
             raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
-    study, runs = find_runs(run, seed)
+    study, runs = _find_runs(run, seed)
     if len(runs) > 1:
         listed = ", ".join(str(run.seed) for run in runs)
         raise ConfigError(f"'{run}' has runs of the seeds {listed}: say which with `--seed {runs[0].seed}`.")
@@ -88,15 +81,9 @@ def calibrate(
         scorer = Scorer.load(chosen_run.scorer)
         spec = _choose_score(scorer, score)
         model = network(study, chosen_run)
-        data = _calibration_data(study, chosen_run, val, model, device=where, progress=progress)
-        selective = SelectiveClassifier(
-            model,
-            scorer,
-            spec,
-            head=load_head(chosen_run.head)[0],
-            classes=_class_names(study, scorer.num_classes, progress),
-            preprocess=study.preprocess,
-        )
+        data = _calibration_data(study, chosen_run, val, model, where, progress)
+        head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
+        selective = SelectiveClassifier(model, scorer, spec, head=head, classes=classes, preprocess=study.preprocess)
         if val is None and study.extract.precision != "fp32":
             progress.note(
                 f"note: the outputs that set the threshold were computed in {study.extract.precision}; decisions are "
@@ -114,17 +101,15 @@ def calibrate(
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, in folders however deep.")],
-    model: Annotated[Path | None, typer.Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")] = None,
-    run: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN", help="With --model: where its network is.")
-    ] = None,
-    onnx: Annotated[Path | None, typer.Option(help="Or: what `sirc export` wrote.")] = None,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in folders however deep.")],
+    model: Annotated[Path | None, Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")] = None,
+    run: Annotated[Path | None, Option("--run", metavar="RUN", help="With --model: where its network is.")] = None,
+    onnx: Annotated[Path | None, Option(help="Or: what `sirc export` wrote.")] = None,
     seed: RunSeed = None,
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("decisions.csv"),
+    out: Annotated[Path, Option(help="The CSV file to write.")] = Path("decisions.csv"),
     overwrite: Replace = False,
-    batch_size: Annotated[int, typer.Option(help="Images that the network sees at once.", min=1)] = 32,
-    workers: Annotated[int, typer.Option(help="Processes that read images.", min=0)] = 0,
+    batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 32,
+    workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -153,8 +138,8 @@ def predict(
 
 def export(
     run: RunFolder,
-    model: Annotated[Path, typer.Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")],
-    out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("model.onnx"),
+    model: Annotated[Path, Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")],
+    out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     seed: RunSeed = None,
     overwrite: Replace = False,
 ) -> None:
@@ -175,16 +160,16 @@ def export(
 
 
 def serve(
-    onnx: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
-    host: Annotated[str, typer.Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    concurrency: Annotated[int, typer.Option(help="Requests that are computed at once.", min=1)] = 2,
-    threads: Annotated[int, typer.Option(help="onnxruntime's threads for each; 0: one on each core.", min=0)] = 0,
-    max_bytes: Annotated[int, typer.Option(help="Bytes of an image at most.", min=1)] = 10 << 20,
-    max_images: Annotated[int, typer.Option(help="Images of a request at most.", min=1)] = 64,
-    max_pixels: Annotated[int, typer.Option(help="Pixels of an image at most.", min=1)] = 50_000_000,
-    max_body: Annotated[int, typer.Option(help="Bytes of a form with images at most.", min=1)] = 64 << 20,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
+    onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
+    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    concurrency: Annotated[int, Option(help="Requests that are computed at once.", min=1)] = 2,
+    threads: Annotated[int, Option(help="onnxruntime's threads for each; 0: one on each core.", min=0)] = 0,
+    max_bytes: Annotated[int, Option(help="Bytes of an image at most.", min=1)] = 10 << 20,
+    max_images: Annotated[int, Option(help="Images of a request at most.", min=1)] = 64,
+    max_pixels: Annotated[int, Option(help="Pixels of an image at most.", min=1)] = 50_000_000,
+    max_body: Annotated[int, Option(help="Bytes of a form with images at most.", min=1)] = 64 << 20,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics and /.
 
@@ -210,14 +195,12 @@ def serve(
 
 
 def monitor(
-    calibration: Annotated[Path, typer.Option(metavar="FILE", help="What `sirc calibrate` wrote.")],
-    confidences: Annotated[
-        Path, typer.Option(help="Production's confidences, in the order they came: `.csv`, `.npy` or `.npz`.")
-    ],
-    column: Annotated[str, typer.Option(help="The CSV's column, or the array's name in the `.npz`.")] = "confidence",
-    delta: Annotated[float, typer.Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    fail_on_alarm: Annotated[bool, typer.Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
+    calibration: Annotated[Path, Option(metavar="FILE", help="What `sirc calibrate` wrote.")],
+    confidences: Annotated[Path, Option(help="Production's confidences, in their order: `.csv`, `.npy` or `.npz`.")],
+    column: Annotated[str, Option(help="The CSV's column, or the array's name in the `.npz`.")] = "confidence",
+    delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
 ) -> None:
     """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
 
@@ -246,31 +229,40 @@ def monitor(
         raise typer.Exit(1)
 
 
+def _find_runs(folder: Path, seed: int | None) -> tuple[Experiment, tuple[Run, ...]]:
+    """The experiment of a folder and its runs, or the one with this seed. The folder may also be that of one run."""
+    from sirc.experiment import FILE, load_studies, load_study
+
+    place = folder.absolute()
+    of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
+    studies = [load_study(place.parent)] if of_run else load_studies(folder)
+    if len(studies) > 1:
+        listed = ", ".join(f"'{study.folder}'" for study in studies)
+        raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
+    (study,) = studies
+    runs = tuple(run for run in study.runs if not of_run or run.folder.name == place.name)
+    if not runs:
+        raise ConfigError(f"'{folder}' must be the folder of an experiment or of one of its runs; it is neither.")
+    return study, runs if seed is None else runs_of_seeds(runs, [seed])
+
+
 def _choose_score(scorer: Scorer, name: str | None) -> str:
     """The score asked for, or the preferred one of those that were fitted."""
     from sirc.scores import parse
 
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
-    if name is not None:
-        try:
-            spec = str(parse(name))
-        except ValueError as error:
-            raise ConfigError(f"`--score`: {error}") from error
-        if spec not in fitted:
-            raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {name!r}.")
-        return fitted[spec]
-    sirc_specs = [spec for spec in fitted if spec.startswith("sirc(")]
-    return fitted[next(spec for spec in (*_PREFERRED, *sirc_specs, *fitted) if spec in fitted)]
+    if name is None:
+        ours = [spec for spec in fitted if spec.startswith("sirc(")]
+        return fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
+    with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
+        name = str(parse(name))
+    if name not in fitted:
+        raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {name!r}.")
+    return fitted[name]
 
 
 def _calibration_data(
-    study: Experiment,
-    run: Run,
-    val: Path | None,
-    model: nn.Module,
-    *,
-    device: torch.device,
-    progress: Progress,
+    study: Experiment, run: Run, val: Path | None, model: nn.Module, device: torch.device, progress: Progress
 ) -> Outputs | OutputStore:
     """The outputs that set the threshold: from a file, of the validation images, or at worst of the test images."""
     from sirc.errors import StoreError
@@ -287,12 +279,7 @@ def _calibration_data(
         return outputs
     if not study.data.validates or study.tuned:
         check_outputs(study, run, ["test"])
-        reason = "tuned scores on its validation images" if study.tuned else "has no validation images"
-        advice = "give `--val`" if study.tuned else "give `--val`, or `data.validation` or `data.holdout` in the TOML"
-        progress.note(
-            f"note: the experiment {reason}, so its test images set the threshold. What the test set says of this "
-            f"threshold is then no longer honest: {advice}."
-        )
+        note_test_images(study, "set the threshold", progress)
         return OutputStore(run.store("test"))
     try:
         check_outputs(study, run, ["validation"])
@@ -320,7 +307,7 @@ def _load_selective(path: Path, folder: Path, seed: int | None) -> tuple[Selecti
     from sirc.models import fingerprint
 
     wanted = read(path)[0]["model"]
-    study, runs = find_runs(folder, seed)
+    study, runs = _find_runs(folder, seed)
     for run in runs:
         model = network(study, run)
         if len(runs) == 1 or fingerprint(model) == wanted:
@@ -355,6 +342,7 @@ def _summary(table: pd.DataFrame) -> str:
 def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
     """Read a `.csv`, `.npy` or `.npz` file: the confidences in its order, and how many rows had none."""
     import numpy as np
+    import pandas as pd
 
     from sirc._utils.files import read_npz
 
@@ -363,26 +351,14 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
     if path.suffix not in (".csv", ".npy", ".npz"):
         raise ConfigError(f"`--confidences` must be a .csv, .npy or .npz file; got '{path}'.")
     try:
-        if path.suffix == ".csv":
-            cells = _read_column(path, column)
-            values = [float(cell) for cell in cells if cell]
-            return np.array(values, dtype=np.float64), len(cells) - len(values)
-        array = np.asarray(
-            np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
-        )
+        if path.suffix == ".csv":  # without an index: a comma at the end of rows must not shift the columns
+            table = pd.read_csv(path, usecols=[column], index_col=False, dtype=str, keep_default_na=False)
+            cells = table[column].fillna("").str.strip()
+            values = cells[cells != ""].astype(float)
+            return np.asarray(values, dtype=np.float64), len(cells) - len(values)
+        array = np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
         if array.dtype.kind not in "fiu":
             raise ValueError(f"it holds {array.dtype}")
-        return array.astype(np.float64), 0
-    except (csv.Error, EOFError, ValueError, TypeError) as error:
-        raise ValueError(f"'{path}' must hold confidences as plain numbers: {error}") from error
-
-
-def _read_column(path: Path, column: str) -> list[str]:
-    # Row by row, by the header's names: a comma at the end of rows must not shift the columns.
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, strict=True)
-        names = list(reader.fieldnames or ())
-        if names.count(column) != 1:
-            listed = ", ".join(names) or "none"
-            raise ValueError(f"a CSV file must have one column `{column}`; it has {listed}. Name it: `--column …`.")
-        return [(row.get(column) or "").strip() for row in reader]
+        return np.asarray(array, dtype=np.float64), 0
+    except (EOFError, ValueError, TypeError) as error:
+        raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from sirc.cli.console import reporting
 from sirc.errors import ConfigError
@@ -20,43 +20,21 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
 
 
+Names = list[str] | None
 FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])
 
-Device = Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only results and errors.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: `--set train.lr=0.05`. Repeat for several."),
-]
-Formats = Annotated[
-    list[FigureFormat] | None,
-    typer.Option("--format", help="Formats of the figures; repeat for several. Default: all."),
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of an experiment that was run, or of one of its seeds.")
-]
-RunSeed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
-TrainFile = Annotated[
-    Path | None, typer.Option(help="ID training outputs, to fit on; `head_weight` and `head_bias` may be in it.")
-]
-TuningFile = Annotated[
-    Path | None, typer.Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")
-]
-OodFiles = Annotated[
-    list[str] | None, typer.Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")
-]
-ScoreSpecs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--score",
-        metavar="SPEC",
-        help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all of the scorer's, or the paper's that can be fitted.",
-    ),
-]
-HeadFile = Annotated[Path | None, typer.Option(help="A file with the `weight` and `bias` of the last layer.")]
+Device = Annotated[str, Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
+Replace = Annotated[bool, Option("--overwrite", help="Replace the file.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress, only results and errors.")]
+Overrides = Annotated[Names, Option("--set", metavar="KEY=VALUE", help="Override a setting: `train.lr=0.05`; repeat.")]
+Formats = Annotated[list[FigureFormat] | None, Option("--format", help="Formats of the figures; repeat. Default: all.")]
+Open = Annotated[bool, Option("--open", help="Open the page in the browser.")]
+TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `head_weight` and `head_bias`.")]
+TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
+OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
+Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
+HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 
 
 def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
@@ -78,23 +56,6 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
 
 
-def find_runs(folder: Path, seed: int | None) -> tuple[Experiment, tuple[Run, ...]]:
-    """The experiment of a folder and its runs, or the one with this seed. The folder may also be that of one run."""
-    from sirc.experiment import FILE, load_studies, load_study
-
-    place = folder.absolute()
-    of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
-    studies = [load_study(place.parent)] if of_run else load_studies(folder)
-    if len(studies) > 1:
-        listed = ", ".join(f"'{study.folder}'" for study in studies)
-        raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
-    (study,) = studies
-    runs = tuple(run for run in study.runs if not of_run or run.folder.name == place.name)
-    if not runs:
-        raise ConfigError(f"'{folder}' must be the folder of an experiment or of one of its runs; it is neither.")
-    return study, runs if seed is None else runs_of_seeds(runs, [seed])
-
-
 def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
     """The runs with these seeds, each once."""
     known = {run.seed: run for run in runs}
@@ -103,6 +64,15 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
             listed = ", ".join(map(str, known))
             raise ConfigError(f"`--seed` must be one of the experiment's seeds ({listed}); got {seed}.")
     return tuple(known[seed] for seed in dict.fromkeys(seeds))
+
+
+def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
+    """Say that the study's test images serve a purpose for want of others, and what that costs."""
+    reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
+    progress.note(
+        f"note: '{study.folder}' {reason}, so its test images {purpose}. What the test set says of the result is then "
+        "no longer honest: give `--val`, or `data.validation` or `data.holdout` in the TOML."
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Commands that compute results: run, demo, evaluate."""
+"""Commands that compute results, run, demo, evaluate, and show them: table, plot, report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from sirc.cli.console import is_main, open_page, reporting, result
 from sirc.cli.options import (
@@ -15,12 +16,14 @@ from sirc.cli.options import (
     FigureFormat,
     Formats,
     HeadFile,
+    Names,
     OodFiles,
     Open,
     Overrides,
     Overwrite,
     Quiet,
-    ScoreSpecs,
+    Replace,
+    Specs,
     TrainFile,
     TuningFile,
     named_pairs,
@@ -30,23 +33,25 @@ from sirc.cli.options import (
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sirc.experiment import Study
 
 
+TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
+_ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
+
+Studies = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `sirc run`, or `results.csv` files.")]
+Stored = Annotated[list[Path], Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")]
 Stage = StrEnum("Stage", ["train", "extract", "fit", "page", "figures"])
-Redo = Annotated[
-    list[Stage] | None,
-    typer.Option("--redo", help="Do a stage again though its result is there; repeat for several. Only this retrains."),
-]
-Figures = Annotated[bool, typer.Option("--figures/--no-figures", help="Whether to draw figures.")]
+Redo = Annotated[list[Stage] | None, Option("--redo", help="Do a stage again; repeat. Only this retrains.")]
+Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
 
 def run(
-    experiment: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.toml...", help="One experiment, or several.")],
+    experiment: Annotated[list[Path], Argument(metavar="EXPERIMENT.toml...", help="One experiment, or several.")],
     set_: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to put the results together. Default: the experiment's own folder.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The folder for the results. Default: the experiment's own.")] = None,
     device: Device = "auto",
     figures: Figures = True,
     format_: Formats = None,
@@ -67,20 +72,15 @@ def run(
 
     studies = [Experiment.read(path, set_ or ()) for path in experiment]
     with on_device(device, quiet) as (where, progress):
+        formats = list(format_ or FigureFormat)
         study = run_study(
-            studies,
-            folder=out,
-            device=where,
-            figures=figures,
-            formats=list(format_ or FigureFormat),
-            redo=redo or (),
-            progress=progress,
+            studies, folder=out, device=where, figures=figures, formats=formats, redo=redo or (), progress=progress
         )
     _show(study, open_)
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder for all that it makes.")] = Path("sirc-demo"),
+    out: Annotated[Path, Option(help="The folder for all that it makes.")] = Path("sirc-demo"),
     device: Device = "cpu",
     figures: Figures = True,
     redo: Redo = None,
@@ -103,18 +103,16 @@ def demo(
 
 
 def evaluate(
-    id_: Annotated[Path, typer.Option("--id", help="ID test outputs, with labels.")],
+    id_: Annotated[Path, Option("--id", help="ID test outputs, with labels.")],
     train: TrainFile = None,
     val: TuningFile = None,
     ood: OodFiles = None,
     head: HeadFile = None,
-    spec: ScoreSpecs = None,
-    group: Annotated[
-        list[str] | None, typer.Option("--group", metavar="NAME=SET,SET", help="A group of OOD sets, such as `Close`.")
-    ] = None,
-    crossfit: Annotated[str, typer.Option(help="`auto`, 0 (in sample), or a number of folds.")] = "auto",
-    name: Annotated[str, typer.Option(help="What to call the model in tables.")] = "model",
-    out: Annotated[Path, typer.Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
+    spec: Specs = None,
+    group: Annotated[Names, Option(metavar="NAME=SET,SET", help="A group of OOD sets, such as `Close`.")] = None,
+    crossfit: Annotated[str, Option(help="`auto`, 0 (in sample), or a number of folds.")] = "auto",
+    name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
+    out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
     figures: Figures = True,
     format_: Formats = None,
     overwrite: Overwrite = False,
@@ -166,6 +164,102 @@ def evaluate(
     _show(study, open_)
 
 
+def table(
+    runs: Studies,
+    format_: Annotated[TableFormat, Option("--format", help="How to print it.")] = TableFormat.text,
+    metric: Annotated[Names, Option(help="A metric, such as `auroc`, `fpr@95` or `aurr`; repeat.")] = None,
+    negative: Annotated[Names, Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")] = None,
+    score: Annotated[Names, Option(help="A score to show; repeat. Default: those of `[report]`, or all.")] = None,
+    spread: Annotated[bool, Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
+    out: Annotated[Path | None, Option(help="Write to this file; its ending chooses the format.")] = None,
+    overwrite: Replace = False,
+) -> None:
+    """Print the paper's table of one or more studies: best bold, second and third underlined.
+
+    Example: `sirc table runs/resnet50_imagenet200 --format latex --spread`
+    """
+    import pandas as pd
+
+    from sirc.experiment import read_results
+    from sirc.report.tables import table as make
+    from sirc.scores import parse
+
+    if out is not None:
+        if out.suffix != _ENDINGS.get(format_, out.suffix):
+            raise ConfigError(f"`--format {format_}` must go to a file ending in {_ENDINGS[format_]}; got '{out}'.")
+        refuse_existing(out, overwrite)
+    files = [path / "results.csv" if path.is_dir() else path for path in runs]
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"there are no results at '{file}'. Make them: `sirc run EXPERIMENT.toml`.")
+    results = pd.concat([read_results(file) for file in files], ignore_index=True)
+    made = make(
+        results,
+        metrics=metric or ("auroc", "fpr@95"),
+        negatives=negative or None,
+        scores=[str(parse(text)) for text in score] if score else _shown(results, runs),
+        spread=spread,
+    )
+    if out is not None:
+        made.save(out, overwrite=True)
+        result(str(out))
+    else:
+        typer.echo(getattr(made, format_)())
+
+
+def plot(
+    runs: Stored,
+    out: Annotated[Path | None, Option(help="The folder for the figures. Default: `figures` in the first.")] = None,
+    format_: Formats = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the paper's figures of one or more studies.
+
+    Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
+    """
+    from sirc.experiment import load_runs, load_studies, sample_images
+    from sirc.report.figures import figures
+
+    folder = out or runs[0] / "figures"
+    with reporting(quiet=quiet) as progress:
+        try:
+            images = sample_images(load_studies(runs[0])[0])
+        except (ValueError, OSError) as error:
+            images = None
+            progress.note(f"without samples of the images, which cannot be opened: {error}")
+        shown = [run.reported for run in load_runs(runs)]
+        made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
+    for path in made:
+        result(str(path))
+
+
+def report(
+    runs: Stored,
+    out: Annotated[Path | None, Option(metavar="FILE.html", help="Default: `report.html` in the first RUN.")] = None,
+    title: Annotated[str | None, Option(help="The page's heading. Default: the names of the models.")] = None,
+    open_: Open = False,
+    overwrite: Replace = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the page of one or more studies: one HTML file in which α, β, the recall and the OOD sets can be changed.
+
+    It opens from disk, needs no network and sends nothing anywhere. Without `--out` an earlier page is replaced.
+
+    Example: `sirc report runs/resnet50_imagenet200 --open`
+    """
+    from sirc.experiment import PAGE, load_runs
+    from sirc.report.page import report as write
+
+    if out is not None:
+        refuse_existing(out, overwrite)
+    with reporting(quiet=quiet) as progress:
+        shown = [run.reported for run in load_runs(runs)]
+        page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=progress)
+    result(str(page))
+    if open_:
+        open_page(page)
+
+
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
     """Print the table, the paths of the files made and the verdicts; the page comes last, and opens if asked."""
     from sirc.experiment import reported_scores
@@ -187,3 +281,16 @@ def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts:
         result(f"\nopen {study.page}")
         if open_ and is_main():
             open_page(study.page)
+
+
+def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
+    """The scores that the studies ask to be shown; None, for all, if a path is not the folder of a study."""
+    from sirc.experiment import load_studies, reported_scores
+
+    try:
+        studies = [study for path in paths for study in load_studies(path)]
+    except FileNotFoundError:
+        return None
+    if not any(study.report.specs for study in studies):
+        return None
+    return reported_scores(list(results["score"].unique()), studies)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from sirc.cli.console import is_main, result
-from sirc.cli.options import Device, Overrides, Overwrite, Quiet, on_device, runs_of_seeds
+from sirc.cli.options import Device, Names, Overrides, Overwrite, Quiet, on_device, runs_of_seeds
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,17 +23,9 @@ class OnErrorChoice(StrEnum):
     skip = "skip"
 
 
-ExperimentFile = Annotated[
-    Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; see `studies/paper/` for the paper's five.")
-]
-Seeds = Annotated[
-    list[int] | None,
-    typer.Option("--seed", metavar="N", help="Which of the experiment's seeds; repeat for several. Default: all."),
-]
-OnErrorOption = Annotated[
-    OnErrorChoice | None,
-    typer.Option(help="At an unreadable image: `stop`, or `skip` it, counted and named. Default: the TOML's."),
-]
+ExperimentFile = Annotated[Path, Argument(metavar="EXPERIMENT.toml", help="The paper's are in `studies/paper/`.")]
+Seeds = Annotated[list[int] | None, Option("--seed", metavar="N", help="A seed of the experiment; repeat.")]
+OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 
 
 def train(
@@ -78,12 +70,7 @@ def train(
 def extract(
     experiment: ExperimentFile,
     seed: Seeds = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="NAME", help="`train`, `test`, `validation` or an OOD set; repeat. Default: all needed."
-        ),
-    ] = None,
+    only: Annotated[Names, Option(metavar="NAME", help="`train`, `test`, `validation` or an OOD set; repeat.")] = None,
     set_: Overrides = None,
     on_error: OnErrorOption = None,
     device: Device = "auto",
@@ -110,15 +97,9 @@ def extract(
 
     with on_device(device, quiet) as (where, progress), DeviceCache() as cache:
         for run in runs:
+            how: Literal["stop", "skip"] | None = on_error.value if on_error else None
             stores = extract_run(
-                study,
-                run,
-                names,
-                device=where,
-                on_error=on_error.value if on_error else None,
-                overwrite=overwrite,
-                progress=progress,
-                cache=cache,
+                study, run, names, device=where, on_error=how, overwrite=overwrite, progress=progress, cache=cache
             )
             _save_config(study)
             for store in stores.values():

@@ -1,11 +1,9 @@
 """The paper's figures: each function draws what the metric functions return, as a matplotlib Figure."""
 
-from sirc.report.figures.changes import change_table, changes
-from sirc.report.figures.curves import Roc, risks, roc, separation, sweep_table, sweeps
+from sirc.report.figures.comparisons import Roc, change_table, changes, risks, roc, separation, sweep_table, sweeps
 from sirc.report.figures.densities import densities
 from sirc.report.figures.plane import Plane, plane, plane_grid, plane_rules
-from sirc.report.figures.samples import sample_images
-from sirc.report.figures.study import FORMATS, figures, save
+from sirc.report.figures.study import FORMATS, figures, sample_images, save
 from sirc.report.figures.style import GROUPS, Look, method_look
 
 __all__ = [

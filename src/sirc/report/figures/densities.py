@@ -12,7 +12,7 @@ from sirc._utils.text import percent
 from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
 from sirc.metrics import Ranking
 from sirc.report.figures.kernels import density, span
-from sirc.report.figures.style import GROUP_NAMES, GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
+from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
 from sirc.report.names import metric_name
 from sirc.scores import parse, ranks_by_gap
 
@@ -44,8 +44,12 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         groups, weights = _samples(evaluation, score, negative)
         ranking = evaluation.ranking(score, negative)
         grid = np.linspace(*span(list(groups.values())), _POINTS)
+        # In place of the score's bounds, the least and the greatest confidence of all; none if all are equal.
+        finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
+        several = len(finite) > 0 and finite.min() < finite.max()
+        ends = (float(finite.min()), float(finite.max())) if several else (-np.inf, np.inf)
         heights = {
-            name: density(values, grid, weights if name == "ood" else None, bounds=_ends(groups))
+            name: density(values, grid, weights if name == "ood" else None, bounds=ends)
             for name, values in groups.items()
         }
         left, right = (max(float(h[part].max()) for h in heights.values()) for part in _SIDES)
@@ -98,18 +102,11 @@ def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray
             edgecolor=to_rgba(look.colour, 0.55) if rejected else "none",
             linewidth=0,
         )
-        axes.plot(grid, height, label=GROUP_NAMES[name], **look.line)
+        axes.plot(grid, height, label=GROUPS[name].name, **look.line)
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-
-
-def _ends(groups: dict[str, FloatArray]) -> tuple[float, float]:
-    """The least and the greatest confidence of all, in place of the score's bounds; none if all are equal."""
-    finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
-    several = len(finite) > 0 and finite.min() < finite.max()
-    return (float(finite.min()), float(finite.max())) if several else (-np.inf, np.inf)
 
 
 def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, at: Literal["left", "right"]) -> None:
@@ -151,7 +148,7 @@ def _header(axes: Axes, task: str, present: list[str]) -> None:
         return TextArea(text, textprops={"fontsize": 8, "fontweight": "bold", **look})
 
     rejected, accepted = (
-        [words(f" {GROUP_NAMES[name]} ", color=GROUPS[name].colour) for name in side if name in present]
+        [words(f" {GROUPS[name].name} ", color=GROUPS[name].colour) for name in side if name in present]
         for side in TASKS[task]
     )
     line = [words("  |  ", color="0.25", fontweight="normal")] if rejected else []

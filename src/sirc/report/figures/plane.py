@@ -11,17 +11,7 @@ from torch import Tensor
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.report.figures.kernels import density_2d, mass_levels, span
-from sirc.report.figures.style import (
-    GROUP_NAMES,
-    GROUPS,
-    FloatArray,
-    array,
-    drawn,
-    label_of,
-    literal,
-    name_ood,
-    new_figure,
-)
+from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, literal, name_ood, new_figure
 from sirc.report.names import score_name
 from sirc.scores import Evaluator, Scorer, functional, parse
 
@@ -111,11 +101,7 @@ def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
     slope = plane.balance if c is None else c
 
     def sirc(a: float, b: float) -> Rule:
-        def combined(s1: FloatArray, s2: FloatArray) -> FloatArray:
-            gap = np.log(np.maximum(plane.s1_max - s1, 1e-300))
-            return array(functional.sirc(gap, s2, a, b))
-
-        return combined
+        return lambda s1, s2: array(functional.sirc(np.log(np.maximum(plane.s1_max - s1, 1e-300)), s2, a, b))
 
     return {
         "S₁ + c·S₂": lambda s1, s2: array(functional.linear(s1, s2, slope)),
@@ -205,5 +191,5 @@ def _legend(figure: Figure, plane: Plane) -> None:
     from matplotlib.lines import Line2D
 
     shown: Sequence[str] = [name for name, group in plane.groups.items() if group.size]
-    handles = [Line2D([], [], **GROUPS[name].line, label=GROUP_NAMES[name]) for name in shown]
+    handles = [Line2D([], [], **GROUPS[name].line, label=GROUPS[name].name) for name in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))

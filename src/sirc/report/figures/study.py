@@ -1,28 +1,30 @@
-"""All figures of a study: choose what its runs allow, draw it, and save it as files."""
+"""All figures of a study: those that its runs allow, with samples of its images, drawn and saved as files."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write
-from sirc.data import ImageSet
+from sirc.data import ImageSet, check_seed
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
-from sirc.report.figures.changes import changes
-from sirc.report.figures.curves import risks, separation, sweeps
+from sirc.report.figures.comparisons import changes, risks, separation, sweeps
 from sirc.report.figures.densities import densities
 from sirc.report.figures.plane import Plane, is_pair, plane, plane_grid, planes
-from sirc.report.figures.samples import sample_images
-from sirc.report.figures.style import drawing
+from sirc.report.figures.style import drawing, drawn, literal, new_figure
 from sirc.report.runs import ScoredRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 Plan = tuple[str, Callable[[], "Figure"]]
 """The name of a figure and the function that draws it."""
@@ -39,7 +41,6 @@ _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "k
 _COMPARED: Final = ("msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)")
 _PAIRS: Final = ("sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, l1)", "sirc(entropy, residual)")
 _MOST = 5  # lines that a reader can tell apart in one panel
-_GRIDS = 2  # OOD sets for which the pairs are drawn
 
 
 def figures(
@@ -87,8 +88,7 @@ def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> li
         figure.set_layout_engine("none")
         try:
             for path, name in zip(paths, wanted, strict=True):
-                write = partial(figure.savefig, format=name, metadata=_METADATA[name])
-                atomic_write(path, write)
+                atomic_write(path, partial(figure.savefig, format=name, metadata=_METADATA[name]))
         finally:
             figure.set_layout_engine(engine)
     return paths
@@ -109,30 +109,28 @@ def two(evaluation: Evaluation) -> list[str]:
     return [first, *rest[:1]]
 
 
-def _of_model(runs: Sequence[ScoredRun]) -> list[Plan]:
+def _of_model(runs: Sequence[ScoredRun]) -> Iterator[Plan]:
     first, evaluations = runs[0], [run.evaluation for run in runs]
     evaluation = first.evaluation
     pair, several = two(evaluation), compared(evaluation)
-    plans: list[Plan] = [("densities", lambda: densities(evaluation, pair[0]))]
+    yield "densities", lambda: densities(evaluation, pair[0])
     if len(pair) > 1:
-        plans.append(("densities-two", lambda: densities(evaluation, pair)))
+        yield "densities-two", lambda: densities(evaluation, pair)
     if evaluation.negatives:
-        plans.append(("separation", lambda: separation(evaluation, pair)))
-        plans.append(("risks", lambda: risks(evaluation, several)))
+        yield "separation", lambda: separation(evaluation, pair)
+        yield "risks", lambda: risks(evaluation, several)
     if evaluation.ood:
         # Runs of unlike scores or OOD sets have no mean: the first stands for itself.
         same = [e for e in evaluations if e.negatives == evaluation.negatives and e.scores == evaluation.scores]
-        plans.append(("sweep-alpha", lambda: sweeps(same, "alpha", several)))
-        plans.append(("sweep-beta", lambda: sweeps(same, "beta", several)))
+        yield "sweep-alpha", lambda: sweeps(same, "alpha", several)
+        yield "sweep-beta", lambda: sweeps(same, "beta", several)
     if pairs := _pairs(first):
         chosen = next((spec for spec in _PAIRS if spec in pairs), pairs[0])
         ood = _grid_sets(first)[0]
-        plans.append(("plane", lambda: plane(Plane.of(first.scorer, chosen, first.test, first.ood[ood]), title=ood)))
-    return plans
+        yield "plane", lambda: plane(Plane.of(first.scorer, chosen, first.test, first.ood[ood]), title=ood)
 
 
-def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[Plan]:
-    plans: list[Plan] = []
+def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> Iterator[Plan]:
     firsts = [runs[0] for runs in models.values()]
     baseline = two(firsts[0].evaluation)[0]
     comparable = {
@@ -141,7 +139,7 @@ def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[Plan]:
         if all(baseline in e.scores and len(e.scores) > 1 and e.negatives for e in (run.evaluation for run in runs))
     }
     if comparable:
-        plans.append(("changes", lambda: changes(comparable, baseline=baseline)))
+        yield "changes", lambda: changes(comparable, baseline=baseline)
     with_pairs = [run for run in firsts if _pairs(run)]
     sets = _grid_sets(with_pairs[0]) if with_pairs else []
     shared = [name for name in sets if all(name in run.ood for run in with_pairs)]
@@ -151,8 +149,7 @@ def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> list[Plan]:
             by_model = {run.model: planes(run.scorer, _pairs(run), run.test, run.ood[name]) for run in with_pairs}
             return plane_grid(by_model, title=name)
 
-        plans.append((f"plane-grid{ending}", draw))
-    return plans
+        yield f"plane-grid{ending}", draw
 
 
 def _pairs(run: ScoredRun) -> list[str]:
@@ -167,7 +164,7 @@ def _grid_sets(run: ScoredRun) -> list[str]:
     """Two different OOD sets: the first of each group where there are groups, else the first two."""
     groups = [members[0] for members in run.evaluation.groups.values()]
     names = [name for name in dict.fromkeys([*groups, *run.ood]) if name in run.ood]
-    return names[:_GRIDS]
+    return names[:2]
 
 
 def _endings(names: Sequence[str], *, always: bool = False) -> list[str]:
@@ -187,3 +184,42 @@ def _check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     if not wanted or any(name not in FORMATS for name in wanted):
         raise ValueError(f"`formats` must be among {', '.join(FORMATS)}, at least one; got {list(wanted)}.")
     return wanted
+
+
+@drawn
+def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int = 0) -> Figure:
+    """Draw a row of images for each dataset, under the name it has here, with its size."""
+    if not images:
+        raise ValueError("`images` must hold at least one dataset; got none.")
+    count, seed = check_positive("count", count), check_seed(seed)
+    side = 5.6 / count
+    figure, axes = new_figure(len(images), count, height=0.2 + (side + 0.06) * len(images), pad=0.05)
+    for row, (name, some) in zip(axes, images.items(), strict=True):
+        for panel in row:
+            panel.set_axis_off()
+        picked = np.random.default_rng(seed).permutation(len(some))[:count]
+        for panel, number in zip(row, np.sort(picked), strict=False):
+            panel.imshow(_square(some.image(int(number))), interpolation="nearest")
+        row[0].annotate(
+            f"{literal(name, 20)}\n{len(some):,} images",
+            (0, 0.5),
+            xycoords="axes fraction",
+            xytext=(-6, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=7.5,
+            linespacing=1.4,
+        )
+    return figure
+
+
+def _square(image: Image, longest: int = 160) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
+    """The centre of an image as a square, not larger than a figure shows."""
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    square = image.convert("RGB").crop((left, top, left + side, top + side))
+    if side > longest:
+        square = square.resize((longest, longest))
+    return np.asarray(square)

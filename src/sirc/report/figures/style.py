@@ -47,6 +47,7 @@ class Look:
     dash: Dash = _SOLID
     marker: str = "o"
     hatch: str = ""
+    name: str = ""
 
     @property
     def line(self) -> dict[str, Any]:
@@ -56,11 +57,10 @@ class Look:
 
 # Okabe and Ito's colours, used for the three groups only.
 GROUPS: Final = {
-    "correct": Look("#0072B2", _SOLID, "o"),
-    "wrong": Look("#D55E00", _DASHED, "X", "////"),
-    "ood": Look("#009E73", (0, (1.4, 1)), "^", "...."),
+    "correct": Look("#0072B2", _SOLID, "o", name="ID✓"),
+    "wrong": Look("#D55E00", _DASHED, "X", "////", "ID✗"),
+    "ood": Look("#009E73", (0, (1.4, 1)), "^", "....", "OOD"),
 }
-GROUP_NAMES: Final = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD"}
 
 
 def _looks(colours: Sequence[str], dashes: Sequence[Dash], markers: str) -> tuple[Look, ...]:

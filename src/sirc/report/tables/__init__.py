@@ -15,7 +15,7 @@ import pandas as pd
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation import WRONG
 from sirc.report.tables import formats
-from sirc.report.tables.cells import CELLS, choose, id_errors, mark, summarise
+from sirc.report.tables.cells import choose, id_errors, mark, summarise
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -179,18 +179,12 @@ def table(
     figures = summarise(results)
     errors = id_errors(figures)
     rows, shown = choose(figures, metrics, negatives, scores, alpha, beta)
-    cells = rows.assign(mark=mark(rows))[CELLS]
+    cells = rows.assign(mark=mark(rows))
     models = [model for model in errors if model in set(cells["model"])]
     places = {name: {entry: at for at, entry in enumerate(order)} for name, order in {"model": models, **shown}.items()}
     cells = cells.sort_values(list(places), key=lambda column: column.map(places[str(column.name)]), ignore_index=True)
-    return Table(
-        cells,
-        {model: errors[model] for model in models},
-        metrics=shown["metric"],
-        negatives=shown["negative"],
-        scores=shown["score"],
-        spread=spread,
-    )
+    shown_errors = {model: errors[model] for model in models}
+    return Table(cells, shown_errors, shown["metric"], shown["negative"], shown["score"], spread)
 
 
 def save_tables(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,6 @@ import pandas as pd
 from sirc.evaluation import COLUMNS, MEAN, POOLED, WRONG, as_names
 from sirc.metrics import find_metric, lower_is_better
 
-CELLS = ["model", "score", "negative", "metric", "alpha", "beta", "mean", "two_std", "runs", "mark"]
 _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
 _DIGITS = 12  # means that differ beyond differ by rounding, and share a rank
@@ -22,22 +21,16 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
     A figure that is NaN, or that some of the model's seeds lack, has no mean: means over different seeds must not be
     compared.
     """
-    combined = isinstance(results, pd.DataFrame) and {"mean", "std", "runs"} <= set(results.columns)
-    needed = [*COLUMNS[:-1], *(["mean", "std", "runs"] if combined else ["value"])]
-    if not isinstance(results, pd.DataFrame) or not set(needed) <= set(results.columns):
-        got = ", ".join(map(str, results.columns)) if isinstance(results, pd.DataFrame) else type(results).__name__
-        raise ValueError(
-            f"`results` must be a table with model, seed, {', '.join(COLUMNS)}, or what `combine` gives "
-            f"of such; got {got}."
-        )
+    columns = list(map(str, results.columns)) if isinstance(results, pd.DataFrame) else [type(results).__name__]
+    combined = {"mean", "std", "runs"} <= set(columns)
+    if not {*COLUMNS[:-1], *([] if combined else ["value"])} <= set(columns):
+        needed, got = ", ".join(COLUMNS), ", ".join(columns)
+        raise ValueError(f"`results` must be a table with model, seed, {needed}, or of `combine`; got {got}.")
     if results.empty:
         raise ValueError("`results` must have at least one row; got none.")
-    frame = results.assign(
-        model=results["model"].astype(object).where(results["model"].notna(), "").astype(str)
-        if "model" in results.columns
-        else "",  # a model without a name comes back from CSV as NaN
-        seed=results["seed"] if "seed" in results.columns else 0,
-    )
+    frame = pd.DataFrame({"model": "", "seed": 0}, index=results.index).assign(**results)
+    # A model without a name comes back from CSV as NaN.
+    frame["model"] = frame["model"].astype(object).where(frame["model"].notna(), "").astype(str)
     if combined:
         frame = frame.assign(two_std=2 * frame["std"])
         _refuse_twice(frame, _KEYS)
@@ -111,14 +104,11 @@ def _usual(found: list[str], metrics: list[str]) -> list[str]:
     return [name for name in order if name in found] or found
 
 
-def _among(what: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
+def _among(what: str, wanted: Sequence[str], known: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(as_names(wanted)))
-    listed = list(known)
-    for name in names:
-        if name not in listed:
-            raise ValueError(f"`{what}` must be among those of the results: {'; '.join(listed)}; got {name!r}.")
-    if not names:
-        raise ValueError(f"`{what}` must name at least one of {'; '.join(listed)}; got none.")
+    if not names or not set(names) <= set(known):
+        got = next((repr(name) for name in names if name not in known), "none")
+        raise ValueError(f"`{what}` must be among those of the results: {'; '.join(known)}; got {got}.")
     return names
 
 

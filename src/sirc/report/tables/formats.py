@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from html import escape as html_escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
@@ -23,6 +23,8 @@ from sirc.report.tables.cells import is_sirc
 if TYPE_CHECKING:
     from sirc.report.tables import Part, Table
 
+Figure = tuple[str, str, str]
+"""The mark of a cell, its mean ×100, or a dash, and its 2 std, ±0.2, if the table shows it."""
 _MISSING = "–"
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
 _MARKDOWN_MARKS = {"bold": "**{}**", "underline": "<u>{}</u>", "": "{}"}
@@ -78,24 +80,16 @@ _DOCUMENT = r"""\documentclass{article}
 """
 
 
-class Row(NamedTuple):
-    """The figures of one score, each as its mark, its mean ×100, or a dash, and its 2 std, ±0.2, if that is shown."""
-
-    score: str
-    figures: list[tuple[str, str, str]]
-    first_other: bool
-    """True if the scores before it, and not this one, are SIRC's."""
-
-
-def _rows(table: Table, part: Part, model: str) -> Iterator[Row]:
+def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[Figure], bool]]:
+    """Each score, its figures, and whether the scores before it, and not this one, are SIRC's."""
     before = ""
     for score in table.scores_of(model):
         figures = [_figure(table, model, score, *column) for column in part.columns]
-        yield Row(score, figures, is_sirc(before) and not is_sirc(score))
+        yield score, figures, is_sirc(before) and not is_sirc(score)
         before = score
 
 
-def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> tuple[str, str, str]:
+def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> Figure:
     cell = table.cell(model, score, negative, metric)
     if math.isnan(cell.mean):
         return cell.mark, _MISSING, ""
@@ -257,7 +251,7 @@ def _html_table(table: Table, part: Part, *, last: bool) -> str:
     return "\n".join([*lines, "</table>"])
 
 
-def _html_cell(figure: tuple[str, str, str]) -> str:
+def _html_cell(figure: Figure) -> str:
     mark, value, spread = figure
     return f"<td>{_HTML_MARKS[mark].format(value)}{f' <small>{spread}</small>' if spread else ''}</td>"
 
@@ -282,7 +276,7 @@ def _tabular(table: Table, part: Part) -> str:
     for model in part.models:
         lines.append(_rule(table, part, 1))
         rows = list(_rows(table, part, model))
-        ours = sum(is_sirc(row.score) for row in rows)
+        ours = sum(is_sirc(score) for score, *_ in rows)
         left = [_model(table, model, len(rows)), _several_rows(r"\textbf{SIRC}", ours, turned=True) if ours else ""]
         for score, figures, first_other in rows:
             if first_other:

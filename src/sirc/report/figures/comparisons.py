@@ -1,8 +1,9 @@
-"""Curves of scores: FPR against TPR, risk against coverage and recall, metrics against α and β."""
+"""Comparisons of scores: FPR against TPR, risk curves, metrics against α and β, and changes in FPR."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from sirc.metrics import Negative, Positive, Ranking
 from sirc.report.figures.style import (
     GROUPS,
     FloatArray,
+    Look,
     array,
     drawn,
     label_of,
@@ -36,6 +38,11 @@ _PANELS: Final[tuple[tuple[tuple[str, Negative, Positive], ...], ...]] = (
 )
 _DASHES: Final = ("-", (0, (3.2, 1.4)), (0, (1, 1.1)), (0, (6, 1.4, 1, 1.4)))
 _MARKERS: Final = "osD^"
+PAIRS: Final = {
+    "ID✗|ID✓": GROUPS["wrong"],
+    "OOD|ID✓": GROUPS["ood"],
+    "OOD|ID": Look("#56B4E9", hatch="\\\\\\\\"),
+}
 _GRID: Final = tuple(round(0.05 * k, 2) for k in range(1, 20))
 _SYMBOLS: Final = {"alpha": "α", "beta": "β"}
 
@@ -206,4 +213,89 @@ def sweeps(
         panel.set_xticks(np.linspace(0, 1, 5), ["0", "¼", "½", "¾", "1"])
     side_legend(figure, axes[0][0], columns=5 if len(negatives) > 1 else 2)
     figure.align_ylabels([row[0] for row in axes])
+    return figure
+
+
+def change_table(
+    evaluations: Sequence[Evaluation], *, baseline: str = "msp", scores: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs."""
+    changed: dict[tuple[str, str], list[float]] = {}
+    for evaluation in evaluations:
+        usual = _fprs(evaluation, baseline)
+        others = [name for name in (evaluation.scores if scores is None else as_names(scores)) if name != baseline]
+        fprs = {score: _fprs(evaluation, score) for score in others}
+        for pair, score in product(usual, others):
+            changed.setdefault((score, pair), []).append(fprs[score][pair] - usual[pair])
+    if not changed:
+        raise ValueError(f"a change needs a run, `{baseline}` and another score, and data to reject; got none.")
+    rows = [
+        (*key, float(np.mean(runs)), float(np.std(runs, ddof=1)) if len(runs) > 1 else float("nan"), len(runs))
+        for key, runs in changed.items()
+    ]
+    return pd.DataFrame(rows, columns=["score", "pair", "mean", "std", "runs"])
+
+
+def _fprs(evaluation: Evaluation, score: str) -> dict[str, float]:
+    """FPR at the evaluation's recall for ID✗|ID✓, OOD|ID✓ and OOD|ID, those of OOD as means over the sets."""
+    recall, fprs = evaluation.recall, {}
+    if not bool(evaluation.correct.all()):
+        fprs["ID✗|ID✓"] = evaluation.ranking(score, WRONG).fpr("wrong", recall=recall)
+    if evaluation.ood:
+        rankings = [evaluation.ranking(score, name) for name in evaluation.ood]
+        fprs["OOD|ID✓"] = sum(r.fpr("ood", recall=recall) for r in rankings) / len(rankings)
+        fprs["OOD|ID"] = sum(r.fpr("ood", recall=recall, positive="id") for r in rankings) / len(rankings)
+    return fprs
+
+
+@drawn
+def changes(
+    models: Mapping[str, Sequence[Evaluation]], *, baseline: str = "msp", scores: Sequence[str] | None = None
+) -> Figure:
+    """Draw a panel for each model (its training runs): bars of the change in %FPR@95 by score; left of 0 is better.
+
+    The mean over OOD sets, then over runs; whiskers are ± std over runs.
+    """
+    tables = {name: change_table(runs, baseline=baseline, scores=scores) for name, runs in models.items()}
+    if not tables:
+        raise ValueError("`models` must hold at least one model with its evaluations; got none.")
+    names = list(dict.fromkeys(score for table in tables.values() for score in table["score"]))
+    recall = next(iter(models.values()))[0].recall
+    columns = min(3, len(tables))
+    rows = -(-len(tables) // columns)
+    width = 7.0 if columns > 1 else 4.6
+    figure, axes = new_figure(
+        rows, columns, width=width, height=rows * (0.75 + 0.27 * len(names)) + 0.35, sharey=True, sharex=True
+    )
+    panels = [panel for row in axes for panel in row]
+    for panel, (model, table) in zip(panels, tables.items(), strict=False):
+        shown = [pair for pair in PAIRS if pair in set(table["pair"])]
+        for number, pair in enumerate(shown):
+            rows_of = table[table["pair"] == pair].set_index("score").reindex(names)
+            offset = (number - (len(shown) - 1) / 2) * 0.26
+            look = PAIRS[pair]
+            panel.barh(
+                np.arange(len(names)) + offset,
+                100 * rows_of["mean"].to_numpy(),
+                height=0.26,
+                color=look.colour,
+                hatch=look.hatch,
+                edgecolor="white",
+                linewidth=0.3,
+                label=pair,
+                xerr=100 * rows_of["std"].to_numpy() if int(table["runs"].max()) > 1 else None,
+                error_kw={"elinewidth": 0.6, "ecolor": "0.2"},
+            )
+        panel.axvline(0, color="0.2", linewidth=0.6)
+        panel.grid(axis="x")
+        panel.set_title(literal(model, 26 if columns > 2 else 40))
+        panel.set_yticks(np.arange(len(names)), [label_of(name) for name in names])
+        panel.tick_params(axis="y", length=0)
+        panel.spines["left"].set_visible(False)
+    for panel in panels[len(tables) :]:
+        panel.set_visible(False)
+    panels[0].set_ylim(len(names) - 0.45, -0.55)
+    unit = metric_name(f"fpr@{100 * recall:g}", arrow=True, unit=True)
+    figure.supxlabel(f"change in {unit} against {label_of(baseline)}", fontsize=8)
+    side_legend(figure, panels[0], columns=3, above=True)
     return figure
