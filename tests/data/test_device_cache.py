@@ -145,12 +145,12 @@ def test_only_missing_shards_are_computed_and_a_whole_store_decodes_nothing(tiny
     assert decoded == []
     store = sirc.OutputStore(run.store("train"))
     assert store.num_shards == 5
-    store._file(2).unlink()
-    kept = store._file(1).stat().st_mtime_ns
+    store.shard_path(2).unlink()
+    kept = store.shard_path(1).stat().st_mtime_ns
     extract_run(experiment, run)
     assert decoded == ["train"]
     assert contents(run.folder / "outputs") == before
-    assert store._file(1).stat().st_mtime_ns == kept
+    assert store.shard_path(1).stat().st_mtime_ns == kept
 
 
 def test_damaged_images_are_counted_and_named_or_stop(tiny):

@@ -216,13 +216,13 @@ def test_only_fitting_shards_are_written(tmp_path, outputs):
 
 def test_shards_of_writers_that_raced_and_disagree_are_noticed(tmp_path, store):
     other = OutputStore.from_outputs(tmp_path / "o", make(dtype=torch.float16), shard_size=10, **SOURCE)
-    shutil.copy(other._file(1), store._file(1))
+    shutil.copy(other.shard_path(1), store.shard_path(1))
     with pytest.raises(StoreError, match=r"shard-00001.safetensors' is not: dtype is torch.float32, got torch.float16"):
         OutputStore(store.path).load()
 
 
 def test_a_damaged_shard_is_noticed_on_reading(store):
-    flip(store._file(1))
+    flip(store.shard_path(1))
     batches = iter(OutputStore(store.path))
     assert len(next(batches)) == 10
     with pytest.raises(StoreError, match=r"shard-00001.safetensors' cannot be trusted: its content does not match its"):
@@ -230,30 +230,30 @@ def test_a_damaged_shard_is_noticed_on_reading(store):
 
 
 def test_a_truncated_shard_is_noticed(store):
-    store._file(0).write_bytes(store._file(0).read_bytes()[:-1])
+    store.shard_path(0).write_bytes(store.shard_path(0).read_bytes()[:-1])
     with pytest.raises(StoreError, match=r"shard-00000.*not a whole safetensors file.*If sirc wrote it, delete it"):
         OutputStore(store.path).load()
 
 
 def test_a_shard_in_the_wrong_place_is_noticed(tmp_path, store, outputs):
-    shutil.copy(store._file(0), store._file(1))
+    shutil.copy(store.shard_path(0), store.shard_path(1))
     with pytest.raises(StoreError, match=r"was written for another place: shard is 1, got 0. Delete it"):
         OutputStore(store.path).load()
     other = OutputStore.from_outputs(tmp_path / "o", outputs, shard_size=10, **SOURCE | {"model": "vit"})
-    shutil.copy(other._file(1), store._file(1))
+    shutil.copy(other.shard_path(1), store.shard_path(1))
     with pytest.raises(StoreError, match=r"was written for another place: model is resnet, got vit"):
         OutputStore(store.path).load()
 
 
 def test_verify_names_every_damaged_shard(store, outputs):
     store.verify()
-    flip(store._file(0))
-    flip(store._file(2))
+    flip(store.shard_path(0))
+    flip(store.shard_path(2))
     with pytest.raises(StoreError) as caught:
         OutputStore(store.path).verify()
-    assert [line.split("'")[1] for line in str(caught.value).splitlines()] == [str(store._file(i)) for i in (0, 2)]
+    assert [line.split("'")[1] for line in str(caught.value).splitlines()] == [str(store.shard_path(i)) for i in (0, 2)]
     for i in (0, 2):
-        store._file(i).unlink()
+        store.shard_path(i).unlink()
     resumed = OutputStore(store.path)
     for i in resumed.missing:
         resumed.write(i, outputs[10 * i : 10 * i + 10])
@@ -417,7 +417,7 @@ def test_a_single_shard_is_read_while_others_are_missing(tmp_path, outputs):
         for i in (-1, 3):
             with pytest.raises(ValueError, match=rf"`i` must be a shard in 0…2; got {i}"):
                 read(i)
-    flip(store._file(1))
+    flip(store.shard_path(1))
     with pytest.raises(StoreError, match="does not match its checksum"):
         OutputStore(store.path).shard(1)
 
@@ -440,7 +440,9 @@ def test_the_skipped_and_the_rows_make_up_a_shard(tmp_path, outputs):
 @pytest.mark.parametrize("text", [b"14,13", b"3,,14", b"11,91", b"14,14", b"spam!"])
 def test_a_header_that_skips_nonsense_is_not_believed(tmp_path, outputs, text):
     store = lacking(tmp_path / "s", outputs, [11, 13])
-    store._file(1).write_bytes(store._file(1).read_bytes().replace(b'"skipped":"11,13"', b'"skipped":"%b"' % text))
+    store.shard_path(1).write_bytes(
+        store.shard_path(1).read_bytes().replace(b'"skipped":"11,13"', b'"skipped":"%b"' % text)
+    )
     opened = OutputStore(store.path)
     with pytest.raises(StoreError, match=r"shard-00001.safetensors' cannot be trusted: it gives the items it skips as"):
         len(opened)
@@ -510,4 +512,4 @@ def test_processes_that_race_and_die_leave_a_store_that_one_can_finish(tmp_path,
     store.verify()
     alone = OutputStore.from_outputs(tmp_path / "alone", outputs, shard_size=5)
     for i in range(5):
-        assert store._file(i).read_bytes() == alone._file(i).read_bytes()
+        assert store.shard_path(i).read_bytes() == alone.shard_path(i).read_bytes()

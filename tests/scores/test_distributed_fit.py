@@ -229,11 +229,11 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     for case in FITS:
         write(case, folder)
-    damaged = sirc.OutputStore.from_outputs(folder / "damaged", TRAIN, shard_size=60)._file(1)
+    damaged = sirc.OutputStore.from_outputs(folder / "damaged", TRAIN, shard_size=60).shard_path(1)
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    sirc.OutputStore.from_outputs(folder / "missing", TRAIN, shard_size=60)._file(3).unlink()
+    sirc.OutputStore.from_outputs(folder / "missing", TRAIN, shard_size=60).shard_path(3).unlink()
     sirc.OutputStore.create(folder / "no rows", 3, shard_size=2).write(0, TRAIN[:0], [0, 1])
     sirc.OutputStore(folder / "no rows").write(1, TRAIN[:0], [2])
     for world in (2, 3):

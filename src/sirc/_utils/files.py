@@ -5,10 +5,11 @@ import json
 import os
 import secrets
 import struct
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -22,6 +23,7 @@ from sirc.errors import StoreError
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
+_STALE_SECONDS = 600  # a temporary file this old has no writer any more
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -61,6 +63,15 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def sweep_temporary(path: PathLike) -> None:
+    """Delete the temporary files that killed writers of `path` left: those that were not touched for ten minutes."""
+    path = Path(path)
+    for file in path.parent.glob(f".{path.name}.*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+                file.unlink()
 
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:

@@ -88,7 +88,7 @@ def confidences_stage(experiment: Experiment, run: Run) -> Stage:
         store.require_complete()
         checksums = ""
         for i in range(store.num_shards):
-            with safe_open(store._file(i), framework="pt") as file:
+            with safe_open(store.shard_path(i), framework="pt") as file:
                 checksums += str((file.metadata() or {}).get("sha256"))
         return hashlib.sha256(checksums.encode()).hexdigest()[:32]
 

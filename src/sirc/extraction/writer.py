@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils import distributed
-from sirc._utils.files import PathLike
+from sirc._utils.files import PathLike, sweep_temporary
 from sirc.data import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.extraction.from_device import raise_fatal
@@ -25,7 +24,6 @@ from sirc.models import fingerprint
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress, Task
 
-_STALE_SECONDS = 600  # a temporary file this old has no writer any more
 _FINGERPRINTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _SKIP = (
     "skip, count and name such images: `--set extract.on_error=skip`, or "
@@ -87,10 +85,7 @@ class Extraction:
             mine = range(rank, store.num_shards, world)
             missing = sorted(set(store.missing).intersection(mine))
             for i in mine:
-                for file in store.path.glob(f".shard-{i:05}.*.tmp"):  # left by killed writers
-                    with suppress(FileNotFoundError):
-                        if time.time() - file.stat().st_mtime > _STALE_SECONDS:
-                            file.unlink()
+                sweep_temporary(store.shard_path(i))
                 if i not in missing:
                     store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
             if self.on_error == "stop" and (skipped := store.skipped):

@@ -146,7 +146,7 @@ class OutputStore:
     def missing(self) -> list[int]:
         """The shards not yet written."""
         names = {entry.name for entry in self.path.iterdir()}
-        return [i for i in range(self.num_shards) if self._file(i).name not in names]
+        return [i for i in range(self.num_shards) if self.shard_path(i).name not in names]
 
     @property
     def complete(self) -> bool:
@@ -227,7 +227,7 @@ class OutputStore:
         if self._layout is not None or self._present:
             self._check_layout(f"shard {i}", outputs.layout)
         metadata = {**self._place(i), "skipped": ",".join(map(str, no_row))}
-        write_safetensors(self._file(i), outputs._tensors(), metadata, overwrite=True)
+        write_safetensors(self.shard_path(i), outputs._tensors(), metadata, overwrite=True)
         self._layout = outputs.layout
         self._verified.discard(i)
         self._skipped[i] = no_row
@@ -235,11 +235,11 @@ class OutputStore:
     def shard(self, i: int) -> Outputs:
         """The rows of one shard, memory-mapped; the other shards need not be there yet."""
         self._require(i)
-        tensors, metadata = read_safetensors(self._file(i), verify=i not in self._verified)
+        tensors, metadata = read_safetensors(self.shard_path(i), verify=i not in self._verified)
         skipped = self._check_metadata(i, metadata)
         shard = Outputs._trusted(**tensors)
         self._layout = self._layout or shard.layout
-        self._check_layout(f"'{self._file(i)}'", shard.layout)  # racing writers may have disagreed
+        self._check_layout(f"'{self.shard_path(i)}'", shard.layout)  # racing writers may have disagreed
         self._verified.add(i)
         self._skipped[i] = skipped
         return shard
@@ -321,7 +321,8 @@ class OutputStore:
                 f"missing: {listed}. Resume the extraction: it writes only those."
             )
 
-    def _file(self, i: int) -> Path:
+    def shard_path(self, i: int) -> Path:
+        """The file of shard i."""
         return self.path / f"shard-{i:05}.safetensors"
 
     @property
@@ -336,7 +337,7 @@ class OutputStore:
     def _skipped_of(self, i: int) -> list[int]:
         if i not in self._skipped:
             self._require(i)
-            self._skipped[i] = self._check_metadata(i, read_metadata(self._file(i)))
+            self._skipped[i] = self._check_metadata(i, read_metadata(self.shard_path(i)))
         return self._skipped[i]
 
     def _fill(self, batches: Iterator[Outputs], skipped: Sequence[int], empty: Outputs | None) -> None:
@@ -369,7 +370,7 @@ class OutputStore:
 
     def _require(self, i: int) -> None:
         self._check_number(i)
-        if not self._file(i).exists():
+        if not self.shard_path(i).exists():
             raise StoreError(f"'{self.path}' has no shard {i} yet. Write it with `store.write({i}, outputs)`.")
 
     def _check_layout(self, what: str, layout: Layout) -> None:
@@ -384,7 +385,7 @@ class OutputStore:
         expected = self._place(i)
         if differing := differences(expected, {key: metadata.get(key) for key in expected}):
             raise StoreError(
-                f"'{self._file(i)}' was written for another place: {differing}. Delete it and write it again."
+                f"'{self.shard_path(i)}' was written for another place: {differing}. Delete it and write it again."
             )
         text = metadata.get("skipped", "none")
         # This may run before the checksum was compared, so the header can hold anything.
@@ -394,8 +395,8 @@ class OutputStore:
             no_row = [-1]
         if not set(no_row) <= set(self.items(i)) or no_row != sorted(set(no_row)):
             raise StoreError(
-                f"'{self._file(i)}' cannot be trusted: it gives the items it skips as {text!r}. Delete it and write it "
-                "again."
+                f"'{self.shard_path(i)}' cannot be trusted: it gives the items it skips as {text!r}. Delete it and "
+                "write it again."
             )
         return no_row
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import differences
-from sirc._utils.files import atomic_write, read_safetensors, write_safetensors
+from sirc._utils.files import atomic_write, read_safetensors, sweep_temporary, write_safetensors
 from sirc.errors import StoreError
 
 _FORMAT = "sirc.training/1"
@@ -53,8 +53,9 @@ class RunFiles:
     def sweep(self, overwrite: bool = False) -> None:
         """Delete the temporary files that processes left when they were killed, and an earlier run if asked to."""
         for file in (self.weights, self.checkpoint, self.history):
-            for path in (*self.folder.glob(f".{file.name}.*-*.tmp"), *([file] if overwrite else [])):
-                path.unlink(missing_ok=True)
+            sweep_temporary(file)
+            if overwrite:
+                file.unlink(missing_ok=True)
 
     def finished(self, model: nn.Module) -> list[Epoch] | None:
         """Load the final weights and return the history, if this run was finished before."""
