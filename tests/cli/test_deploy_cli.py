@@ -187,7 +187,7 @@ def test_the_alarm_is_told_and_can_fail(here, command):
 
 
 def _network(seed):
-    from sirc.experiment.provenance import network
+    from sirc.experiment import network
 
     study = Experiment.read("tiny.toml")
     return network(study, study.run(seed))
