@@ -246,7 +246,7 @@ def test_a_selective_classifier_decides_on_the_gpu_as_on_the_cpu(dtype):
     cpu = sirc.SelectiveClassifier(model, scorer, "sirc(entropy, residual)", head="2").set_threshold(0.5)
     expected = cpu(images)
     gpu = cpu.to("cuda", dtype)
-    assert gpu.graph.parameter_0.dtype == torch.float32
+    assert gpu.scoring.parameter_0.dtype == torch.float32
     found = gpu(images.to("cuda", dtype))
     assert found.confidence.device.type == "cuda"
     tolerance = 1e-3 if dtype == torch.float32 else 0.3

@@ -9,8 +9,7 @@ import torch
 from scipy import integrate, stats
 
 from sirc.deploy.monitor import Monitor, monitor
-from sirc.deploy.monitor.betting import Bets, rate_interval
-from sirc.deploy.monitor.ood_share import OodShare
+from sirc.deploy.monitor.betting import Bets, OodShare, rate_interval
 from sirc.deploy.threshold import at_cost, at_coverage, at_risk
 
 REPEATS = 1000

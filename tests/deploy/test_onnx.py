@@ -12,7 +12,7 @@ import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import onnx as _onnx
-from sirc.deploy.confidence_module import ConfidenceGraph
+from sirc.deploy.selective import ConfidenceGraph
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")

@@ -12,8 +12,8 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
-from sirc.deploy.predict import COLUMNS, decisions, predict_folder, save_decisions
-from sirc.progress import Progress, Task
+from sirc.deploy.predict import COLUMNS, predict_folder, save_decisions
+from sirc.progress import Progress
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, pixels
 
 GOOD = ["a.png", "b/c/d.jpg", "b/grey.png", "b/rgba.png", "b/sixteen.png", "z/ünï cödé 图.png", "z/upper.JPG"]
@@ -145,19 +145,16 @@ def test_the_file_is_whole_or_absent_and_reads_back(table, tmp_path, monkeypatch
     assert os.listdir(path.parent) == ["decisions.csv"]
 
 
-def test_rows_come_as_they_are_found_and_progress_is_told(selective, folder):
-    told = []
+def test_progress_counts_every_image(selective, folder):
+    counts = []
 
     class Counting(Progress):
         def task(self, name, total, **_):
-            told.append(total)
+            counts.append(total)
             return super().task(name, total)
 
-    rows = decisions(selective, folder, batch_size=2, progress=Counting())
-    assert next(rows).path == "a.png"
-    assert told == [len(GOOD) + len(BROKEN)]
-    rows.close()
-    assert Task().advance() is None
+    predict_folder(selective, folder, batch_size=2, progress=Counting())
+    assert counts == [len(GOOD) + len(BROKEN)]
 
 
 @pytest.mark.slow

@@ -233,8 +233,8 @@ def test_half_precision_keeps_the_fit_and_the_order(model, scorer, head, val, dt
     x = images(100, 10)
     expected = whole(x)
     half = whole.to(dtype)
-    assert half.graph.parameter_0.dtype == torch.float32
-    assert half.limit.value.dtype == torch.float64
+    assert half.scoring.parameter_0.dtype == torch.float32
+    assert half.scoring.limit.dtype == torch.float64
     found = half(x.to(dtype))
     assert found.confidence.dtype == torch.float64
     assert found.logits.dtype == torch.float32

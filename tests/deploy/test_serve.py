@@ -24,9 +24,9 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from sirc.data.preprocess import Preprocess
-from sirc.deploy.onnx_model import OnnxDecision
+from sirc.deploy.onnx import OnnxDecision
 from sirc.deploy.serve import make_app
-from sirc.deploy.serve.metrics import KINDS
+from sirc.deploy.serve.service import KINDS
 from sirc.deploy.serve.uploads import Upload, open_image
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
 
@@ -243,7 +243,7 @@ def test_the_pixels_of_a_request_are_limited_together(client):
     assert client.post("/predict", files=[("image", image)] * 4).status_code == 200
     answer = client.post("/predict", files=[("image", image)] * 5)
     assert (answer.status_code, answer.json()["kind"]) == (413, "too_many_pixels")
-    assert "image 4 ('upload') is one too many" in answer.json()["error"]
+    assert "image 4 ('upload'): it is one too many" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
@@ -427,7 +427,7 @@ def test_an_image_that_the_graph_cannot_take_is_refused(tmp_path):
     }
 
 
-@pytest.mark.parametrize("package", ["fastapi", "prometheus_client", "python_multipart"])
+@pytest.mark.parametrize("package", ["fastapi", "PIL", "prometheus_client", "python_multipart"])
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "sirc.deploy.serve")

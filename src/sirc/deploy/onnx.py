@@ -1,4 +1,4 @@
-"""ONNX export: a calibrated classifier as one graph, from images to decisions."""
+"""ONNX: a calibrated classifier as one graph, from images to decisions; written, checked and run."""
 
 from __future__ import annotations
 
@@ -9,41 +9,63 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sirc._utils.files import atomic_write, refuse_existing
-from sirc.errors import StoreError
+from sirc._utils.checks import check_at_least
+from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc.data import Preprocess
+from sirc.deploy.saved import about, preprocess_from
+from sirc.deploy.selective import Decision, SelectiveClassifier
+from sirc.deploy.threshold import Threshold
+from sirc.errors import ImageError, StoreError
 
-if TYPE_CHECKING:
-    from sirc.deploy.selective import SelectiveClassifier
-
-OUTPUTS = ("label", "confidence", "accepted", "logits")
 KEY, DIGEST = "sirc", "sirc-digest"
 _CLOSE = 1e-4
+_OUTPUTS = ("label", "confidence", "accepted")
 
 
 def export(
     selective: SelectiveClassifier, path: Path, example: Tensor, *, overwrite: bool, opset: int | None = None
 ) -> None:
     """Export, and compare with the module on the example, whole and in other batch sizes."""
-    from sirc.deploy.saved import about
-
     refuse_existing(path, overwrite)
-    onnx, runtime = _libraries()
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("exporting needs onnx, onnxruntime and onnxscript: pip install 'sirc[onnx]'") from error
     if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
         raise ValueError("`example` must be a batch of at least one image, as the model takes it: (n, 3, H, W)")
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
     selective(example)  # finds the head, and says early what is wrong
     facts = json.dumps(about(selective))
-    graph = _traced(selective, example, opset)
+    # Two rows at least: a batch of one would be taken for a constant.
+    batch = example if len(example) > 1 else torch.cat((example, example))
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            selective,
+            (batch,),
+            dynamo=True,
+            input_names=["images"],
+            output_names=["label", "confidence", "accepted", "logits"],
+            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            opset_version=opset,
+            optimize=True,
+            verbose=False,
+        )
+    assert program is not None
+    graph: Any = program.model_proto
     for key, text in ((KEY, facts), (DIGEST, _digest(facts))):
         graph.metadata_props.append(onnx.StringStringEntryProto(key=key, value=text))
     data = graph.SerializeToString()
-    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     _check(session, selective, example)
     atomic_write(path, lambda file: file.write(data))
 
@@ -56,62 +78,31 @@ def facts_of(session: Any) -> dict[str, Any]:
         raise ValueError("the graph must be one that `export_onnx` wrote; it does not say how it was calibrated")
     if metadata.get(DIGEST) != _digest(written):
         raise StoreError("what the graph says of its calibration was changed after `export_onnx`: export it again")
-    facts: dict[str, Any] = json.loads(written)
-    return facts
-
-
-def _traced(selective: SelectiveClassifier, example: Tensor, opset: int | None) -> Any:
-    # Two rows at least: a batch of one would be taken for a constant.
-    batch = example if len(example) > 1 else torch.cat((example, example))
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            _Plain(selective),
-            (batch,),
-            dynamo=True,
-            input_names=["images"],
-            output_names=list(OUTPUTS),
-            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
-            opset_version=opset,
-            optimize=True,
-            verbose=False,
-        )
-    assert program is not None
-    return program.model_proto
-
-
-class _Plain(nn.Module):
-    """The classifier with a plain tuple as its result."""
-
-    def __init__(self, selective: SelectiveClassifier) -> None:
-        super().__init__()
-        self.selective = selective
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        label, confidence, accepted, logits = self.selective(images)
-        return label, confidence, accepted, logits
+    return dict(json.loads(written))
 
 
 def _check(session: Any, selective: SelectiveClassifier, example: Tensor) -> None:
     """Compare the graph with the module, for batches of one, of two and of more."""
     wide = torch.cat((example, example, example))
     for rows in sorted({1, 2, len(example), len(wide)}):
-        expected = selective(wide[:rows])
+        expected = Decision(*(value.cpu() for value in selective(wide[:rows])))
         outputs = session.run(None, {"images": wide[:rows].cpu().numpy()})
-        label, confidence, accepted, logits = (torch.as_tensor(value) for value in outputs)
-        half = expected.logits.dtype == torch.float16 or wide.dtype == torch.float16
-        for name, got, want in (("confidence", confidence, expected.confidence), ("logits", logits, expected.logits)):
-            off = (got.double() - want.cpu().double()).abs()
-            if got.shape != want.shape or bool((off > (1e-2 if half else _CLOSE) * (1 + want.cpu().abs())).any()):
-                raise ValueError(
-                    f"the exported graph must give the model's {name}; on {rows} images it gives others. Export from "
-                    "float32 on the CPU, or report the model"
-                )
-        top = expected.logits.topk(2).values.cpu()
-        clear = (top[:, 0] - top[:, 1]) > 10 * _CLOSE * (1 + top[:, 0].abs())
-        sure = (expected.confidence - selective.limit.value).abs().cpu() > (1e-2 if half else 10 * _CLOSE)
-        same = (accepted == expected.accepted.cpu())[sure].all() and (label == expected.label.cpu())[clear].all()
-        if not bool(same):
-            raise ValueError("the exported graph must decide as the model does; it decides otherwise. Report the model")
+        got = Decision(*(torch.as_tensor(value) for value in outputs))
+        half = torch.float16 in (expected.logits.dtype, wide.dtype)
+        tolerance = 1e-2 if half else _CLOSE
+        close = all(
+            torch.allclose(value.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+            for value, want in ((got.confidence, expected.confidence), (got.logits, expected.logits))
+        )
+        first, second = expected.logits.topk(2).values.unbind(1)
+        clear = first - second > 10 * _CLOSE * (1 + first.abs())
+        sure = (expected.confidence - selective.scoring.limit.cpu()).abs() > (1e-2 if half else 10 * _CLOSE)
+        same = (got.accepted == expected.accepted)[sure].all() and (got.label == expected.label)[clear].all()
+        if not (close and same):
+            raise ValueError(
+                f"the exported graph must give what the model gives; on {rows} images it gives something else. Export "
+                "from float32 on the CPU, or report the model"
+            )
 
 
 def _digest(text: str) -> str:
@@ -121,24 +112,73 @@ def _digest(text: str) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's logs and warnings; errors are still raised."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("exporting needs onnx, onnxruntime and onnxscript: pip install 'sirc[onnx]'") from error
-    return onnx, onnxruntime
+class OnnxDecision(NamedTuple):
+    """The decisions about a batch, one row for each image."""
+
+    label: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float64]
+    accepted: npt.NDArray[np.bool_]
+
+
+@final
+class OnnxModel:
+    """A graph that `export_onnx` wrote, run on the CPU; several threads may call it at the same time.
+
+    `threads` is how many threads onnxruntime uses for one batch; 0 is one for each core.
+    """
+
+    def __init__(self, path: PathLike, *, threads: int = 0) -> None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no file '{path}'. Make it with `sirc export` or `export_onnx`.")
+        check_at_least("threads", threads, 0)
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ImportError("running an exported graph needs onnxruntime: pip install 'sirc[onnx]'") from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        # Threads that spin while they wait would take the cores from other requests.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has errors of its own, which share no class
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ValueError(
+                f"'{path}' must be an ONNX graph that onnxruntime can run: {reason}. Export it again."
+            ) from error
+        try:
+            self.facts = facts_of(self._session)
+            self.spec = str(self.facts["spec"])
+            self.classes: list[str] | None = self.facts["classes"]
+            self.threshold = Threshold.from_dict(self.facts["threshold"])
+            preprocess = preprocess_from(self.facts["preprocess"])
+            if preprocess is None:
+                raise ValueError("it must say how images are prepared: give `SelectiveClassifier` a `preprocess=`")
+            _, _, height, width = self._session.get_inputs()[0].shape
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"'{path}' must be a whole graph that `export_onnx` wrote: {error}. Export it again."
+            ) from error
+        self.preprocess: Preprocess = preprocess
+        self.size = tuple(side if isinstance(side, int) else None for side in (height, width))
+
+    def check_size(self, name: str, image: npt.NDArray[np.float32]) -> None:
+        """Refuse prepared images whose height and width the graph does not take."""
+        got = image.shape[-2:]
+        if any(side not in (None, actual) for side, actual in zip(self.size, got, strict=True)):
+            wanted, has = (" × ".join(map(str, reversed(size))) for size in (self.size, got))
+            raise ImageError(f"{name} must have {wanted} pixels once prepared; it has {has}")
+
+    def __call__(self, images: npt.NDArray[np.float32]) -> OnnxDecision:
+        """Decide about prepared images, (n, 3, H, W)."""
+        return OnnxDecision(*self._session.run(list(_OUTPUTS), {"images": images}))

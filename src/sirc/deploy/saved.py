@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
-from sirc.errors import NotFittedError, StoreError
+from sirc.errors import StoreError
 from sirc.models import fingerprint
-from sirc.scores import Scorer, parameters_in
+from sirc.scores import Scorer, needed_leaves, parameters_in, parse
 
 if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
@@ -28,9 +28,10 @@ _SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random 
 
 def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None:
     """Write the scorer's tensors and the calibration's confidences, all else as JSON in the header, with a checksum."""
-    scorer = selective.scorer
-    tensors = {f"{key}/{name}": value for key, part in scorer.parameters.items() for name, value in part.items()}
-    tensors = {name: value for name, value in tensors.items() if _used(name, selective.spec, scorer)}
+    scorer, spec = selective.scorer, parse(selective.spec)
+    used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
+    parameters = {key: part for key, part in scorer.parameters.items() if key in used}
+    tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
     tensors["calibration"] = _sample(selective.calibration)
     if scorer.fitted_on is not None:
         tensors["fitted_on"] = scorer.fitted_on
@@ -39,8 +40,7 @@ def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None
 
 def about(selective: SelectiveClassifier) -> dict[str, Any]:
     """The description of a calibrated classifier, as JSON values."""
-    if selective.threshold is None:
-        raise NotFittedError("there is no threshold to save: call `calibrate(val, recall=0.95)` first")
+    threshold = selective._check_threshold()
     model = fingerprint(selective.model)
     if selective._calibrated_for not in (None, model):
         raise ValueError(
@@ -57,7 +57,7 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
         "fitted_rows": scorer.fitted_rows,
         "head": selective.head_name,
         "head_is_last": selective._tap.is_last,
-        "threshold": selective.threshold.to_dict(),
+        "threshold": threshold.to_dict(),
         "classes": selective.classes,
         "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
         "model": model,
@@ -76,21 +76,11 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
             f"{actual}. A threshold holds for the weights it was set with: load those, or calibrate anew"
         )
     try:
-        scorer = Scorer(
-            facts["spec"],
-            parameters_in(tensors),
-            num_classes=facts["num_classes"],
-            num_features=facts["num_features"],
-            fitted_on=tensors.get("fitted_on"),
-            fitted_rows=facts["fitted_rows"],
-        )
+        sizes = {name: facts[name] for name in ("num_classes", "num_features", "fitted_rows")}
+        scorer = Scorer(facts["spec"], parameters_in(tensors), fitted_on=tensors.get("fitted_on"), **sizes)
+        preprocess = preprocess_from(facts["preprocess"])
         selective = SelectiveClassifier(
-            model,
-            scorer,
-            facts["spec"],
-            head=facts["head"],
-            classes=facts["classes"],
-            preprocess=preprocess_from(facts["preprocess"]),
+            model, scorer, facts["spec"], head=facts["head"], classes=facts["classes"], preprocess=preprocess
         )
         selective._tap.is_last = bool(facts["head_is_last"])
         selective._with(Threshold.from_dict(facts["threshold"]))
@@ -107,38 +97,24 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = json.loads(metadata.get("sirc", "{}"))
     except json.JSONDecodeError:
         facts = {}
-    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
-        raise StoreError(f"'{path}' is not a saved selective classifier: write one with `selective.save(path)`")
-    if facts.get("version") != _VERSION:
+    if not isinstance(facts, dict) or (facts.get("format"), facts.get("version")) != (_FORMAT, _VERSION):
         raise StoreError(
-            f"'{path}' has format {facts.get('version')} and this version of sirc reads {_VERSION}: use the version "
-            "that wrote it, or calibrate anew"
+            f"'{path}' is not a saved selective classifier that this version of sirc reads (format {_VERSION}): write "
+            "one with `selective.save(path)`"
         )
     return facts, tensors
 
 
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
     """Make the preprocessing that was written as JSON."""
-    if values is None:
-        return None
-    plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-    return Preprocess(**plain)
-
-
-def _used(name: str, spec: str, scorer: Scorer) -> bool:
-    """Tell whether a tensor belongs to this spec; a scorer may hold those of others."""
-    from sirc.scores import needed_leaves, parse
-
-    parsed = parse(spec)
-    return name.rpartition("/")[0] in {str(part) for part in (*needed_leaves([parsed]), *parsed.walk())}
+    plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in (values or {}).items()}
+    return None if values is None else Preprocess(**plain)
 
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:
     """The 5%, 10%, …, 95% quantiles of the calibration, the bounds of a service's histogram."""
-    if confidences is None:
-        return None
-    finite = _sample(confidences[confidences.isfinite()]).numpy()
-    return np.quantile(finite, np.arange(1, 20) / 20).tolist() if len(finite) else None
+    values = _sample(None if confidences is None else confidences[confidences.isfinite()]).numpy()
+    return np.quantile(values, np.arange(1, 20) / 20).tolist() if len(values) else None
 
 
 def _sample(confidences: Tensor | None) -> Tensor:

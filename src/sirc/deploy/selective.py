@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
@@ -16,12 +16,11 @@ from sirc._utils.checks import check_number
 from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
-from sirc.deploy.confidence_module import ConfidenceGraph, FixedDtypeModule
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.errors import NotFittedError
 from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.scores import Scorer
+from sirc.scores import Evaluator, Scorer, needed_leaves, option_of, parse, reads_features, working_dtype
 
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
@@ -75,22 +74,23 @@ class SelectiveClassifier(nn.Module):
             raise ValueError(f"`scorer` must be a `sirc.Scorer`, made by `sirc.fit`; got {type(scorer).__name__}")
         self.scorer = scorer.only(spec)
         self.spec = spec
-        self.classes = _check_classes(classes, scorer.num_classes)
+        self.classes = None if classes is None else [str(name) for name in classes]
+        if self.classes is not None and scorer.num_classes not in (None, len(self.classes)):
+            raise ValueError(
+                f"`classes` must name each of the {scorer.num_classes} classes; got {len(self.classes)} names"
+            )
         self.preprocess = preprocess
         self.threshold: Threshold | None = None
         self.calibration: Tensor | None = None
         """Confidences of the ID rows that set the threshold, for `sirc.monitor`."""
         self.model = model
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
-        self.graph = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
-        self.limit = _Limit()
+        self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
         self._calibrated_for: str | None = None
         self._headless = False
         self._tap = FeatureHook(scorer.num_features, scorer.num_classes)
-        if isinstance(head, Head):
-            self._attach(head.name)
-        elif head is not None:
-            self._attach(head, last=False)  # more may follow a layer that was named
+        if head is not None:  # more may follow a layer that was named
+            self._attach(head.name if isinstance(head, Head) else head, last=isinstance(head, Head))
         self.eval()
 
     def _attach(self, name: str, *, last: bool = True) -> None:
@@ -107,15 +107,16 @@ class SelectiveClassifier(nn.Module):
         self._check_threshold()
         logits, features = self.outputs(images)
         with _precisely(logits.device):
-            confidence = self.graph(logits, features)
-        return Decision(logits.argmax(-1), confidence, confidence >= self.limit.value, logits)
+            confidence = self.scoring(logits, features)
+        return Decision(logits.argmax(-1), confidence, confidence >= self.scoring.limit, logits)
 
-    def _check_threshold(self) -> None:
+    def _check_threshold(self) -> Threshold:
         if self.threshold is None:
             raise NotFittedError(
                 "there is no threshold yet: call `calibrate(val, recall=0.95)` on labelled ID validation data, or "
                 "`set_threshold(value)`"
             )
+        return self.threshold
 
     def outputs(self, images: Any) -> tuple[Tensor, Tensor | None]:
         """The logits and features of a batch, without gradients.
@@ -126,23 +127,18 @@ class SelectiveClassifier(nn.Module):
             raise ValueError("the model was put into training mode after it was wrapped: call `selective.eval()`")
         if self._tap.name is None and not self._headless:
             self._find_head(images)
-        if torch.compiler.is_compiling():
-            logits, features = self._run(images)
-        else:
-            try:
-                logits, features = self._run(images)
-            finally:
+        try:
+            self._tap.open()
+            with torch.no_grad():
+                logits = model_logits(call_model(self.model, images))
+            features = None if self._headless else self._tap.take()
+        finally:
+            if not torch.compiler.is_compiling():
                 self._tap.close()
         if logits.element_size() == 2 and features is not None and self._tap.is_last:
             with torch.no_grad(), _precisely(logits.device):
                 logits = self._tap.exact_logits(features)
         return logits, features
-
-    def _run(self, images: Any) -> tuple[Tensor, Tensor | None]:
-        self._tap.open()
-        with torch.no_grad():
-            logits = model_logits(call_model(self.model, images))
-        return logits, None if self._headless else self._tap.take()
 
     def _find_head(self, images: Any) -> None:
         if torch.compiler.is_compiling():
@@ -153,7 +149,7 @@ class SelectiveClassifier(nn.Module):
             try:
                 self._attach(find_head(self.model, _first_rows(images)).name)
             except ValueError:
-                if self.graph.needs_features:
+                if self.scoring.needs_features:
                     raise
                 self._headless = True  # a score on the logits needs no head
 
@@ -188,28 +184,26 @@ class SelectiveClassifier(nn.Module):
                 f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that `sirc.fit` did "
                 "not see, or split the data"
             )
-        confidence = self._confidence(outputs)
-        if ood is not None:
-            if alpha is None or beta is None or coverage is not None or risk is not None:
-                raise ValueError("with `ood`, pass alpha=, beta=, and one of reject_cost= and recall=")
-            if delta is not None:
-                raise ValueError("a threshold of least cost has no guarantee: leave `delta` out")
-            other = self._confidence(self._as_outputs(ood, labelled=False))
+        # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
+        confidence = self.scorer(outputs, compile=False)[self.spec]
+        goals = sum(goal is not None for goal in (recall, coverage, risk))
+        if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
+            other = self.scorer(self._as_outputs(ood, labelled=False), compile=False)[self.spec]
             threshold = at_cost(
                 confidence, outputs.correct, other, alpha=alpha, beta=beta, reject_cost=reject_cost, recall=recall
             )
+        elif goals != 1 or any(value is not None for value in (ood, alpha, beta, reject_cost)):
+            raise ValueError(
+                "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
+                "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall="
+            )
+        elif recall is not None:
+            threshold = at_recall(confidence, outputs.correct, recall, delta=delta)
+        elif coverage is not None:
+            threshold = at_coverage(confidence, coverage, delta=delta)
         else:
-            if (alpha, beta, reject_cost) != (None, None, None):
-                raise ValueError("alpha=, beta= and reject_cost= are for a threshold of least cost, which needs `ood`")
-            if sum(goal is not None for goal in (recall, coverage, risk)) != 1:
-                raise ValueError("give exactly one of recall=, coverage= and risk=, or `ood` with alpha= and beta=")
-            if recall is not None:
-                threshold = at_recall(confidence, outputs.correct, recall, delta=delta)
-            elif coverage is not None:
-                threshold = at_coverage(confidence, coverage, delta=delta)
-            else:
-                assert risk is not None
-                threshold = at_risk(confidence, outputs.correct, risk, delta=0.05 if delta is None else delta)
+            assert risk is not None
+            threshold = at_risk(confidence, outputs.correct, risk, delta=0.05 if delta is None else delta)
         self.calibration = confidence.cpu()
         return self._with(threshold)
 
@@ -222,13 +216,9 @@ class SelectiveClassifier(nn.Module):
 
     def _with(self, threshold: Threshold) -> Self:
         self.threshold = threshold
-        self.limit.value.fill_(threshold.value)
+        self.scoring.limit.fill_(threshold.value)
         self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
         return self
-
-    def _confidence(self, outputs: Outputs) -> Tensor:
-        # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
-        return self.scorer(outputs, compile=False)[self.spec]
 
     def _as_outputs(self, data: Outputs | OutputStore | Iterable[object], labelled: bool = True) -> Outputs:
         if isinstance(data, Outputs):
@@ -239,7 +229,7 @@ class SelectiveClassifier(nn.Module):
         else:
             from sirc.extraction import extract
 
-            features = self.graph.needs_features
+            features = self.scoring.needs_features
             extracted = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)
             assert isinstance(extracted, Outputs)
             outputs = extracted
@@ -255,16 +245,16 @@ class SelectiveClassifier(nn.Module):
         self._check_threshold()
         logits, features = self.outputs(images)
         with _precisely(logits.device):
-            confidence, first, _ = self.graph.parts(logits, features)
-            terms = self.graph.ood_terms(logits, features)
-        accepted = confidence >= self.limit.value
+            evaluator = self.scoring.evaluator(logits, features)
+            confidence = evaluator.confidence(self.scoring.spec)
+            first, _ = evaluator.parts(self.scoring.spec)
+            terms = evaluator.ood_terms(self.scoring.spec)
+        accepted = confidence >= self.scoring.limit
+        drivers = [self.spec if self.scoring.needs_features else "softmax"] * len(logits)
         if terms:
-            names = list(terms)
-            largest = torch.stack(list(terms.values())).argmax(0).tolist()
-            by_softmax = (first < self.limit.value).tolist()
+            names, largest = list(terms), torch.stack(list(terms.values())).argmax(0).tolist()
+            by_softmax = (first < self.scoring.limit).tolist()
             drivers = ["softmax" if soft else names[i] for soft, i in zip(by_softmax, largest, strict=True)]
-        else:
-            drivers = [self.spec if self.graph.needs_features else "softmax"] * len(logits)
         reasons = ["" if ok else driver for ok, driver in zip(accepted.tolist(), drivers, strict=True)]
         return Decision(logits.argmax(-1), confidence, accepted, logits), reasons
 
@@ -295,9 +285,7 @@ class SelectiveClassifier(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Refuse to train: scores and threshold hold for the model as it was calibrated."""
         if mode:
-            raise ValueError(
-                "a selective classifier stays in evaluation mode; train `model` itself, then fit and calibrate"
-            )
+            raise ValueError("a selective classifier stays in evaluation mode; train `model`, then fit and calibrate")
         return super().train(mode)
 
     def extra_repr(self) -> str:
@@ -305,14 +293,56 @@ class SelectiveClassifier(nn.Module):
         return f"{self.spec!r}, threshold={None if self.threshold is None else self.threshold.value}"
 
 
-class _Limit(FixedDtypeModule):
-    """The threshold, in float64 wherever the model is."""
+@final
+class ConfidenceGraph(nn.Module):
+    """The confidence of a scorer for one spec, without its checks: the same numbers for a batch of any size.
 
-    value: Tensor
+    Its buffers move between devices with the model, but keep their type when the model is halved.
+    """
 
-    def __init__(self) -> None:
+    limit: Tensor
+    """The threshold; nothing is accepted before it is set."""
+
+    def __init__(self, scorer: Scorer, spec: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.register_buffer("value", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
+        self.spec = parse(spec)
+        self.needs_features = bool(reads_features([self.spec]))
+        scorer.only(spec).check_fitted()
+        self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
+        # By spec and name. Tuned options, a, b and c are plain numbers, constants of the graph; else a buffer's name.
+        self._values: dict[tuple[str, str], str | float | list[float]] = {}
+        leaves = {str(leaf): leaf for leaf in needed_leaves([self.spec])}
+        for key in (*leaves, *(str(part) for part in self.spec.walk() if not part.is_leaf)):
+            for name, value in scorer.parameters.get(key, {}).items():
+                if key not in leaves or option_of(leaves[key], name):
+                    self._values[key, name] = float(value) if key in leaves else value.tolist()
+                else:
+                    # In the type that the model's features are projected in: a cast in each forward pass costs time.
+                    cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
+                    self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
+                    self.register_buffer(buffer, cast.clone(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = buffer.to(fn(buffer).device)
+        return self
+
+    def forward(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        """The confidence of each row, float64."""
+        return self.evaluator(logits, features).confidence(self.spec)
+
+    def evaluator(self, logits: Tensor, features: Tensor | None) -> Evaluator:
+        """The evaluator of a batch, for the confidence and its parts."""
+        dtype = torch.float64 if features is None else working_dtype(features.dtype)
+        parameters: dict[str, dict[str, Tensor | float | list[float]]] = {}
+        for (key, name), value in self._values.items():
+            if isinstance(value, str):
+                buffer = getattr(self, value)
+                value = buffer.to(dtype) if buffer.is_floating_point() else buffer
+            parameters.setdefault(key, {})[name] = value
+        # Float64 in the pass over the logits on any device, as when the threshold was calibrated.
+        return Evaluator(logits, features, [self.spec], parameters, compile=False)
 
 
 @contextmanager
@@ -334,12 +364,3 @@ def _first_rows(images: Any) -> Any:
     if isinstance(images, tuple | list):
         return [_first_rows(images[0])]
     return {key: _first_rows(value) for key, value in images.items()} if isinstance(images, Mapping) else images
-
-
-def _check_classes(classes: Sequence[str] | None, wanted: int | None) -> list[str] | None:
-    if classes is None:
-        return None
-    names = [str(name) for name in classes]
-    if wanted is not None and len(names) != wanted:
-        raise ValueError(f"`classes` must name each of the {wanted} classes; got {len(names)} names")
-    return names

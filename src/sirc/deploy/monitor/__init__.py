@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import final
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_fraction, check_number
-from sirc.deploy.monitor.betting import Bets, interval_anywhere, rate_interval
-from sirc.deploy.monitor.ood_share import OodShare
-from sirc.deploy.threshold.counts import as_confidences
+from sirc._utils.checks import check_number
+from sirc.deploy.monitor.betting import Bets, OodShare, interval_anywhere, rate_interval
+from sirc.deploy.threshold.counts import as_confidences, check_inner
 from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
 from sirc.metrics import as_scores, binomial_interval
@@ -48,28 +47,23 @@ class Monitoring:
     """"calibration" and "production"."""
 
     def __str__(self) -> str:
-        rows = f"{self.sizes['production']:,} production inputs against {self.sizes['calibration']:,} calibration rows"
         if not self.sizes["production"]:
             return f"No production input yet; {percent(self.promised)} accepted was promised"
+        title = "No alarm: the acceptance rate is compatible with the promised one"
         if self.alarm:
-            title = (
-                f"ALARM at input {self.first_alarm}: the acceptance rate is not the promised one "
-                f"({'fewer' if self.rate < self.promised else 'more'} are accepted)"
-            )
-        else:
-            title = "No alarm: the acceptance rate is compatible with the promised one"
-        share = (
-            f"with probability {certainty(self.delta)} at least {percent_below(self.ood_share)} of the input is not "
-            "like the calibration's ID data"
-            if self.ood_share > 0
-            else "none could be shown"
-        )
+            change = "fewer" if self.rate < self.promised else "more"
+            title = f"ALARM at input {self.first_alarm}: the acceptance rate is not the promised one"
+            title += f" ({change} are accepted)"
+        share = "none could be shown"
+        if self.ood_share > 0:
+            least = f"with probability {certainty(self.delta)} at least {percent_below(self.ood_share)} of the input"
+            share = f"{least} is not like the calibration's ID data"
         parts = {
             "accepted": f"{percent(self.rate)} ({_limits(self.interval)} at any time)",
             "promised": f"{percent(self.promised)} ({_limits(self.promised_interval)})",
             "evidence": f"e = {self.e_value:.3g}, p = {self.p_value:.3g}; the alarm is at p ≤ {self.delta / 2:g}",
             "OOD share": share,
-            "rows": rows,
+            "rows": "{production:,} production inputs against {calibration:,} calibration rows".format(**self.sizes),
         }
         return report(title, parts)
 
@@ -97,9 +91,7 @@ class Monitor:
         self.threshold = check_number("threshold", threshold.value if isinstance(threshold, Threshold) else threshold)
         if math.isnan(self.threshold):
             raise ValueError("`threshold` must be a number; got NaN, which accepts nothing. Pass one that is feasible.")
-        self.delta = check_fraction("delta", delta)
-        if self.delta in (0, 1):
-            raise ValueError(f"`delta` must lie strictly between 0 and 1; got {self.delta:g}")
+        self.delta = check_inner("delta", delta)
         accepted, n = int((rows >= self.threshold).sum()), len(rows)
         self._calibration, self._promised = n, accepted / n
         # The search for the least cost prefers a threshold at which these rows happen to be accepted more, or less,

@@ -1,4 +1,4 @@
-"""Betting: a sequential test of the acceptance rate, valid after every input.
+"""Betting: sequential tests of the acceptance rate and of the OOD share, valid after every input.
 
 If the rate is at most u, a bet on q > u pays (q/u)^accepted · ((1−q)/(1−u))^rejected, which on average never grows; the
 same holds for q < l if the rate is at least l. Capital spread over many q is an e-process: it ever exceeds 1/δ with
@@ -13,11 +13,15 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from sirc.metrics import lower_limit
+
 Floats = NDArray[np.float64]
 
 # Bets, as fractions of the way from the rate to 1 or 0: a half is a gross change, 2⁻¹⁴ takes millions of inputs to see.
 _STEPS = np.concatenate(([0.97, 0.85], 2.0 ** -(0.5 * np.arange(1, 29))))
 _CHUNK = 1 << 12  # inputs bet on together, so that the bets stay in a CPU's cache
+# Easy OOD input lies below most ID confidences, hard OOD input among their lower half.
+_LEVELS = np.array([0, 0.001, 0.003, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
 
 
 @final
@@ -93,3 +97,36 @@ def rates_below(counts: NDArray[np.int64], total: int, delta: float) -> Floats:
     ends = np.zeros(len(counts))
     ends[counts > 0] = low
     return ends
+
+
+@final
+class OodShare:
+    """A lower bound of the OOD share, from the excess of low confidences over those of ID data.
+
+    Input is α ID and 1 − α OOD, so for every t, P(S < t) ≤ α·P_ID(S < t) + (1 − α), that is
+    1 − α ≥ (F(t) − F_ID(t)) / (1 − F_ID(t)). With F bounded from below and F_ID from above, at several fixed ranks of
+    the calibration sample at once, the largest of these is a lower bound.
+    """
+
+    def __init__(self, calibration: Floats, delta: float) -> None:
+        n = len(calibration)
+        ranks = np.unique(np.maximum(1, np.ceil(_LEVELS * n)).astype(np.int64))
+        # Each sample gets half of δ. P_ID(S ≥ j-th lowest) is Beta(n + 1 − j, j), or more with ties; its lower quantile
+        # is Clopper–Pearson's lower limit of the n + 1 − j rows at or above.
+        self._part = delta / 2 / len(ranks)
+        self._id_above = lower_limit(n + 1 - ranks, n, self._part)
+        self._edges = np.sort(calibration)[ranks - 1]
+        self._below = np.zeros(len(ranks), dtype=np.int64)
+        self._total = 0
+
+    def update(self, confidences: Floats) -> None:
+        """Count production confidences below each rank's."""
+        at = np.searchsorted(self._edges, confidences, side="right")  # as many edges are at or below it
+        counts = np.bincount(at, minlength=len(self._edges) + 1)
+        self._below += np.cumsum(counts)[:-1]
+        self._total += len(confidences)
+
+    def bound(self) -> float:
+        """The lower bound on 1 − α; like its confidence sequences it is valid at all times at once."""
+        rates = rates_below(self._below, self._total, self._part)
+        return max(0.0, float((1 - (1 - rates) / self._id_above).max()))

@@ -21,39 +21,29 @@ from collections.abc import Callable
 
 import sirc
 from sirc._utils.files import PathLike
-from sirc.deploy.onnx_model import OnnxModel
+from sirc.deploy.onnx import OnnxModel
 
 try:
-    import prometheus_client  # noqa: F401
+    import PIL  # noqa: F401
     import python_multipart  # noqa: F401
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from starlette.exceptions import HTTPException
 except ImportError as error:
     raise ImportError(
-        "serving needs fastapi, uvicorn, python-multipart and prometheus-client: pip install 'sirc[serve]'"
+        "serving needs fastapi, uvicorn, Pillow, python-multipart and prometheus-client: pip install 'sirc[serve]'"
     ) from error
 
-from sirc.deploy.serve.metrics import Metrics
 from sirc.deploy.serve.service import Service
 from sirc.deploy.serve.uploads import Limits
 
 __all__ = ["make_app", "run"]
 
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"image": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-                }
-            },
-        },
-    }
-}
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}
+_CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
+_BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 
 
 def make_app(
@@ -104,7 +94,7 @@ def make_app(
 
     @app.get("/metrics", summary="Counters for Prometheus")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=Metrics.content_type)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", summary="What is served")
     async def about() -> Response:
@@ -134,16 +124,15 @@ def run(
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise OSError(
-            f"'{host}' port {port} cannot be listened on: {error.strerror or error}. Choose another."
-        ) from error
+        reason = error.strerror or error
+        raise OSError(f"'{host}' port {port} cannot be listened on: {reason}. Choose another.") from error
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
     logs["handlers"]["access"]["stream"] = "ext://sys.stderr"  # stdout is for the address
     with listening:
         level = "warning" if quiet else "info"
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_config=logs, log_level=level, timeout_keep_alive=30, timeout_graceful_shutdown=30)
+        config = uvicorn.Config(
+            app, log_config=logs, log_level=level, timeout_keep_alive=30, timeout_graceful_shutdown=30
         )
         name = f"[{host}]" if ":" in host else host
         started(f"http://{name}:{listening.getsockname()[1]}")
-        server.run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=[listening])

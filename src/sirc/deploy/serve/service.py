@@ -1,31 +1,38 @@
-"""Service: read, decide, count and answer requests."""
+"""Service: read, decide, count and answer requests; its Prometheus metrics show refusals and drift."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import final
 
 import numpy as np
-import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import sirc
 from sirc._utils.checks import check_positive
-from sirc.deploy.onnx_model import OnnxDecision, OnnxModel
-from sirc.deploy.serve.metrics import Metrics
+from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError, Upload, busy, open_image
 from sirc.deploy.threshold.text import as_plain
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from sirc.errors import ImageError
 
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
 _READY_SECONDS = 5.0
+KINDS = (
+    *("no_image", "content_type", "too_large", "too_many", "too_many_pixels", "not_an_image", "damaged", "wrong_size"),
+    *("malformed", "timeout", "disconnected", "busy", "internal"),
+)
+"""Reasons why a request gets no decision."""
+_STEPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @final
@@ -47,24 +54,22 @@ class Service:
         """Answer a request with decisions, or with what is wrong."""
         began = time.monotonic()
         self._requests += 1
-        kind: str | None = None
-        status = 200
         with self.metrics.in_progress.track_inprogress():
+            refused = None
             try:
                 answer = JSONResponse(self._as_json(await self._decide(request)))
             except RefusedError as error:
-                status, kind = error.status, error.kind
-                headers = {"Retry-After": "1"} if status == 503 else None
-                answer = JSONResponse({"error": error.message, "kind": kind}, status, headers=headers)
+                refused = error
             except Exception:  # the reason is for the log, not for the client
                 _log.exception("a request failed")
-                status, kind = 500, "internal"
-                answer = JSONResponse(
-                    {"error": "the request failed; the service's log tells why", "kind": kind}, status
-                )
+                refused = RefusedError(500, "internal", "the request failed; the service's log tells why")
             finally:
                 self._requests -= 1
-        self.metrics.count_request(status, kind, time.monotonic() - began)
+            if refused is not None:
+                headers = {"Retry-After": "1"} if refused.status == 503 else None
+                content = {"error": refused.message, "kind": refused.kind}
+                answer = JSONResponse(content, refused.status, headers=headers)
+        self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
         return answer
 
     async def _decide(self, request: Request) -> OnnxDecision:
@@ -82,24 +87,21 @@ class Service:
         for upload in uploads:
             image = open_image(upload, self.model.preprocess, self.limits.max_pixels, pixels_left)
             pixels_left -= image.width * image.height
-            batch.append(self._prepared(image, upload.name))
+            batch.append(self._prepare(image).numpy())
+            try:
+                self.model.check_size(upload.name, batch[-1])
+            except ImageError as error:
+                raise RefusedError(422, "wrong_size", str(error)) from error
             if len(batch) == _BATCH or upload is uploads[-1]:
                 parts.append(self.model(np.stack(batch)))
                 batch = []
         return OnnxDecision(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _prepared(self, image: Image, name: str) -> npt.NDArray[np.float32]:
-        pixels: npt.NDArray[np.float32] = self._prepare(image).numpy()
-        if not self.model.fits(pixels):
-            wanted = " × ".join(map(str, reversed(self.model.size)))
-            text = f"{name} must have {wanted} pixels once prepared; it has {pixels.shape[2]} × {pixels.shape[1]}"
-            raise RefusedError(422, "wrong_size", text)
-        return pixels
-
     def _as_json(self, decision: OnnxDecision) -> dict[str, object]:
+        classes = self.model.classes
         rows = zip(*(column.tolist() for column in decision), strict=True)
         decisions = [
-            {"label": label, "class": self.model.name_of(label), "confidence": as_plain(value), "accepted": accepted}
+            {"label": label, "class": classes and classes[label], "confidence": as_plain(value), "accepted": accepted}
             for label, value, accepted in rows
         ]
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
@@ -107,13 +109,12 @@ class Service:
     async def is_ready(self) -> bool:
         """Tell whether the graph gives a decision in reasonable time; one probe runs at a time."""
         if self._probe is None or self._probe.done():
-            self._probe = self._pool.submit(self.model, self.model.blank())
+            blank = np.zeros((1, 3, *(side or 32 for side in self.model.size)), dtype=np.float32)
+            self._probe = self._pool.submit(self.model, blank)
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 decision = await asyncio.shield(asyncio.wrap_future(self._probe))
-        except TimeoutError:
-            return False
-        except Exception:
+        except Exception:  # it failed, or took too long
             _log.exception("the graph does not answer")
             return False
         return len(decision.label) == 1
@@ -137,3 +138,68 @@ class Service:
                 for name in ("max_bytes", "max_images", "max_pixels", "max_request_pixels", "max_body")
             },
         }
+
+
+@final
+class _Registry(CollectorRegistry):
+    """Leaves out the `_created` samples, half of all series; the library's switch is for the whole process."""
+
+    def collect(self) -> Iterable[Metric]:
+        """All samples but those."""
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+@final
+class Metrics:
+    """The metrics of one service, in a registry of their own."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.registry = registry = _Registry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._requests = counter("sirc_requests", "Requests for decisions, by HTTP status.", ["status"])
+        self._errors = counter("sirc_errors", "Requests without a decision, by reason.", ["kind"])
+        self._accepted = counter("sirc_accepted", "Images accepted.")
+        self._rejected = counter("sirc_rejected", "Images rejected.")
+        self._nonfinite = counter("sirc_confidence_nonfinite", "Confidences that are not finite.")
+        text = "Confidences; the bounds are the calibration's twentieths, where it is known, and the threshold."
+        self._confidence = Histogram("sirc_confidence", text, buckets=_buckets(model), registry=registry)
+        text = "From the request's head to its answer."
+        self._seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)
+        self.in_progress = gauge("sirc_requests_in_progress", "Requests begun and not answered.")
+        gauge("sirc_threshold", "Accepted is a confidence of at least this.").set(model.threshold.value)
+        promised = model.threshold.estimates.get("coverage")
+        if promised is not None:
+            text = "The share of the calibration's ID rows that is accepted."
+            gauge("sirc_calibration_acceptance", text).set(promised)
+        for kind in KINDS:
+            self._errors.labels(kind)
+
+    def count_decisions(self, decision: OnnxDecision) -> None:
+        """Count accepted and rejected images, and sort their confidences into the histogram."""
+        accepted = int(decision.accepted.sum())
+        self._accepted.inc(accepted)
+        self._rejected.inc(len(decision.accepted) - accepted)
+        for value in decision.confidence.tolist():
+            # One NaN would make the histogram's sum NaN for good.
+            if math.isfinite(value):
+                self._confidence.observe(value)
+            else:
+                self._nonfinite.inc()
+
+    def count_request(self, status: int, kind: str | None, seconds: float) -> None:
+        """Count an answered request."""
+        self._requests.labels(str(status)).inc()
+        self._seconds.observe(seconds)
+        if kind is not None:
+            self._errors.labels(kind).inc()
+
+
+def _buckets(model: OnnxModel) -> Sequence[float]:
+    """Bounds of the histogram: the calibration's quantiles, or steps around the threshold; and the threshold."""
+    quantiles = [float(value) for value in model.facts.get("quantiles") or ()]
+    limit = model.threshold.value
+    centre = limit if math.isfinite(limit) else 0.0
+    steps = quantiles or [centre + sign * step for step in _STEPS for sign in (-1, 1)]
+    return sorted({value for value in (*steps, centre) if math.isfinite(value)})

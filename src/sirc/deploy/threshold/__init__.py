@@ -14,9 +14,9 @@ import numpy as np
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
 from sirc.deploy.threshold import risk_test
-from sirc.deploy.threshold.counts import Counts, Floats, Rows, as_confidences, as_rows, first_reaching
+from sirc.deploy.threshold.counts import Rows, as_rows, check_inner, first_reaching
 from sirc.deploy.threshold.result import Threshold
-from sirc.deploy.threshold.text import chance, number, percent, percent_above, percent_below
+from sirc.deploy.threshold.text import chance, percent, percent_above, percent_below
 from sirc.metrics import least_count
 
 __all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
@@ -32,11 +32,7 @@ def at_recall(
     ID✓ rows, the future recall at the j-th highest confidence is Beta(j, n + 1 − j), so j is the smallest with
     P(Binomial(n, recall) ≥ j) ≤ δ; ties only raise the recall. The plain threshold is then among the `estimates`.
     """
-    recall = _share("recall", recall)
-    rows = as_rows(confidence, correct)
-    if not rows.sizes[0]:
-        raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
-    return _at_share("recall", recall, delta, rows.values, rows.correct, rows)
+    return _at_share("recall", _share("recall", recall), delta, as_rows(confidence, correct))
 
 
 def at_coverage(confidence: ArrayLike, coverage: float, *, delta: float | None = None) -> Threshold:
@@ -45,10 +41,7 @@ def at_coverage(confidence: ArrayLike, coverage: float, *, delta: float | None =
     Without δ it does so on these rows, with δ on future ID data with probability at least 1 − δ, by the order statistic
     of `at_recall` over all rows.
     """
-    coverage = _share("coverage", coverage)
-    values = as_confidences("confidence", confidence)
-    distinct, counts = np.unique(-values, return_counts=True)
-    return _at_share("coverage", coverage, delta, -distinct, np.cumsum(counts), None)
+    return _at_share("coverage", _share("coverage", coverage), delta, as_rows(confidence, None))
 
 
 def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: float = 0.05) -> Threshold:
@@ -66,9 +59,9 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
     these rows: given those, errors are independent with different rates, and their sum spreads no more than the
     binomial of the mean rate (Hoeffding 1956). A `risk` chosen after seeing what is feasible is not covered by δ.
     """
-    risk, delta = _inner("risk", risk), _inner("delta", delta)
+    risk, delta = check_inner("risk", risk), check_inner("delta", delta)
     rows = as_rows(confidence, correct)
-    accepted, sizes = rows.accepted, {"correct": rows.sizes[0], "wrong": rows.sizes[1]}
+    accepted, target = rows.accepted, f"{100 * risk:g}%"
     needed = risk_test.rows_needed(risk, delta)
     if accepted[-1] < needed:
         raise ValueError(
@@ -76,30 +69,23 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
             f"{accepted[-1]:,}. Label more rows, or allow a larger risk or δ."
         )
     at = risk_test.certified(accepted, rows.wrong, risk, delta)
-    outlook = risk_test.outlook(accepted, rows.wrong, risk, delta, feasible=at >= 0)
-    lowest = percent_above(outlook.lowest_risk)
-    if at < 0:
-        target = f"{100 * risk:g}%"
-        larger = (
-            f"The lowest risk above it that these rows can show is {lowest}"
-            if outlook.lowest_risk < 1
-            else "These rows can show no larger risk either"
-        )
-        needed_rows = (
-            f"about {outlook.rows:,} ID rows would be needed at the error rates seen"
-            if outlook.rows
-            else "with the error rates seen no number of rows would do: a better score or model is needed"
-        )
+    lowest = risk_test.lowest_risk(accepted, rows.wrong, risk, delta, feasible=at >= 0)
+    if at >= 0:
         return Threshold(
-            rows.nothing(), "risk", risk, delta, False,
-            {**rows.estimates(-1), "lowest_risk": outlook.lowest_risk}, {}, sizes,
-            f"None: a risk of at most {target} could not be shown at any threshold with δ = {delta:g}.",
-            f"{larger}; for {target}, {needed_rows}.",
+            float(rows.values[at]), "risk", risk, delta, True, rows.estimates(at), {"risk": risk}, rows.sizes,
+            f"{chance(delta)}, at most {percent_above(risk)} of the accepted ID inputs are errors.",
+            f"The lowest risk that these rows can show, if need be at a smaller coverage, is {percent_above(lowest)}.",
         )  # fmt: skip
+    larger = f"The lowest risk above it that these rows can show is {percent_above(lowest)}"
+    if lowest == 1:
+        larger = "These rows can show no larger risk either"
+    more = "with the error rates seen no number of rows would do: a better score or model is needed"
+    if count := risk_test.rows_for(accepted, rows.wrong, risk, delta):
+        more = f"about {count:,} ID rows would be needed at the error rates seen"
     return Threshold(
-        float(rows.values[at]), "risk", risk, delta, True, rows.estimates(at), {"risk": risk}, sizes,
-        f"{chance(delta)}, at most {percent_above(risk)} of the accepted ID inputs are errors.",
-        f"The lowest risk that these rows can show, if need be at a smaller coverage, is {lowest}.",
+        rows.nothing(), "risk", risk, delta, False, {**rows.estimates(-1), "lowest_risk": lowest}, {}, rows.sizes,
+        f"None: a risk of at most {target} could not be shown at any threshold with δ = {delta:g}.",
+        f"{larger}; for {target}, {more}.",
     )  # fmt: skip
 
 
@@ -130,16 +116,18 @@ def at_cost(
     if not 0 <= price < math.inf:
         raise ValueError(f"`reject_cost` must be a cost of at least 0, in the unit of β and 1 − β; got {price:g}")
     rows = as_rows(confidence, correct, ood)
-    first = 0
+    first = 0  # the highest threshold allowed; index 0 accepts nothing
     if recall is not None:
-        if not rows.sizes[0]:
-            raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
-        first = 1 + int(np.searchsorted(rows.correct, first_reaching(rows.sizes[0], _share("recall", recall))))
-    inside, outside = _costs(rows, beta, price)
+        rank = first_reaching(rows.sizes["correct"], _share("recall", recall))
+        first = 1 + int(np.searchsorted(rows.correct, rank))
+    # The mean cost of an ID and of an OOD input when nothing is accepted, and at each threshold.
+    wrong, accepted, others = (np.append(0, counts) for counts in (rows.wrong, rows.accepted, rows.ood))
+    inside = (beta * wrong + price * (accepted[-1] - accepted)) / accepted[-1]
+    outside = ((1 - beta) * others + price * (others[-1] - others)) / others[-1]
     mixed = alpha * inside + (1 - alpha) * outside
-    best = first + int(mixed[first:].argmin())  # the highest threshold among equals; index 0 accepts nothing
+    best = first + int(mixed[first:].argmin())  # the highest threshold among equals
     estimates = rows.estimates(best - 1)
-    estimates["ood"] = int(rows.ood[best - 1]) / rows.sizes[2] if best else 0.0
+    estimates["ood"] = int(others[best]) / rows.sizes["ood"]
     estimates["cost"] = float(mixed[best])
     misjudged = []
     shifted = (min(1.0, max(0.0, round(alpha + shift, 12))) for shift in (-0.2, -0.1, 0.1, 0.2))
@@ -147,43 +135,32 @@ def at_cost(
         costs = other * inside + (1 - other) * outside
         regret = max(0.0, float(costs[best] - costs[first:].min()))
         estimates[f"cost@alpha={name}"], estimates[f"regret@alpha={name}"] = float(costs[best]), regret
-        misjudged.append(f"{number(costs[best])} at α = {name} ({number(regret)} above the best)")
+        misjudged.append(f"{costs[best]:.6g} at α = {name} ({regret:.6g} above the best)")
     rule = [] if reject_cost is None else [f"a rejected input costs {price:g}"]
     rule += [] if recall is None else [f"at least {percent_below(recall)} of ID✓ is accepted"]
     return Threshold(
-        float(rows.values[best - 1]) if best else rows.nothing(), "cost", None, None, True, estimates, {},
-        dict(zip(("correct", "wrong", "ood"), rows.sizes, strict=True)),
+        float(rows.values[best - 1]) if best else rows.nothing(), "cost", None, None, True, estimates, {}, rows.sizes,
         f"None, an estimate: the least cost on these rows for α = {alpha:g}, β = {beta:g}, where {' and '.join(rule)}.",
         f"If α is misjudged, the cost is {', '.join(misjudged)}.",
     )  # fmt: skip
 
 
-def _costs(rows: Rows, beta: float, price: float) -> tuple[Floats, Floats]:
-    """The mean cost of an ID and of an OOD input when nothing is accepted, and at each threshold."""
-    wrong, accepted, ood = (np.append(0, counts) for counts in (rows.wrong, rows.accepted, rows.ood))
-    inside = (beta * wrong + price * (accepted[-1] - accepted)) / accepted[-1]
-    outside = ((1 - beta) * ood + price * (ood[-1] - ood)) / ood[-1]
-    return inside, outside
-
-
-def _at_share(
-    rule: str, share: float, delta: float | None, values: Floats, counts: Counts, rows: Rows | None
-) -> Threshold:
-    """The threshold at a share of a group, whose cumulative `counts` belong to the `values`."""
-    n = int(counts[-1])
-    group = "ID✓" if rows else "ID"
-    sizes = {"correct": rows.sizes[0], "wrong": rows.sizes[1]} if rows else {"id": n}
+def _at_share(rule: str, share: float, delta: float | None, rows: Rows) -> Threshold:
+    """The threshold at a recall of ID✓ or at a coverage, whose rows count as correct."""
+    n = rows.sizes["correct"]
+    group, sizes = ("ID✓", rows.sizes) if rule == "recall" else ("ID", {"id": n})
 
     def reached(rank: int) -> tuple[float, dict[str, float]]:
-        at = int(np.searchsorted(counts, rank))
-        return float(values[at]), rows.estimates(at) if rows else {"coverage": int(counts[at]) / n}
+        at = int(np.searchsorted(rows.correct, rank))
+        estimates = rows.estimates(at)
+        return float(rows.values[at]), estimates if rule == "recall" else {"coverage": estimates["coverage"]}
 
     plain, estimates = reached(first_reaching(n, share))
     if delta is None:
         guarantee = f"None, an estimate: at least {percent_below(share)} of the {group} rows at hand are accepted."
         advice = f"`delta=0.05` makes it a promise for future data; {_rows_for(share, 0.05, group)}."
         return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice)
-    delta = _inner("delta", delta)
+    delta = check_inner("delta", delta)
     rank = least_count(n, share, delta) if share < 1 else None
     if rank is None:
         raise ValueError(
@@ -192,7 +169,7 @@ def _at_share(
         )
     value, guaranteed = reached(rank)
     both = {**guaranteed, "plain_threshold": plain, f"plain_{rule}": estimates[rule]}
-    plain_text = f"{number(plain)}, would accept {percent(estimates[rule])} of the rows at hand"
+    plain_text = f"{plain:.6g}, would accept {percent(estimates[rule])} of the rows at hand"
     takes = f"The guarantee takes {percent(guaranteed[rule])} of the rows at hand"
     if value < plain:
         comparison = f"The plain threshold, {plain_text}, without a promise."
@@ -219,12 +196,4 @@ def _share(name: str, value: float) -> float:
     share = check_fraction(name, value)
     if share == 0:
         raise ValueError(f"`{name}` must be above 0: at 0 nothing need be accepted; got 0")
-    return share
-
-
-def _inner(name: str, value: float) -> float:
-    """A number strictly between 0 and 1."""
-    share = check_fraction(name, value)
-    if share in (0, 1):
-        raise ValueError(f"`{name}` must lie strictly between 0 and 1: no sample can show more; got {share:g}")
     return share

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_fraction
 from sirc.metrics import as_flags, as_scores
 
 Floats = NDArray[np.float64]
@@ -24,7 +26,7 @@ class Rows:
     correct: Counts
     wrong: Counts
     ood: Counts
-    sizes: tuple[int, int, int]
+    sizes: dict[str, int]
 
     @property
     def accepted(self) -> Counts:
@@ -35,8 +37,8 @@ class Rows:
         """Recall, coverage of ID and risk on ID when accepting down to the value at this index; −1 accepts nothing."""
         right, wrong = (int(self.correct[at]), int(self.wrong[at])) if at >= 0 else (0, 0)
         return {
-            "recall": right / max(1, self.sizes[0]),
-            "coverage": (right + wrong) / max(1, self.sizes[0] + self.sizes[1]),
+            "recall": right / max(1, self.sizes["correct"]),
+            "coverage": (right + wrong) / max(1, self.sizes["correct"] + self.sizes["wrong"]),
             "risk": wrong / max(1, right + wrong),
         }
 
@@ -45,37 +47,44 @@ class Rows:
         return float("nan") if self.values[0] == np.inf else float("inf")
 
 
-def as_rows(confidence: ArrayLike, correct: ArrayLike, ood: ArrayLike | None = None) -> Rows:
-    """Check labelled ID confidences, and OOD ones if given, and sort them."""
-    scores = as_scores("confidence", confidence)
-    right = as_flags("correct", correct, scores).cpu().numpy()
-    inside = _nonempty("confidence", scores.cpu().double().numpy())
+def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> Rows:
+    """Check ID confidences, and OOD ones if given, and sort them; without labels, all rows count as correct."""
+    values = as_confidences("confidence", confidence)
+    right = np.ones(len(values)) if correct is None else as_flags("correct", correct, torch.from_numpy(values)).numpy()
     groups = np.where(right, 0, 1).astype(np.int8)
     if ood is not None:
-        outside = _nonempty("ood", as_scores("ood", ood).cpu().double().numpy())
-        inside = np.concatenate((inside, outside))
+        outside = as_confidences("ood", ood)
+        values = np.concatenate((values, outside))
         groups = np.concatenate((groups, np.full(len(outside), 2, dtype=np.int8)))
-    order = np.argsort(-inside)
-    values, groups = inside[order], groups[order]
+    order = np.argsort(-values)
+    values, groups = values[order], groups[order]
     last = np.append(values[:-1] != values[1:], True)
-    counts = [np.cumsum(groups == group, dtype=np.int64) for group in range(3)]
-    sizes = (int(counts[0][-1]), int(counts[1][-1]), int(counts[2][-1]))
-    return Rows(values[last], counts[0][last], counts[1][last], counts[2][last], sizes)
-
-
-def _nonempty(name: str, values: Floats) -> Floats:
-    """Refuse an empty sample."""
-    if not len(values):
-        raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of the calibration rows.")
-    return values
+    counts: dict[str, Counts] = {
+        name: np.cumsum(groups == group, dtype=np.int64)[last] for group, name in enumerate(("correct", "wrong", "ood"))
+    }
+    sizes = {name: int(count[-1]) for name, count in counts.items() if name != "ood" or ood is not None}
+    return Rows(values[last], **counts, sizes=sizes)
 
 
 def as_confidences(name: str, values: ArrayLike) -> Floats:
     """Check confidences without labels; at least one."""
-    return _nonempty(name, as_scores(name, values).cpu().double().numpy())
+    confidences: Floats = as_scores(name, values).cpu().double().numpy()
+    if not len(confidences):
+        raise ValueError(f"`{name}` must hold at least one confidence; got none. Pass those of the calibration rows.")
+    return confidences
 
 
 def first_reaching(count: int, share: float) -> int:
     """The smallest j with j/count ≥ share as float64, for a share in (0, 1]: 19/20 reaches 0.95."""
+    if not count:
+        raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
     near = int(share * count)
     return next(j for j in range(max(1, near - 1), count + 1) if j / count >= share)
+
+
+def check_inner(name: str, value: float) -> float:
+    """Require a number strictly between 0 and 1."""
+    share = check_fraction(name, value)
+    if share in (0, 1):
+        raise ValueError(f"`{name}` must lie strictly between 0 and 1: no sample can show more; got {share:g}")
+    return share

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import final
+from typing import Any, final
 
-from sirc.deploy.threshold.text import as_plain, from_plain, from_plain_map, number, percent, report
+from sirc.deploy.threshold.text import as_plain, percent, report
 
 _RULES = ("recall", "coverage", "risk", "cost", "given")
 _GROUPS = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD", "id": "ID"}
@@ -49,10 +49,10 @@ class Threshold:
         elif math.isnan(self.value) or self.value == math.inf:
             title = "Accept nothing"
         else:
-            title = f"Accept where confidence ≥ {number(self.value)}"
+            title = f"Accept where confidence ≥ {self.value:.6g}"
         shares = [f"{name} {percent(self.estimates[key])}" for key, name in _ESTIMATES.items() if key in self.estimates]
         if "cost" in self.estimates:
-            shares.append(f"cost {number(self.estimates['cost'])} per input")
+            shares.append(f"cost {self.estimates['cost']:.6g} per input")
         parts = {
             "guarantee": self.guarantee,
             "here": ", ".join(shares) if self.feasible else "",
@@ -70,32 +70,47 @@ class Threshold:
         return plain
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> Threshold:
+    def from_dict(cls, values: Mapping[str, Any]) -> Threshold:
         """Read what `to_dict` wrote; anything else is refused."""
-        fields = list(cls.__dataclass_fields__)
-        if not isinstance(values, Mapping) or set(values) != set(fields):
+        if not isinstance(values, Mapping) or set(values) != set(_STORED):
             got = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-            raise ValueError(f"a stored threshold must have exactly the fields {', '.join(fields)}; got {got}")
-        numbers = {
-            name: from_plain(name, values[name]) for name in ("value", "target", "delta") if values[name] is not None
-        }
-        maps = {name: from_plain_map(name, values[name]) for name in ("estimates", "bounds", "sizes")}
-        rule, feasible, delta = values["rule"], values["feasible"], numbers.get("delta")
-        texts = [values[name] for name in ("guarantee", "advice")]
-        checks = [
-            (rule not in _RULES, f"`rule` must be one of {', '.join(_RULES)}; got {rule!r}"),
-            ("value" not in numbers, "`value` must be a number; got None"),
-            (not isinstance(feasible, bool), f"`feasible` must be true or false; got {feasible!r}"),
-            (delta is not None and not 0 < delta < 1, f"`delta` must lie between 0 and 1; got {delta}"),
-            (not all(isinstance(text, str) for text in texts), "`guarantee` and `advice` must be texts"),
-            (any(n < 0 or n % 1 for n in maps["sizes"].values()), f"`sizes` must be counts; got {maps['sizes']}"),
-            (feasible is False and numbers.get("value", 0) < math.inf, "an infeasible threshold must accept nothing"),
-        ]
-        for broken, message in checks:
-            if broken:
-                raise ValueError(f"{message}. The stored threshold was changed or damaged; calibrate again.")
-        sizes = {name: int(count) for name, count in maps["sizes"].items()}
-        return cls(
-            numbers["value"], str(rule), numbers.get("target"), delta, bool(feasible), maps["estimates"],
-            maps["bounds"], sizes, str(texts[0]), str(texts[1]),
-        )  # fmt: skip
+            raise ValueError(f"a stored threshold must have exactly the fields {', '.join(_STORED)}; got {got}")
+        for name, (holds, wanted) in _STORED.items():
+            if not holds(values[name]):
+                raise ValueError(
+                    f"`{name}` of a stored threshold must be {wanted}; got {values[name]!r}. It was damaged: "
+                    "calibrate again."
+                )
+        plain = dict(values)
+        for name in ("value", "target", "delta"):
+            plain[name] = None if plain[name] is None else float(plain[name])
+        for name in ("estimates", "bounds"):
+            plain[name] = {key: float(share) for key, share in plain[name].items()}
+        plain["sizes"] = {group: int(count) for group, count in plain["sizes"].items()}
+        if not plain["feasible"] and plain["value"] < math.inf:
+            raise ValueError("an infeasible stored threshold must accept nothing; this one was damaged.")
+        return cls(**plain)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether `as_plain` may have written it."""
+    return math.isfinite(value) if type(value) in (int, float) else value in ("inf", "-inf", "nan")
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) and _is_number(x) for key, x in value.items())
+
+
+_STORED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "value": (_is_number, 'a number, "inf", "-inf" or "nan"'),
+    "rule": (lambda rule: rule in _RULES, f"one of {', '.join(_RULES)}"),
+    "target": (lambda target: target is None or _is_number(target), "a number, if any"),
+    "delta": (lambda delta: delta is None or (_is_number(delta) and 0 < float(delta) < 1), "between 0 and 1, if any"),
+    "feasible": (lambda feasible: isinstance(feasible, bool), "true or false"),
+    "estimates": (_is_map, "a map of names to numbers"),
+    "bounds": (_is_map, "a map of names to numbers"),
+    "sizes": (lambda sizes: _is_map(sizes) and all(float(n) >= 0 == float(n) % 1 for n in sizes.values()), "counts"),
+    "guarantee": (lambda text: isinstance(text, str), "a text"),
+    "advice": (lambda text: isinstance(text, str), "a text"),
+}
+"""The fields of a stored threshold: whether a value fits, and the rule in words."""

@@ -12,9 +12,7 @@ each would have no more than that share anywhere.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
-from typing import final
 
 import numpy as np
 
@@ -69,74 +67,55 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
     return best
 
 
-@final
-@dataclass(frozen=True)
-class Outlook:
-    """The lowest risk that these rows can prove, and the number of rows that the target risk needs."""
-
-    lowest_risk: float
-    """If the target is infeasible, the lowest feasible risk above it, since a lower one may be feasible by having fewer
-    starts with larger shares of δ; 1 if there is none."""
-    rows: int | None
-    """About how many ID rows would prove the target at the error rates seen; None if no number would."""
-
-
-def outlook(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> Outlook:
-    """The lowest risk for which `certified` finds a threshold, and the rows needed for the target risk.
+def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> float:
+    """The lowest risk for which `certified` finds a threshold; 1 if there is none.
 
     A risk is feasible if one start succeeds: if the rows above its rank, and those down to it, pass. Starts at the same
-    value add up their shares once the rows above have passed.
+    value add up their shares once the rows above have passed. If the target is infeasible, it is the lowest feasible
+    risk above it, since a lower one may be feasible by having fewer starts with larger shares of δ.
     """
     n = int(accepted[-1])
-    counts = range(1, MOST_STARTS + 1)
-    tests = [(count, rank) for count in counts for rank in _ranks(n, count)]
-    at = np.searchsorted(accepted, [rank for _, rank in tests])
-    of = np.array([count for count, _ in tests])
-    tied = ((at[:, None] == at) & (of[:, None] == of)).sum(1)
-    limits = upper_limit(wrong[at], accepted[at], delta / of * tied)
-    above = np.maximum(at - 1, 0)
-    before = upper_limit(wrong[above], accepted[above], delta / of)
-    limits = np.where(at == 0, limits, np.maximum(limits, before))
-    whole = np.array([rank == n for _, rank in tests])
-    limits = np.where(whole, np.minimum(limits, upper_limit(wrong[at], accepted[at], delta / of)), limits)
-    edges = [*(_least_risk(n, count, delta) for count in counts), math.inf]
     lowest = 1.0
-    for count in counts:
-        proved = float(limits[of == count].min())
-        within = max(proved * (1 + 1e-9), edges[count - 1], 0.0 if feasible else risk)
-        if within < edges[count]:
+    for count in range(1, MOST_STARTS + 1):
+        at = np.searchsorted(accepted, _ranks(n, count))
+        above = np.maximum(at - 1, 0)
+        tied = (at[:, None] == at).sum(1)
+        down_to = upper_limit(wrong[at], accepted[at], delta / count * tied)
+        before = upper_limit(wrong[above], accepted[above], delta / count)
+        limits = np.where(at == 0, down_to, np.maximum(down_to, before))
+        whole = float(upper_limit(wrong[-1], n, delta / count)[0])  # all rows are a sample by themselves
+        proved = min(float(limits.min()), whole) * (1 + 1e-9)
+        within = max(proved, _least_risk(n, count, delta), 0.0 if feasible else risk)
+        if count == MOST_STARTS or within < _least_risk(n, count + 1, delta):
             lowest = min(lowest, within)
-    full = slice(len(tests) - MOST_STARTS, None)
-    return Outlook(lowest, _rows_for(accepted[at[full]], wrong[at[full]], n, risk, delta / MOST_STARTS))
+    return lowest
 
 
-def _rows_for(accepted: Counts, wrong: Counts, n: int, risk: float, level: float) -> int | None:
-    """The least number of ID rows over the starts, if their error rates stay, with half an error added to each.
+def rows_for(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int | None:
+    """About how many ID rows would prove a risk at the error rates seen, or None if no number would.
 
-    By the bound P(X ≤ k) ≤ Φ(−√(2m·KL((k + 1)/m ‖ r*))) (Zubkov and Serov 2013), m accepted rows with k errors are
-    enough where m·KL((k + 1)/m ‖ r*) ≥ z²/2.
+    It is the least number over the starts, if their error rates stay, with half an error added to each. By the bound
+    P(X ≤ k) ≤ Φ(−√(2m·KL((k + 1)/m ‖ r*))) (Zubkov and Serov 2013), m accepted rows with k errors are enough where
+    m·KL((k + 1)/m ‖ r*) ≥ z²/2.
     """
-    wanted = NormalDist().inv_cdf(level) ** 2 / 2
+    from scipy.optimize import brentq
+    from scipy.special import rel_entr
+
+    def surplus(m: float, rate: float) -> float:
+        seen = rate + 1 / m
+        return float(m * (rel_entr(seen, risk) + rel_entr(1 - seen, 1 - risk)) - wanted)
+
+    n = int(accepted[-1])
+    wanted = NormalDist().inv_cdf(delta / MOST_STARTS) ** 2 / 2
     needed: list[float] = []
-    for size, errors in zip(accepted.tolist(), wrong.tolist(), strict=True):
-        rate = (errors + 0.5) / (size + 1)
-        if rate < risk:
-            low = high = 1 / (risk - rate)
-            while high * _divergence(rate + 1 / high, risk) < wanted:
-                high *= 2
-            for _ in range(50):
-                middle = (low + high) / 2
-                enough = middle * _divergence(rate + 1 / middle, risk) >= wanted
-                low, high = (low, middle) if enough else (middle, high)
-            needed.append(high * n / size)
+    for at in np.searchsorted(accepted, _ranks(n, MOST_STARTS)):
+        size = int(accepted[at])
+        rate = (int(wrong[at]) + 0.5) / (size + 1)
+        gap = risk - rate
+        if gap > 0:
+            # At twice 1/gap half of the gap is left, and KL(p ‖ r) ≥ 2(r − p)² (Pinsker).
+            needed.append(brentq(surplus, 1 / gap, 2 / gap + 2 * wanted / gap**2, args=(rate,)) * n / size)
     if not needed:
         return None
     digits = int(10 ** max(0, math.floor(math.log10(min(needed))) - 1))
     return math.ceil(min(needed) / digits) * digits
-
-
-def _divergence(rate: float, risk: float) -> float:
-    """KL(rate ‖ risk), 0 where the rate is not below."""
-    if rate >= risk:
-        return 0.0
-    return rate * math.log(rate / risk) + (1 - rate) * math.log((1 - rate) / (1 - risk))

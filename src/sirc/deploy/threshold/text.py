@@ -44,11 +44,6 @@ def chance(delta: float) -> str:
     return f"With probability at least {certainty(delta)} over the draw of the calibration rows"
 
 
-def number(value: float) -> str:
-    """A threshold or a cost in six digits."""
-    return f"{value:.6g}"
-
-
 def report(title: str, parts: Mapping[str, str]) -> str:
     """A title and, below it, each part that is not empty, wrapped beside its name."""
     lines = [title]
@@ -60,22 +55,3 @@ def report(title: str, parts: Mapping[str, str]) -> str:
 def as_plain(value: float) -> float | str:
     """A float for JSON, which has no infinities and no NaN: these become strings."""
     return float(value) if math.isfinite(value) else str(float(value))
-
-
-def from_plain(name: str, value: object) -> float:
-    """The float that `as_plain` wrote."""
-    if isinstance(value, str) and value in ("inf", "-inf", "nan"):
-        return float(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise ValueError(
-        f'`{name}` of a stored threshold must be a number, "inf", "-inf" or "nan"; got {value!r}. The file was '
-        "changed or is not of `Threshold.to_dict`; calibrate again."
-    )
-
-
-def from_plain_map(name: str, value: object) -> dict[str, float]:
-    """The mapping of names to floats, each of which `as_plain` wrote."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"`{name}` of a stored threshold must map names to numbers; got {value!r}. Calibrate again.")
-    return {key: from_plain(f"{name}[{key!r}]", number) for key, number in value.items()}
