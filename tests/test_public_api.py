@@ -70,7 +70,7 @@ def test_functional_has_exactly_its_formulas():
     }
     assert set(functional.__all__) == defined
     leaves = set(sirc.known_names()) - {"sirc", "additive", "bayes", "linear", "product"}
-    assert leaves <= defined
+    assert all(callable(getattr(functional, leaf)) for leaf in leaves)
 
 
 def documented(owner):

@@ -1,4 +1,4 @@
-"""How long work shows itself: library code reports here, and only a command line decides what is seen."""
+"""Progress reports of long work: library code sends them here, the command line decides what is shown."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -488,7 +488,7 @@ def test_the_names_of_combinations_are_not_for_scores(scratch_registry, name):
         return logits.amax(-1)
 
     taken.__name__ = name
-    with pytest.raises(ValueError, match=f"`{name}` is a combination of the grammar"):
+    with pytest.raises(ValueError, match=f"`{name}` is a name of the grammar"):
         sirc.score(needs="logits")(taken)
 
 

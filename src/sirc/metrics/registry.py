@@ -8,6 +8,8 @@ To add a metric, write one function of a `Ranking` here and decorate it:
 The function's name is the metric's. Its further parameters say what it depends on, of `negative` ("wrong" or "ood"),
 `recall`, `alpha` and `beta`; α and β come as 1-D tensors, and it returns the (α, β) grid. Results write a metric at a
 recall with the recall in percent, `fpr@95`. Tables, intervals, `select`, the page and the command line need no more.
+A metric without `negative`, α and β describes the ID data, as `error` does: it stands with `wrong` in the table, is
+left out of comparisons, and must do without wrong predictions.
 """
 
 from __future__ import annotations

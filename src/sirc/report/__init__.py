@@ -1,3 +1,3 @@
-"""What people read: names of scores and metrics, tables, figures and the page."""
+"""Reports for people: import `sirc.report.tables`, `.figures`, `.page`, or the titles in `.names`."""
 
 __all__ = []

@@ -149,6 +149,13 @@ nci = _formula("nci", lambda weight, mean: {"weight": weight, "center": mean})
 fdbd = _formula("fdbd", lambda weight, mean: {"center": mean, "inverse": inverse_distances(weight.double())})
 
 
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    """The formula of any other registered score that needs no fit."""
+    if name in registry.names() and not registry.get(name).parameters:
+        return _formula(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def log_gap(logits: ArrayLike | Softmax, name: str) -> Tensor:
     """log(S1max − S1) of a bounded score, computed without cancellation: `msp`, or with options `gen(gamma=0.5)`."""
     spec = parse(name)

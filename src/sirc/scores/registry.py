@@ -1,4 +1,7 @@
-"""Registry of scores: a decorated function is a score, and its signature says what it takes."""
+"""Registry of scores: a decorated function is a score, and its signature says what it takes.
+
+To add one, write a function with `@score` in a file of `scores/formulas/`, or in a module of your own.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def score(
 def _check(new: Score) -> None:
     name = new.name
     if name in _RESERVED:
-        raise ValueError(f"`{name}` is a combination of the grammar; give the score another name")
+        raise ValueError(f"`{name}` is a name of the grammar; give the score another")
     if name in _SCORES and _SCORES[name].compute.__module__ != new.compute.__module__:
         raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
     for what, given, allowed in (

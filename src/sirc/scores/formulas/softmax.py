@@ -137,15 +137,3 @@ def _log_margin_gap(p: Softmax) -> Tensor:
 def margin(p: Softmax) -> Tensor:
     """The distance between the two largest logits: v₁ − v₂. Inside `sirc`, log(S1max − S1) = −softplus(v₁ − v₂)."""
     return p.gap.clone()
-
-
-@score(needs="softmax", title="Max Logit", family="logit")
-def max_logit(p: Softmax) -> Tensor:
-    """The largest logit: max v. Hendrycks et al. 2022."""
-    return p.top.clone()
-
-
-@score(needs="softmax", family="logit")
-def energy(p: Softmax) -> Tensor:
-    """The free energy, negated: logsumexp v. Liu et al. 2020."""
-    return p.top + torch.log1p(p.rest)
