@@ -49,7 +49,11 @@ def open_page(path: Path) -> None:
     """Open a page in the browser, or say that there is none."""
     import webbrowser
 
-    if not webbrowser.open(path.resolve().as_uri()):
+    try:
+        opened = webbrowser.open(path.resolve().as_uri())
+    except webbrowser.Error:
+        opened = False
+    if not opened:
         say(f"no browser could be opened; open '{path}' yourself")
 
 

@@ -74,7 +74,7 @@ def model_logits(output: object) -> Tensor:
     if values is None:
         values = output.get("logits", output) if isinstance(output, Mapping) else output
     parts = values if isinstance(values, Mapping) else dict(enumerate(values if _is_list(values) else [values]))
-    matrices = [rows for part in parts.values() if (rows := _logit_rows(part)) is not None]
+    matrices = [rows for rows in map(_logit_rows, parts.values()) if rows is not None]
     if len(matrices) == 1 or (matrices and _is_list(values)):
         return matrices[0]
     shapes = (f"{k!r}: {tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for k, v in parts.items())

@@ -255,6 +255,11 @@ class Reservoir:
 
     def merge(self, other: Reservoir) -> Reservoir:
         """Take in another reservoir of the same capacity and seed; returns itself."""
+        if (self.capacity, self.seed) != (other.capacity, other.seed):
+            raise ValueError(
+                "reservoirs merge when their capacity and seed are the same; "
+                f"got {self.capacity}, {self.seed} and {other.capacity}, {other.seed}"
+            )
         index, columns = other.rows()
         return self.update(index, columns) if len(index) else self
 
