@@ -107,4 +107,4 @@ def test_submodules_are_reachable_by_their_dotted_name():
     assert sirc.scores.formulas.softmax.Softmax.__module__ == "sirc.scores.formulas.softmax"
     assert sirc.scores.formulas.feature.BANK_SIZE == 12_500
     assert sirc.report.page.report.__module__ == "sirc.report.page"
-    assert sirc.scores.formulas.softmax.energy.__module__ == "sirc.scores.formulas.softmax"
+    assert sirc.scores.formulas.logit.energy.__module__ == "sirc.scores.formulas.logit"

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sirc._utils.checks import dtype_name
+
 # The types that an error of one process has in the others; the last stands for all other types.
 _KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -111,9 +113,15 @@ def gather_texts(text: str) -> list[str]:
     """The texts of all processes, in the order of their numbers."""
     if world() == 1:
         return [text]
-    texts = [""] * world()
-    dist.all_gather_object(texts, text)
-    return texts
+    # As bytes: torch's own exchange of objects would unpickle what another process sends.
+    mine = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8).to(_device())  # never empty
+    sizes = [torch.zeros(1, dtype=torch.int64, device=_device()) for _ in range(world())]
+    dist.all_gather(sizes, torch.tensor([len(mine)], device=_device()))
+    lengths = [int(size) for size in sizes]
+    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+    texts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(texts, padded)
+    return [bytes(text[: length - 1].cpu().numpy()).decode() for text, length in zip(texts, lengths, strict=True)]
 
 
 def gather_tensors(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -130,17 +138,22 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[st
     """The tensors of one process, whatever the others pass."""
     if world() == 1:
         return dict(tensors)
-    header = [{name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}]
-    dist.broadcast_object_list(header, src=source)
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    described = {name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+    header = json.loads(gather_texts(json.dumps(described))[source])
+    device = _device()
     received = {}
-    for name, (dtype, shape) in header[0].items():
+    for name, (dtype, shape) in header.items():
         if source == rank():
             tensor = tensors[name].detach().to(device).contiguous()
         else:
-            tensor = torch.empty(shape, dtype=dtype, device=device)
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         if tensor.numel():
             # As bytes, since not every backend knows every type.
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=source)
         received[name] = tensor
     return received
+
+
+def _device() -> torch.device:
+    """Where tensors must be for the backend to send them."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -69,7 +69,7 @@ def sweep_temporary(path: PathLike) -> None:
     """Delete the temporary files that killed writers of `path` left: those that were not touched for ten minutes."""
     path = Path(path)
     for file in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):  # Windows does not delete what is open
             if time.time() - file.stat().st_mtime > _STALE_SECONDS:
                 file.unlink()
 
@@ -163,6 +163,11 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
     except StoreError:
         raise
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
+            raise StoreError(
+                f"'{path}' must hold plain numbers; got an array of Python objects, which is never read because it can "
+                "run code. Save it with `np.savez(path, logits=logits.astype('float32'))`."
+            ) from error
         raise _damaged(path, f"not a whole .npz file ({error})") from error
 
 

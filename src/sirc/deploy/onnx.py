@@ -164,6 +164,8 @@ class OnnxModel:
             preprocess = preprocess_from(self.facts["preprocess"])
             if preprocess is None:
                 raise ValueError("it must say how images are prepared: give `SelectiveClassifier` a `preprocess=`")
+            if missing := set(_OUTPUTS) - {output.name for output in self._session.get_outputs()}:
+                raise ValueError(f"it lacks the outputs {', '.join(sorted(missing))}")
             _, _, height, width = self._session.get_inputs()[0].shape
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(

@@ -54,6 +54,8 @@ class Model:
             )
         if self.num_classes is not None:
             check_positive("num_classes", self.num_classes)
+        if self.pretrained == "":
+            raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
         if self.pretrained and self.checkpoint is not None:
             raise ValueError("`checkpoint` must be left out where `pretrained` is given; got both. Choose one.")
         if self.pretrained and self.stem != "own":
@@ -179,8 +181,9 @@ class Data:
 
 
 def check_folder_name(key: str, name: str) -> None:
-    """Refuse a name that cannot be a folder's on every system."""
-    if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name):
+    """Refuse a name that cannot be a folder's on every system; Windows keeps some for devices."""
+    device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
+    if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name) or device:
         raise ValueError(
             f"`{key}` must be fit for a folder: at most 200 bytes, no dot or space at either end, none of "
             f'/ \\ : * ? " < > |; got {name!a}. Rename it.'

@@ -79,6 +79,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)
+        if not self.out:
+            raise ValueError("`out` must be a folder; got an empty string. Leave it out for `runs`.")
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
         resize, crop, std = self.preprocess.resize, self.preprocess.crop, self.preprocess.std

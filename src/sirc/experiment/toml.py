@@ -101,6 +101,7 @@ class Document:
     @classmethod
     def open(cls, path: PathLike, overrides: Iterable[str] = ()) -> Document:
         """Read the file, with overrides such as `"train.lr=0.05"`; a `ConfigError` says what is wrong with either."""
+        overrides = (overrides,) if isinstance(overrides, str) else overrides
         files = _with_bases(Path(path))
         tree: dict[str, Any] = {}
         for file in reversed(files):
@@ -172,7 +173,10 @@ class Document:
             elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
                 return self._dataclass(value, cast(type[Any], kind), keys)
             elif kind is float and type(value) in (int, float):
-                return float(value)
+                try:
+                    return float(value)
+                except OverflowError:
+                    raise self.error(keys, f"must be a number below 1e308; got {len(str(value))} digits.") from None
             elif kind in (object, type(value)) or (origin is Literal and value in arguments):
                 return value
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]

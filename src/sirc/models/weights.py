@@ -170,9 +170,9 @@ def _load_npz(model: nn.Module, path: Path) -> None:
                 f"'{path}' does not fill {_name(model)}: {len(unset)} weights are not in it: {_listed(unset)}. "
                 "Where these are the head's, pass the file's `num_classes`."
             )
-    except Exception as error:
+    except BaseException as error:
         model.load_state_dict(before)
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError) or not isinstance(error, Exception):
             raise
         raise StoreError(f"'{path}' does not fit {_name(model)}: {first_line(error)}.") from error
 

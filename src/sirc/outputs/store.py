@@ -237,6 +237,12 @@ class OutputStore:
         self._require(i)
         tensors, metadata = read_safetensors(self.shard_path(i), verify=i not in self._verified)
         skipped = self._check_metadata(i, metadata)
+        rows = len(tensors.get("logits", ()))
+        if not tensors.keys() <= {"logits", "features", "labels"} or rows + len(skipped) != len(self.items(i)):
+            raise StoreError(
+                f"'{self.shard_path(i)}' cannot be trusted: it has {rows} rows and skips {len(skipped)} of "
+                f"{len(self.items(i))} items. Delete it and write it again."
+            )
         shard = Outputs._trusted(**tensors)
         self._layout = self._layout or shard.layout
         self._check_layout(f"'{self.shard_path(i)}'", shard.layout)  # racing writers may have disagreed

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, final
 
 from sirc._utils.checks import check_positive
-from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.files import PathLike, atomic_write, sweep_temporary
 from sirc._utils.imports import missing_package
 from sirc.data.decode import printable
 from sirc.errors import ImageError
@@ -110,6 +110,9 @@ def download(
 
     After a lost connection the rest is asked for, in 1, 2, 4, … seconds, at most `retries` times without a new byte.
     """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"an address must start with http:// or https://; got {url!r}.")
+    sweep_temporary(path)
 
     def fetch(file: BinaryIO) -> None:
         total: int | None = None

@@ -114,7 +114,9 @@ class Service:
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 decision = await asyncio.shield(asyncio.wrap_future(self._probe))
-        except Exception:  # it failed, or took too long
+        except TimeoutError:
+            return False
+        except Exception:
             _log.exception("the graph does not answer")
             return False
         return len(decision.label) == 1

@@ -1,0 +1,93 @@
+"""Later distance scores: Mahalanobis++, relative Mahalanobis and NNGuide."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sirc.scores.blocks import by_rows
+from sirc.scores.formulas.feature import (
+    _searched_bank,
+    _whitened_classes,
+    _whitening,
+    head_energy,
+    head_of,
+    mahalanobis,
+    unit_bank,
+)
+from sirc.scores.moments import Evidence
+from sirc.scores.registry import score
+
+
+@score(
+    needs="features",
+    solve=lambda evidence: _whitened_classes(evidence.unit, "mahalanobis_pp"),
+    evidence=("unit", "unit_by_class"),
+    title="Mahalanobis++",
+    short="Mahal.++",
+    family="distance",
+)
+def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
+    """`mahalanobis` of unit features: −min_k (ẑ−μ_k)ᵀ Σ⁺ (ẑ−μ_k), ẑ = z/‖z‖₂. Müller & Hein 2025."""
+    return mahalanobis(normalize(features, dim=-1), center=center, whitener=whitener, means=means)
+
+
+@score(
+    needs="features",
+    solve=lambda evidence: {
+        **_whitened_classes(evidence.moments, "relative_mahalanobis"),
+        "total": _whitening(evidence.moments.covariance)[0],
+    },
+    evidence=("second", "by_class"),
+    title="Rel. Mahalanobis",
+    short="Rel. Mahal.",
+    family="distance",
+)
+def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor, total: Tensor) -> Tensor:
+    """`mahalanobis` less the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
+
+    Σ₀ is the covariance of the training features about their mean μ, whatever their class.
+    """
+    background = ((features - center) @ total).square_().sum(-1, dtype=torch.float64)
+    return mahalanobis(features, center=center, whitener=whitener, means=means) + background
+
+
+def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]:
+    """The bank of unit features, and the energy of each of its rows."""
+    assert evidence.bank is not None
+    bank = _searched_bank(evidence.bank, "nnguide", k, skip)
+    weight, bias = head_of(evidence, bank)
+    return {"bank": unit_bank(bank), "energy": head_energy(bank.double(), weight, bias)[:, None]}
+
+
+@score(
+    needs=("energy", "features"),
+    solve=solve_nnguide,
+    evidence=("bank",),
+    head=True,
+    limits={"skip": (0, 1)},
+    exclude_self=lambda options: {**options, "skip": 1},
+    title="NNGuide",
+    family="distance",
+)
+def nnguide(
+    own_energy: Tensor, features: Tensor, *, bank: Tensor, energy: Tensor, k: int = 10, skip: int = 0
+) -> Tensor:
+    """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
+
+    The energies should be positive, as those of confident rows are: if E(z) is negative, a closer neighbour lowers the
+    score; if those of the bank are negative, the order is reversed. A constant added to all logits changes the order.
+    `skip=1` leaves the row with the largest cosine out of the search.
+    """
+    scales = energy[:, 0]
+
+    def guidance(rows: Tensor) -> Tensor:
+        table = rows @ bank.T
+        nearest = table.argmax(-1, keepdim=True) if skip else None
+        table = table.mul_(scales)
+        if nearest is not None:
+            table = table.scatter_(1, nearest, -torch.inf)
+        return table.topk(k, dim=-1, sorted=False).values.sum(-1, dtype=torch.float64) / k
+
+    return own_energy * by_rows(guidance, normalize(features, dim=-1), product=len(bank))
