@@ -1,4 +1,4 @@
-"""What a GPU can do at most, measured: reading memory, multiplying matrices; and figures as shares of it."""
+"""Limits of a GPU, measured: reading memory and multiplying matrices; figures as shares of them."""
 
 from __future__ import annotations
 

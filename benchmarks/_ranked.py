@@ -1,4 +1,4 @@
-"""What the benchmarks of metrics share: made-up scores of the three kinds of input, and resampling them."""
+"""Data for the benchmarks of metrics: made-up scores of the three kinds of input, and resampling them."""
 
 from __future__ import annotations
 

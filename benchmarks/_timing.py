@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved timing of two sides, rows with a target, and the tables they print."""
+"""Tools of all benchmarks: interleaved timing of two sides, rows with a target, and the tables they print."""
 
 from __future__ import annotations
 

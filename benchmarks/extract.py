@@ -1,4 +1,4 @@
-"""What extraction costs beyond the model: time against the bare loop, memory for any number of rows, two processes.
+"""Cost of extraction beyond the model: time against the bare loop, memory for any number of rows, two processes.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/extract.py`. The images are random and in memory, so that
 the loader's work is the same for both sides. Memory and processes are measured in interpreters of their own.

@@ -1,4 +1,4 @@
-"""What a fit costs: time against the zᵀz products alone, memory whatever the number of rows, merging, cross-fitting.
+"""Cost of a fit: time against the zᵀz products alone, memory whatever the number of rows, merging, cross-fitting.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/fit.py`. Each fit has a process of its own, so that its peak
 memory is its own too. The rows are a small pool of blocks over and over, since only their number matters here.

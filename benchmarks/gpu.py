@@ -1,4 +1,4 @@
-"""How fast sirc is on a GPU, each figure beside what the card can do at most, measured in the same run.
+"""Speed on a GPU, each figure beside what the card can do at most, measured in the same run.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/gpu.py --markdown`. It was written for a card with 40 GB; with
 `--rows` it runs on smaller ones. Several calls are timed in a row, so that the queue of launches is full, and the best

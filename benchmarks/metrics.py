@@ -1,4 +1,4 @@
-"""How fast the metrics are: against one sort, against scikit-learn, and against re-sorting, in the same run.
+"""Speed of the metrics: against one sort, against scikit-learn, and against re-sorting, in the same run.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/metrics.py`. Defaults are the sizes of an ImageNet-200 study:
 38,000 ID✓, 12,000 ID✗ and 100,000 OOD scores. Both sides of a ratio run in turns.

@@ -1,4 +1,4 @@
-"""How fast the scores are, each against the work it cannot avoid and against peers that compute the same.
+"""Speed of the scores, each against the work it cannot avoid and against peers that compute the same.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/scores.py`. The rows against pytorch-ood appear where it is
 installed (`pip install pytorch-ood`), those against scikit-learn where that is. Both sides of a ratio run in turns.

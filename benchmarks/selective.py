@@ -1,4 +1,4 @@
-"""What a decision costs beyond the model: a selective ResNet-50 against its own bare forward.
+"""Cost of a decision beyond the model: a selective ResNet-50 against its own bare forward.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/selective.py`. Weights and images are random; the scores are
 fitted to random features, as their cost does not depend on what was learnt.

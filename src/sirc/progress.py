@@ -12,7 +12,7 @@ class Task:
 
 
 class Progress:
-    """Where long work is reported; this one is silent, and others inherit from it."""
+    """Receives reports of long work; this one is silent, and others inherit from it."""
 
     @contextmanager
     def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:

@@ -155,5 +155,5 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[st
 
 
 def _device() -> torch.device:
-    """Where tensors must be for the backend to send them."""
+    """The device from which the backend can send tensors."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

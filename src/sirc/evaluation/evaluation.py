@@ -132,7 +132,7 @@ class Evaluation:
 
     @property
     def negatives(self) -> list[str]:
-        """What ID✓ is compared with: `wrong`, each OOD set, their mean, their union, and the groups."""
+        """The groups that ID✓ is compared with: `wrong`, each OOD set, their mean, their union, and the groups."""
         return [*([WRONG] if not bool(self.correct.all()) else []), *self._ood_negatives]
 
     @property

@@ -30,7 +30,7 @@ _MEANT = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows that result table
 @final
 @dataclass(frozen=True)
 class Model:
-    """Which network, and where its weights come from.
+    """The network and the source of its weights.
 
     `name` is `timm:NAME`, `torchvision:NAME` or `package.module:function`. `pretrained` is true for the library's
     default weights or names others; `checkpoint` is a file of weights; `options` go to whatever builds the model.
@@ -70,7 +70,7 @@ class Model:
 @final
 @dataclass(frozen=True)
 class Extract:
-    """How outputs are computed and stored.
+    """Settings for computing and storing outputs.
 
     `dtype` is that of stored logits and features, "model" as they come. `shard_size` rows go to one file.
     `cache = "device"` decodes the images once and keeps them on the accelerator, for all networks of a study.
@@ -94,7 +94,7 @@ class Extract:
 @final
 @dataclass(frozen=True)
 class Fit:
-    """Which scores, by default the paper's sixteen, and how their parameters are found on ID training images.
+    """The scores, by default the paper's sixteen, and settings of their fit on ID training images.
 
     `count` of those, chosen at random by `seed`, or all. `crossfit`: see `sirc.fit`; 0 is the paper's rule. Scores that
     are tuned on labelled ID rows (see `val` of `sirc.fit`) take the validation images for it, where there are any.
@@ -135,7 +135,7 @@ class Reported:
 @final
 @dataclass(frozen=True)
 class Data:
-    """Where the images are: ID training and test sets, an ID validation set, and OOD sets by the names tables print.
+    """The images: ID training and test sets, an ID validation set, and OOD sets by the names tables print.
 
     Relative paths of datasets start at `root`, which is relative to the current folder. `holdout` training images of
     each class are neither trained nor fitted on, and are the validation set; the same ones for every seed. A network

@@ -53,7 +53,7 @@ class Run:
     """The note of its inputs that earlier versions left beside a scorer, in place of a stamp."""
 
     def store(self, name: str) -> Path:
-        """Where the outputs on a dataset are."""
+        """The store of the outputs on a dataset."""
         return self.folder / "outputs" / name
 
 
@@ -154,12 +154,12 @@ class Experiment:
 
     @property
     def folder(self) -> Path:
-        """Where all results go."""
+        """The folder of all results."""
         return self._expanded("out") / self.name
 
     @property
     def root(self) -> Path:
-        """Where datasets with relative paths are."""
+        """The folder that relative paths of datasets start from."""
         return self._expanded("data.root")
 
     @property

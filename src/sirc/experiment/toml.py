@@ -24,7 +24,7 @@ Keys = tuple[str | int, ...]  # an int is a place in a list
 
 EXTENDS = "extends"
 NONE = "none"
-"""How None is written where leaving the key out would mean something else."""
+"""Stands for None where leaving the key out would mean something else."""
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _KINDS = {bool: ("true or false", "true or false"), int: ("a whole number", "whole numbers")}

@@ -36,7 +36,7 @@ class Runner:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's parameters are."""
+        """The device of the model's parameters."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 

@@ -202,7 +202,7 @@ class Draws:
 
 
 def _drawn(n: int, draws: int, stream: torch.Generator) -> Tensor:
-    """Which samples each draw takes, (draws, n)."""
+    """The samples that each draw takes, (draws, n)."""
     places = torch.empty(draws, n, dtype=torch.int32)
     # One draw at a time, so that a draw takes the same numbers from the stream in a block of any size.
     for row in places if n else ():
@@ -214,9 +214,9 @@ class ResampledScore:
     """One score's ranking of ID✓, ID✗ and one or more OOD mixtures, ready for any resample of them."""
 
     METRICS: ClassVar = ("auroc", "fpr", "aurr", "risk", "aurc", "augrc")
-    """What `metrics` gives."""
+    """The result of `metrics`."""
     ON_GRIDS: ClassVar = ("aurr", "aurc", "risk")
-    """What `parts` gives."""
+    """The result of `parts`."""
 
     def __init__(self, correct: Tensor, wrong: Tensor, oods: Mapping[str, Tensor], *, recall: float) -> None:
         self._oods = [f"ood {name}" for name in oods]
@@ -283,7 +283,7 @@ class ResampledScore:
         return values
 
     def parts(self, metric: str, masses: Sequence[Tensor], alpha: Tensor) -> Tensor:
-        """What ID✗ and OOD add to a metric of `ON_GRIDS` at β = 1 and β = 0, (2, α, draws).
+        """The shares that ID✗ and OOD add to a metric of `ON_GRIDS` at β = 1 and β = 0, (2, α, draws).
 
         Takes the mass of each sample of ID✓, of ID✗ and of the one mixture.
         """
@@ -343,7 +343,7 @@ class ResampledScore:
         return weights.mul_(scale), running.mul_(scale)
 
     def _place(self, samples: str, other: str) -> Tensor:
-        """Where the sorted samples of one group stand in another group's running sums."""
+        """Positions of the sorted samples of one group in another group's running sums."""
         if (samples, other) not in self._at_least:
             # Negated, as searchsorted wants an ascending order.
             ascending, scores = -self._groups[other].values, -self._groups[samples].values

@@ -112,5 +112,5 @@ def wilson_interval(count: int, of: int, level: float) -> Estimate:
 
 
 def normal_reach(level: float) -> float:
-    """How many standard deviations a normal interval of that level reaches to either side."""
+    """The half width, in standard deviations, of a normal interval of that level."""
     return float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))

@@ -53,7 +53,7 @@ def sorted_scores(*parts: Tensor | Values) -> Values:
 
 
 def _last(values: Values) -> slice | npt.NDArray[np.bool_]:
-    """Where a run of equal scores ends; equal scores are accepted together."""
+    """The ends of runs of equal scores; equal scores are accepted together."""
     last = np.ones(len(values), dtype=bool)
     np.not_equal(values[:-1], values[1:], out=last[:-1])
     return slice(None) if last.all() else last

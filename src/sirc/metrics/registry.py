@@ -41,7 +41,7 @@ class Metric:
     title: str
     lower_is_better: bool
     unit: Unit
-    """How people read its values, which are stored as fractions."""
+    """The unit people read; values are stored as fractions."""
     function: Function
     parameters: tuple[str, ...]
     """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""

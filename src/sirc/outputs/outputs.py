@@ -163,7 +163,7 @@ class Outputs:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.logits.device
 
     @property

@@ -25,7 +25,7 @@ _COLUMNS = 512
 _SAVED = ("mean", "scatter", "class_count", "class_sum")
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
-"""What was fitted or tuned, by canonical spec and name."""
+"""Fitted and tuned numbers, by canonical spec and name."""
 
 
 @final
@@ -280,7 +280,7 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a score's parameters are solved from: the moments of some rows, a bank of rows, the head."""
+    """The evidence a score's parameters are solved from: the moments of some rows, a bank of rows, the head."""
 
     moments: Moments | None = None
     bank: Tensor | None = None

@@ -56,7 +56,7 @@ class Score:
     tune: Callable[[Tensor, Tensor], dict[str, Option]] | None = None
     """Chooses options on labelled ID validation rows, from (n, K) logits and (n,) labels."""
     confidence_kind: Literal["log_gap", "plain"] = "log_gap"
-    """What a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
+    """The value a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """The smallest and largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
     exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None

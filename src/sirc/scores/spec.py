@@ -25,7 +25,7 @@ class Combination:
     keywords: Mapping[str, Value | None] = field(default_factory=dict)
     """With their defaults; None where the value is fitted or must be given."""
     most: int | None = None
-    """How many specs it takes at most."""
+    """The largest number of specs it takes."""
     bounded_first: bool = False
     """Whether it takes its first score by the distance from S1max, the others by how typical they are of ID data."""
 

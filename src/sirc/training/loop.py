@@ -71,14 +71,14 @@ def train(
     process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
     main = accelerator.is_main_process
     progress = progress if main else SILENT
-    decisive = {  # for the weights
+    settings = {  # that decide the weights
         **recipe.hyperparameters(),
         **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
         "seed": seed,
         "training images": images.with_transform(None).fingerprint,
         "starting weights": fingerprint(model),
     }
-    files = RunFiles(folder, decisive)
+    files = RunFiles(folder, settings)
     with distributed.failing_together():
         finished = None if overwrite else files.finished(model)
     _check_agreement(model, finished)

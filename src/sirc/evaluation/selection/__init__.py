@@ -229,7 +229,7 @@ def _candidates(
 
 
 def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relative: bool) -> Floats:
-    """What regret is divided by at each point: the best candidate's value, or 1."""
+    """The scale of regret at each point: the best candidate's value, or 1."""
     a, b = alpha[:, None].numpy(), beta[None, :].numpy()
     no_loss = b * a * (1 - accuracy) + (1 - b) * (1 - a) == 0
     if no_loss.all():
