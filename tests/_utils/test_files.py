@@ -181,7 +181,7 @@ class Poison:
 def test_pickled_objects_are_never_read(tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, logits=np.array([Poison()], dtype=object))
-    with pytest.raises(StoreError, match=r"cannot be trusted: .*Object arrays cannot be loaded"):
+    with pytest.raises(StoreError, match="which is never read because it can run code"):
         read_npz(path, ["logits"])
     torch.save({"logits": Poison()}, path)
     with pytest.raises(StoreError):
