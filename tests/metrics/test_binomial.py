@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ def many_binomials(seed=0):
 def test_tails_are_sums_of_exact_fractions(n):
     for p in map(Fraction, (1e-6, 0.3, 0.999)):
         masses = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
-        lower = [float(sum(masses[: k + 1])) for k in range(n + 1)]
-        upper = [float(sum(masses[k:])) for k in range(n + 1)]
+        lower = [*map(float, accumulate(masses))]
+        upper = [*map(float, accumulate(masses[::-1]))][::-1]
         counts = np.arange(n + 1)
         assert binomial.at_most(counts, n, float(p)) == pytest.approx(lower, rel=1e-11, abs=1e-300)
         assert binomial.at_least(counts, n, float(p)) == pytest.approx(upper, rel=1e-11, abs=1e-300)
