@@ -37,7 +37,8 @@ def id_confidences(
     known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
     wanted = known if scores is None else as_names(scores)
     if not wanted:
-        raise ValueError(f"at least one score is needed, of {', '.join(known) or 'those given'}; got none")
+        way_in = f", of {', '.join(known)}" if known else ": pass a `Scorer`, or `{score: (confidence, correct)}`"
+        raise ValueError(f"at least one score is needed{way_in}; got none")
     if isinstance(scorer, Scorer):
         return score_labelled(scorer.only(wanted), name, data)
     if data is not None:

@@ -71,9 +71,14 @@ class _File:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             at = re.search(r"line (\d+)", str(error))
             line = at[1] if at else text.rstrip("\n").count("\n") + 1
-            raise ConfigError(f"{path}:{line}: this is not TOML: {error}.") from error
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"'{path}' cannot be read as TOML, a text file in UTF-8: {error}.") from error
+            reason = "it nests too deeply" if isinstance(error, RecursionError) else error
+            raise ConfigError(f"{path}:{line}: this is not TOML: {reason}.") from error
+        except IsADirectoryError:
+            raise ConfigError(f"'{path}' is a folder; name a TOML file in it.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"'{path}' must be UTF-8, as all TOML is; it is not. Save it as UTF-8.") from None
+        except OSError as error:
+            raise ConfigError(f"'{path}' cannot be read: {error.strerror or error}.") from error
 
     def line(self, names: Sequence[str]) -> int | None:
         """Find the line where a key begins: tomllib keeps none, so ever longer beginnings of the file are parsed."""
