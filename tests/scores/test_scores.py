@@ -173,7 +173,8 @@ def test_scores_of_the_logits_leave_the_features_alone(fresh, monkeypatch):
 
     monkeypatch.setattr(values_module, "working_dtype", asked)
     specs = [sirc.scores.parse(name) for name in expected]
-    evaluator = values_module.Evaluator(outputs.logits, outputs.features, specs, {})
+    reads = values_module.array_reads(specs)
+    evaluator = values_module.Evaluator(outputs.logits, outputs.features, reads, {})
     for spec, values in zip(specs, expected.values(), strict=True):
         assert torch.equal(-evaluator.log_gap(spec), values)
 

@@ -20,7 +20,7 @@ from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at
 from sirc.errors import NotFittedError
 from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.scores import Evaluator, Scorer, needed_leaves, option_of, parse, reads_features, working_dtype
+from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, parse, reads_features, working_dtype
 
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
@@ -307,6 +307,7 @@ class ConfidenceGraph(nn.Module):
         super().__init__()
         self.spec = parse(spec)
         self.needs_features = bool(reads_features([self.spec]))
+        self._reads = array_reads([self.spec])
         scorer.only(spec).check_fitted()
         self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
         # By spec and name. Tuned options, a, b and c are plain numbers, constants of the graph; else a buffer's name.
@@ -342,7 +343,7 @@ class ConfidenceGraph(nn.Module):
                 value = buffer.to(dtype) if buffer.is_floating_point() else buffer
             parameters.setdefault(key, {})[name] = value
         # Float64 in the pass over the logits on any device, as when the threshold was calibrated.
-        return Evaluator(logits, features, [self.spec], parameters, compile=False)
+        return Evaluator(logits, features, self._reads, parameters, compile=False)
 
 
 @contextmanager

@@ -31,7 +31,9 @@ class SortedID:
 
     def ranking(self, ood: Values | None = None) -> Ranking:
         """Rank, with OOD scores as `sorted_scores` gives them, if any."""
-        ood = self._values[:0] if ood is None else ood
+        if ood is None:
+            nothing = np.zeros(len(self._values), dtype=np.int32)
+            return _ranking(-self._values, self._correct[1:], self._wrong[1:], nothing)
         # Of equal scores the ID one comes last, where the threshold of them all stands.
         place = np.searchsorted(self._values, ood, side="left") + np.arange(len(ood))
         outside = np.zeros(len(self._values) + len(ood), dtype=bool)
@@ -41,8 +43,7 @@ class SortedID:
         accepted = np.cumsum(outside, dtype=np.int32)
         last = _last(values)
         passed = (np.arange(1, len(outside) + 1, dtype=np.int32) - accepted)[last]
-        columns = -values[last], self._correct[passed], self._wrong[passed], accepted[last]
-        return Ranking._of_counts(*(torch.from_numpy(column) for column in columns))
+        return _ranking(-values[last], self._correct[passed], self._wrong[passed], accepted[last])
 
 
 def sorted_scores(*parts: Tensor | Values) -> Values:
@@ -50,6 +51,10 @@ def sorted_scores(*parts: Tensor | Values) -> Values:
     values = [-part.numpy() if isinstance(part, Tensor) else part for part in parts]
     # What is sorted in parts is merged by a stable sort, which costs less than sorting anew.
     return np.sort(values[0]) if len(values) == 1 else np.sort(np.concatenate(values), kind="stable")
+
+
+def _ranking(*columns: Values | Counts) -> Ranking:
+    return Ranking._of_counts(*(torch.from_numpy(column) for column in columns))
 
 
 def _last(values: Values) -> slice | npt.NDArray[np.bool_]:

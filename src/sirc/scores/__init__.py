@@ -9,7 +9,15 @@ from sirc.scores.needs import Needs
 from sirc.scores.registry import score
 from sirc.scores.scorer import Scorer, check_specs, parameters_in
 from sirc.scores.spec import COMBINATIONS, Spec, known_names, parse
-from sirc.scores.values import Evaluator, is_bounded, needed_leaves, option_of, ranks_by_gap, reads_features
+from sirc.scores.values import (
+    Evaluator,
+    array_reads,
+    is_bounded,
+    needed_leaves,
+    option_of,
+    ranks_by_gap,
+    reads_features,
+)
 
 __all__ = [
     "COMBINATIONS",
@@ -20,6 +28,7 @@ __all__ = [
     "Needs",
     "Scorer",
     "Spec",
+    "array_reads",
     "check_crossfit",
     "check_specs",
     "fit",

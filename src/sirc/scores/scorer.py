@@ -19,7 +19,7 @@ from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting.row_marks import matching_rows, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
-from sirc.scores.values import Evaluator, needed_leaves, option_of, reads_features
+from sirc.scores.values import Evaluator, array_reads, needed_leaves, option_of, reads_features
 
 _FORMAT = "sirc-scorer"
 _VERSION = 1
@@ -66,6 +66,7 @@ class Scorer:
         """Marks of a sample of the rows that it was fitted on; None if it learnt from none."""
         self.fitted_rows = fitted_rows
         self._parsed = {text: parse(text) for text in self.specs}
+        self._reads = array_reads(self._parsed.values())
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
 
     def __repr__(self) -> str:
@@ -111,7 +112,7 @@ class Scorer:
         if (outputs.device, dtype) not in self._cast:
             self._cast[outputs.device, dtype] = cast_parameters(self.parameters, outputs.device, dtype)
         parameters = self._cast[outputs.device, dtype]
-        return Evaluator(outputs.logits, outputs.features, self._parsed.values(), parameters, compile=compile)
+        return Evaluator(outputs.logits, outputs.features, self._reads, parameters, compile=compile)
 
     def _uniform_log_gap(self, leaf: Spec) -> float:
         """log(S1max − S1) of a leaf where all classes are equally likely."""

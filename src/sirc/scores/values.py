@@ -21,21 +21,24 @@ _BOUNDED = "_bounded"  # ends the name of an option that was tuned for a score a
 Quantity: TypeAlias = Literal["plain", "plain as S1", "log gap"]
 """What a leaf is asked for: its plain value, that value with the options it has as an S1, or log(S1max − S1)."""
 
+Read: TypeAlias = tuple[Spec, Quantity]
+
 
 @final
 class Evaluator:
     """Evaluates specs on rows of logits and features; every result is a 1-D float64 tensor.
 
     The logits are read once for all scores of the softmax, and big arrays block by block, each block once for all
-    leaves of `specs`. `parameters` are looked up by spec; those of leaves must have the features' device and working
-    type (`working_dtype`). `logits` may be None where no spec reads them beyond the `softmax` summary.
+    `reads`, as `array_reads` finds them in the specs that will be asked for. `parameters` are looked up by spec; those
+    of leaves must have the features' device and working type (`working_dtype`). `logits` may be None where no spec
+    reads them beyond the `softmax` summary.
     """
 
     def __init__(
         self,
         logits: Tensor | None,
         features: Tensor | None,
-        specs: Iterable[Spec],
+        reads: Sequence[Read],
         parameters: combine.Parameters,
         *,
         softmax: Softmax | None = None,
@@ -50,8 +53,7 @@ class Evaluator:
         rows = next(column for column in columns if column is not None)
         self._num_rows, self._device = rows.shape[0], rows.device
         self._known: dict[tuple[str, Quantity], Tensor] = {}
-        # Leaves that read the big arrays are computed now, together; the others when they are asked for.
-        self._read_arrays([(leaf, quantity) for leaf, quantity in _leaf_quantities(specs) if _reads_arrays(leaf)])
+        self._read_arrays(reads)  # now, together; all else when it is asked for
 
     @property
     def softmax(self) -> Softmax:
@@ -120,7 +122,7 @@ class Evaluator:
             self._known[key] = self._compute(leaf, quantity, None, None)
         return self._known[key]
 
-    def _read_arrays(self, wanted: Sequence[tuple[Spec, Quantity]]) -> None:
+    def _read_arrays(self, wanted: Sequence[Read]) -> None:
         """Compute leaves that read the logits or the features: each block of rows once for all of them."""
         if not wanted:
             return
@@ -182,6 +184,8 @@ def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) 
     With `as_s1`, an option that was tuned separately for the S1 of a combination has that value.
     """
     defaults = registry.get(leaf.name).options
+    if not defaults:
+        return dict(parameters)
     arguments: dict[str, Any] = {**defaults, **leaf.options}
     tuned = {name: value for name, value in parameters.items() if option_of(leaf, name)}
     arguments |= {name: value for name, value in parameters.items() if name not in tuned}
@@ -208,7 +212,12 @@ def reads_features(specs: Iterable[Spec]) -> list[Spec]:
     return [leaf for leaf in needed_leaves(specs) if "features" in registry.get(leaf.name).needs]
 
 
-def _leaf_quantities(specs: Iterable[Spec]) -> list[tuple[Spec, Quantity]]:
+def array_reads(specs: Iterable[Spec]) -> list[Read]:
+    """The leaves inside some specs that read the logits or the features, and what each is asked for."""
+    return [(leaf, quantity) for leaf, quantity in _leaf_quantities(specs) if _reads_arrays(leaf)]
+
+
+def _leaf_quantities(specs: Iterable[Spec]) -> list[Read]:
     """The leaves inside some specs and what each is asked for, after the scores that it is made from."""
     wanted: dict[tuple[str, Quantity], Spec] = {}
 

@@ -16,7 +16,7 @@ from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, order_checksum
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, fold_of, under
 from sirc.scores.scorer import cast_parameters
 from sirc.scores.spec import Spec, is_vim
-from sirc.scores.values import Evaluator, needed_leaves
+from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
 _MAX_LOGIT = Spec("max_logit")
 
@@ -124,7 +124,7 @@ class SecondPass:
         if key not in self._cast:
             parameters = self._parameters if self._solve_fold is None else self._solve_fold(fold)
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
-        evaluator = Evaluator(batch.logits, batch.features, self._terms.values(), self._cast[key])
+        evaluator = Evaluator(batch.logits, batch.features, array_reads(self._terms.values()), self._cast[key])
         return torch.stack([evaluator.value(term) for term in self._terms.values()], -1)
 
     def save(self) -> dict[str, Tensor]:
