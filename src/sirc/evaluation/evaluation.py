@@ -165,14 +165,14 @@ class Evaluation:
         return self._rankings[score, negative]
 
     def _rank(self, score: str, negative: str) -> Ranking:
-        own = self.confidences[score]
+        inside = self.confidences[score]
         sets = [] if negative == WRONG else self._members(negative)
         values = [self.ood[name][score] for name in sets]
         weights = None
         if self.pool == "datasets" and len(values) > 1:
             weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
         outside = torch.cat(values) if values else None
-        return Ranking(own[self.correct], own[~self.correct], outside, ood_weights=weights)
+        return Ranking(inside[self.correct], inside[~self.correct], outside, ood_weights=weights)
 
     def sweep(
         self,
@@ -259,8 +259,9 @@ class Evaluation:
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
         samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
         keys = list(zip(frame["negative"], frame["metric"], strict=True))
-        own = {key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline}
-        against = [own[key] for key in keys]
+        scored = enumerate(zip(keys, frame["score"], strict=True))
+        baseline_rows = {key: row for row, (key, score) in scored if score == baseline}
+        against = [baseline_rows[key] for key in keys]
         difference = samples - samples[against]
         value = frame["value"].to_numpy()
         sign = torch.tensor([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])[:, None]

@@ -55,10 +55,11 @@ def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, o
 
 def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
     """Read the last layer from its own file, which then must have it, or from that of the training outputs."""
-    found = next((h for h in (load_head(path) for path in (head, train) if path is not None) if h is not None), None)
-    if head is not None and found is None:
+    heads = (load_head(path) for path in (head, train) if path is not None)
+    first = next((one for one in heads if one is not None), None)
+    if head is not None and first is None:
         raise ValueError(f"'{head}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
-    return found
+    return first
 
 
 def possible_specs(

@@ -53,13 +53,13 @@ def findings(runs: Sequence[RunResults], *, draws: int = 500, seed: int = 0) -> 
     0; where it claims that something is kept or matched, the whole interval lies above −0.2 points. One that speaks
     against it for sure is enough for it not to hold; else it is undecided.
     """
-    found = [
+    findings = [
         _detectors_lose_wrong(runs, draws, seed),
         _sirc_keeps(runs, draws, seed, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
         _sirc_keeps(runs, draws, seed, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
         _best_changes(runs, draws, seed),
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int, seed: int) -> Finding | None:
@@ -120,17 +120,17 @@ def _finding(
     claim: str, parts: dict[str, pd.DataFrame], sure: pd.Series, against: pd.Series, rows: pd.DataFrame
 ) -> Finding:
     """Put the counts and, for each part, the range of differences and of their intervals into words."""
-    words = []
+    sentences = []
     for name, part in parts.items():
         means = part.groupby(["model", "score"])["difference"].mean() * 100
         yes, no = int(sure[part.index].sum()), int(against[part.index].sum())
-        words.append(
+        sentences.append(
             f"{name}: {yes} of {len(part)} surely, {no} surely not; mean differences {means.min():+.2f} to "
             f"{means.max():+.2f} points, 95% intervals from {part['low'].min() * 100:+.2f} to "
             f"{part['high'].max() * 100:+.2f}"
         )
     yes, no = int(sure.sum()), int(against.sum())
-    return Finding(claim, "; ".join(words), yes, no, len(rows) - yes - no, rows)
+    return Finding(claim, "; ".join(sentences), yes, no, len(rows) - yes - no, rows)
 
 
 def _auroc_differences(

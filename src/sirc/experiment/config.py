@@ -109,8 +109,8 @@ class Fit:
         try:
             check_specs(self.specs)
         except ValueError as error:
-            words = str(error)
-            raise ValueError(words if words.startswith("`specs`") else f"`specs` must be scores: {words}") from error
+            text = str(error)
+            raise ValueError(text if text.startswith("`specs`") else f"`specs` must be scores: {text}") from error
         specs = [str(parse(text)) for text in self.specs]
         if twice := [spec for spec in specs if specs.count(spec) > 1]:
             raise ValueError(f"`specs` must be distinct; `{twice[0]}` is there twice. Drop one.")

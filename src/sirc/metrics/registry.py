@@ -110,18 +110,18 @@ def find_metric(label: str) -> Metric | None:
 
 def lower_is_better(label: str) -> bool:
     """The best value of the metric is the lowest; False for an unknown one."""
-    found = find_metric(label)
-    return found is not None and found.lower_is_better
+    metric = find_metric(label)
+    return metric is not None and metric.lower_is_better
 
 
 def parse_metric(label: str) -> tuple[Metric, float] | None:
     """The metric that a name stands for and its recall (0.95 for one without); None for what names no metric."""
     match = re.fullmatch(r"(\w+)(?:@(\d+(?:\.\d+)?))?", str(label))
-    found = match and REGISTRY.get(match[1])
-    if not match or not found or (match[2] is not None) != ("recall" in found.parameters):
+    metric = match and REGISTRY.get(match[1])
+    if not match or not metric or (match[2] is not None) != ("recall" in metric.parameters):
         return None
     recall = float(match[2] or 95) / 100
-    return (found, recall) if 0 < recall <= 1 else None
+    return (metric, recall) if 0 < recall <= 1 else None
 
 
 @metric(title="Error", lower_is_better=True, unit="%")

@@ -72,13 +72,13 @@ def load_weights(model: nn.Module, path: PathLike) -> None:
     if path.suffix.lower() == ".npz":
         _load_npz(inner, path)
         return
-    own = _state(inner)
+    expected = _state(inner)
     state = {name.replace(_COMPILED, ""): value for name, value in _read(path).items()}
-    fitting = {name: state[source] for name, source in _names(state, own).items()}
-    for name, value in own.items():
+    fitting = {name: state[source] for name, source in _names(state, expected).items()}
+    for name, value in expected.items():
         if name.endswith("num_batches_tracked"):  # files from before PyTorch 0.4.1 have no such counters
             fitting.setdefault(name, value)
-    _check(path, inner, own, fitting)
+    _check(path, inner, expected, fitting)
     inner.load_state_dict({name: fitting[name.replace(_COMPILED, "")] for name in inner.state_dict()})
 
 
@@ -110,28 +110,28 @@ def _read(path: Path) -> Mapping[str, object]:
     return {str(name): value for name, value in content.items()}
 
 
-def _names(state: Mapping[str, object], own: Mapping[str, object]) -> dict[str, str]:
+def _names(state: Mapping[str, object], expected: Mapping[str, object]) -> dict[str, str]:
     """Map the model's names to the file's; names that the model does not have stay as they are."""
     names = {name: name for name in state}
-    while names and not names.keys() & own.keys():
+    while names and not names.keys() & expected.keys():
         prefix = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in names)), None)
         if prefix is None:
             break
         names = {name.removeprefix(prefix): source for name, source in names.items()}
     for name in list(names):
         old = _OLD_DENSENET.fullmatch(name)
-        if old and name not in own and old[1] + old[2] in own:
+        if old and name not in expected and old[1] + old[2] in expected:
             names[old[1] + old[2]] = names.pop(name)
     return names
 
 
-def _check(path: Path, model: nn.Module, own: Mapping[str, object], state: Mapping[str, object]) -> None:
+def _check(path: Path, model: nn.Module, expected: Mapping[str, object], state: Mapping[str, object]) -> None:
     """Refuse weights that do not fit; say which names differ and guess why."""
-    pairs = {name: (_shape(state[name]), _shape(value)) for name, value in own.items() if name in state}
+    pairs = {name: (_shape(state[name]), _shape(value)) for name, value in expected.items() if name in state}
     shapes = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     differing = {
-        "are missing": [name for name in own if name not in state],
-        "are unexpected": [name for name in state if name not in own],
+        "are missing": [name for name in expected if name not in state],
+        "are unexpected": [name for name in state if name not in expected],
         "have other shapes": [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in shapes.items()],
     }
     parts = [f"{len(names)} {how}: {_listed(names)}" for how, names in differing.items() if names]

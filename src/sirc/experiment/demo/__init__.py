@@ -43,14 +43,14 @@ def run_demo(
     )
     _write_arrays(study, experiments[0])
     with progress.task("findings, with intervals", None, unit=""):
-        found = findings(study.runs, draws=300)
+        results = findings(study.runs, draws=300)
     file = out / "findings.md"
-    rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in found]
+    rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in results]
     text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows, ""])
     text = text.replace("ID✗|ID✓", "ID✗\\|ID✓").replace("OOD|ID✓", "OOD\\|ID✓")
     atomic_write(file, lambda handle: handle.write(text.encode()))
     study.files.append(file)
-    return study, found
+    return study, results
 
 
 def _write_arrays(study: Study, experiment: Experiment) -> None:

@@ -164,8 +164,8 @@ class _Mixes:
         self.ranks, self.counts = ranks, counts
         inside = counts[0, :2, -1].sum()
         self.shares = np.concatenate([counts[:, :2] / inside, counts[:, 2:] / counts[:, 2:, -1:]], axis=1)
-        own = np.broadcast_to(alphas[:, None], (len(counts), len(alphas), 2))
-        self.factors = np.concatenate([own, (1 - alphas)[:, None] * weights[:, None]], axis=2)
+        of_id = np.broadcast_to(alphas[:, None], (len(counts), len(alphas), 2))
+        self.factors = np.concatenate([of_id, (1 - alphas)[:, None] * weights[:, None]], axis=2)
         bad = counts[:, 1:][:, counts[0, 1:, -1] > 0].astype(np.float64)
         self.risks = np.empty((len(counts), len(alphas), bad.shape[1], len(ranks)))
         self.areas = np.empty_like(self.risks), np.empty_like(self.risks)

@@ -64,10 +64,11 @@ def choose(
     if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
         raise ValueError(f"a table ranks metrics whose better direction is known; got {odd[0]!r}. Leave it out.")
     rows = figures[figures["metric"].isin(wanted_metrics)]
-    found = list(rows["negative"].unique())
-    wanted_negatives = _usual(found, wanted_metrics) if negatives is None else _among("negatives", negatives, found)
-    known = list(rows["score"].unique())
-    wanted_scores = known if scores is None else _among("scores", scores, known)
+    known_negatives = list(rows["negative"].unique())
+    usual = _usual(known_negatives, wanted_metrics)
+    wanted_negatives = usual if negatives is None else _among("negatives", negatives, known_negatives)
+    known_scores = list(rows["score"].unique())
+    wanted_scores = known_scores if scores is None else _among("scores", scores, known_scores)
     rows = rows[rows["negative"].isin(wanted_negatives) & rows["score"].isin(wanted_scores)]
     rows = _at(_at(rows, "beta", beta), "alpha", alpha)
     _refuse_twice(rows, ["model", "score", "negative", "metric"])
@@ -94,14 +95,14 @@ def is_sirc(score: str) -> bool:
     return score.replace(" ", "").startswith("sirc(")
 
 
-def _usual(found: list[str], metrics: list[str]) -> list[str]:
+def _usual(known: list[str], metrics: list[str]) -> list[str]:
     """ID✗, the mean and each OOD set; for metrics of a mixture, the unions and groups come first instead of ID✗."""
-    sets = [name for name in found if name not in (WRONG, MEAN, POOLED, *_GROUPS)]
+    sets = [name for name in known if name not in (WRONG, MEAN, POOLED, *_GROUPS)]
     if any(metric.of_negative for metric in map(find_metric, metrics) if metric):
         order = [WRONG, MEAN, *sets]
     else:
         order = [POOLED, *_GROUPS, MEAN, *sets]
-    return [name for name in order if name in found] or found
+    return [name for name in order if name in known] or known
 
 
 def _among(what: str, wanted: Sequence[str], known: Sequence[str]) -> list[str]:
