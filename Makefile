@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests read and write text as UTF-8, whatever the locale.
 export PYTHONUTF8 := 1
 
-.PHONY: test quick demo screenshot lint bench clean
+.PHONY: test quick attack demo screenshot lint bench clean
 
 test: $(DEV)
 	$(BIN)/ruff check .
@@ -30,6 +30,10 @@ quick: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser and not gpu"
+
+# Tries to break what docs/security.md promises, for about ten minutes, and prints its table.
+attack: $(DEV)
+	$(BIN)/pytest -n auto --dist worksteal -m attack --attack-scale 20
 
 demo: $(DEMO)
 	$(BIN)/sirc demo

@@ -9,17 +9,22 @@ import torch
 from filelock import FileLock
 
 from sirc.scores import registry, spec
-from support import browser, page_driving
+from support import attacks, browser, page_driving
 
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    attacks.add_option(parser)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "chromium" in item.fixturenames:
-            item.add_marker(pytest.mark.browser)
+        for fixture, marker in (("chromium", pytest.mark.browser), ("attack", pytest.mark.attack)):
+            if fixture in item.fixturenames:
+                item.add_marker(marker)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +48,12 @@ def once(tmp_path_factory):
         return folder
 
     return give
+
+
+@pytest.fixture
+def attack(request):
+    """The number of trials of an attack, and its row in the table of `make attack`."""
+    return attacks.Attack(request)
 
 
 @pytest.fixture
@@ -133,7 +144,10 @@ def open_page(chromium, tabs):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say aloud that the page went untested."""
+    """Say aloud that the page went untested, and in `make attack` what was tried."""
+    if terminalreporter.config.getoption(attacks.SCALE) > 1:
+        for row in attacks.table(terminalreporter.stats.get("passed", [])):
+            terminalreporter.line(row)
     skipped = [
         report for report in terminalreporter.stats.get("skipped", []) if browser.MISSING in str(report.longrepr)
     ]
