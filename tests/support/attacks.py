@@ -1,7 +1,8 @@
 """Attacks that are tests: how often each is tried, and the table that `make attack` prints.
 
-A test that takes the fixture `attack` is one. It asks for its number of trials, `attack.trials(20)`, which `make attack`
-multiplies, and in the end says what it tried and what held: `attack.tried("damaged files", trials, "refused in words")`.
+A test that takes the fixture `attack` is one. It asks for its number of trials, `attack.trials(20)`, which
+`make attack` multiplies, and in the end says what it tried and what held:
+`attack.tried("damaged files", trials, "refused in words")`.
 """
 
 from __future__ import annotations
