@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.files import read_safetensors, write_safetensors
+from sirc._utils.text import shorten
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
 from sirc.errors import StoreError
@@ -97,10 +98,12 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = json.loads(metadata.get("sirc", "{}"))
     except json.JSONDecodeError:
         facts = {}
-    if not isinstance(facts, dict) or (facts.get("format"), facts.get("version")) != (_FORMAT, _VERSION):
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
+        raise StoreError(f"'{path}' is not a saved selective classifier: write one with `selective.save(path)`")
+    if facts.get("version") != _VERSION:
         raise StoreError(
-            f"'{path}' is not a saved selective classifier that this version of sirc reads (format {_VERSION}): write "
-            "one with `selective.save(path)`"
+            f"'{path}' has format {shorten(str(facts.get('version')))} and this version of sirc reads {_VERSION}: use "
+            "the version that wrote it, or calibrate and save again"
         )
     return facts, tensors
 

@@ -325,12 +325,14 @@ class Evaluation:
         nan = torch.tensor([torch.nan])
         cells = []
         for metric in all_metrics():
-            if negative == WRONG if not metric.compares else ranking.num_wrong or negative != WRONG:
-                grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
-                alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
-                for a, row in zip(alphas.tolist(), grid, strict=True):
-                    name = metric.label(self.recall)
-                    cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
+            has_value = (ranking.num_wrong or negative != WRONG) if metric.per_negative else negative == WRONG
+            if not has_value:
+                continue
+            grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
+            alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
+            for a, row in zip(alphas.tolist(), grid, strict=True):
+                name = metric.label(self.recall)
+                cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
         return cells
 
     def _members(self, negative: str) -> Sequence[str]:
@@ -377,7 +379,7 @@ class Evaluation:
         )
         point = self.only(chosen)
         point.alpha, point.beta = as_fractions("alpha", a), as_fractions("beta", b)
-        names = {metric.label(self.recall): metric.name for metric in all_metrics() if metric.compares}
+        names = {metric.label(self.recall): metric.name for metric in all_metrics() if metric.per_negative}
         table = point.table
         frame = table[table["metric"].isin(names) & table["negative"].isin(wanted)].reset_index(drop=True)
         rows = []

@@ -113,7 +113,7 @@ class SelectiveMetrics(_Base):
         sizes: dict[Negative, int] = {"wrong": r.num_wrong, "ood": r.num_ood}
         metrics = [m for m in all_metrics() if not m.of_mixture or r.num_ood or self.alpha == 1]
         cells: list[tuple[str, Metric, Negative]] = [
-            *((m.label(self.recall), m, "ood") for m in metrics if not m.compares),
+            *((m.label(self.recall), m, "ood") for m in metrics if not m.per_negative),
             *((f"{m.label(self.recall)}_{n}", m, n) for n in sizes if sizes[n] for m in metrics if m.of_negative),
             *((m.label(self.recall), m, "ood") for m in metrics if m.of_mixture and not m.of_negative),
         ]

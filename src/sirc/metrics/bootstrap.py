@@ -64,7 +64,7 @@ def bootstrap_metrics(
         oods = {name: torch.cat([ood[member][score] for member in members]) for name, members in unions.items()}
         resampled[score] = ResampledScore(values[correct], values[~correct], oods, recall=recall)
     negatives = {**({"wrong": []} if not bool(correct.all()) else {}), **unions}
-    slow = [metric for metric in all_metrics() if metric.compares and metric.name not in ResampledScore.METRICS]
+    slow = [metric for metric in all_metrics() if metric.per_negative and metric.name not in ResampledScore.METRICS]
     a, b = torch.tensor([alpha], dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
     samples: dict[tuple[str, str, str], list[Tensor]] = {}
     for counts in _draws(correct, ood, draws, seed).blocks():

@@ -57,7 +57,7 @@ class Metric:
         return "alpha" in self.parameters
 
     @property
-    def compares(self) -> bool:
+    def per_negative(self) -> bool:
         """Has a value for each negative; the others, such as the error, have one for the ID data."""
         return self.of_negative or self.of_mixture
 

@@ -71,7 +71,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
                 "recomputed": metric.name in _RECOMPUTED,
             }
             for metric in all_metrics()
-            if metric.compares
+            if metric.per_negative
         },
         "models": [_model(name, same, packed) for name, same in models.items()],
     }
@@ -108,7 +108,7 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
 
 def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
     """By metric that the page cannot recompute, and by score: its value for ID✗ and each OOD set as evaluated."""
-    labels = {m.name: m.label(evaluation.recall) for m in all_metrics() if m.compares and m.name not in _RECOMPUTED}
+    labels = {m.name: m.label(evaluation.recall) for m in all_metrics() if m.per_negative and m.name not in _RECOMPUTED}
     table = evaluation.table[evaluation.table["metric"].isin(labels.values())]
     # The first α and β are those that the page opens with; ID✗ alone is at α = 1.
     at_start = table["alpha"].isna() | (table["alpha"] == float(evaluation.alpha[0])) | (table["negative"] == WRONG)
