@@ -1,19 +1,27 @@
 """Fixtures that several rooms share: commands, the browser, a finished study."""
 
+import gc
 import os
 import shutil
 from types import SimpleNamespace
 
 import pytest
-import torch
 from filelock import FileLock
 
-from sirc.scores import registry, spec
 from support import browser, page_driving
 
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
-os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
+gc.disable()  # until all is imported: that stays to the end, and need not be looked through again and again
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items):
@@ -48,6 +56,8 @@ def once(tmp_path_factory):
 @pytest.fixture
 def scratch_registry():
     """Scores registered in a test are gone after it."""
+    from sirc.scores import registry, spec
+
     before = dict(registry._SCORES)
     yield
     registry._SCORES.clear()

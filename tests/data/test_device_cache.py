@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -26,6 +25,7 @@ from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
 from sirc.training.batches import IGNORED, DeviceBatches, Order, Process
 from sirc.training.recipe import Train
+from support.interpreters import launched
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
@@ -373,11 +373,8 @@ def test_two_processes_write_the_same_store(tiny):
     (run,) = trained(experiment)
     expected = {name: store.load() for name, store in extract_run(experiment, run).items()}
     Path("whole.toml").write_text(experiment.dump())
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sirc"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, *launch, "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    for done in launched(2, "-m", "sirc", "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"):
+        assert done.returncode == 0, done.stderr
     for name, outputs in expected.items():
         found = sirc.OutputStore(run.store(name))
         torch.testing.assert_close(found.load().logits, outputs.logits)  # another number of threads rounds otherwise

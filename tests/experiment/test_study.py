@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import webbrowser
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from sirc.experiment.experiment import Experiment
 from sirc.experiment.results import SCHEMA, load_run, load_runs, read_results
 from sirc.experiment.stages import extract_run, fit_run
 from sirc.experiment.study import run_study
+from sirc.report.figures import study as drawn
 from sirc.scores import registry
 from support.report_reader import read_page, read_score
 from support.tiny_images import write_images
@@ -45,6 +47,14 @@ def experiment(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     write_study(tmp_path)
     return Experiment.read("tiny.toml")
+
+
+@pytest.fixture
+def few_figures(monkeypatch):
+    """One figure of each model, and the samples: a study does the same with any number of them."""
+    all_of_model = drawn._of_model
+    monkeypatch.setattr(drawn, "_of_model", lambda runs: islice(all_of_model(runs), 1))
+    monkeypatch.setattr(drawn, "_of_all", lambda models: [])
 
 
 @pytest.fixture
@@ -71,6 +81,7 @@ NAMES = ["train", "extract", "fit"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
 def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     first = run_study([experiment], formats=["svg"])
     expected = [f"tiny, seed-{seed}: {stage}" for seed in (1, 2) for stage in NAMES]
@@ -133,6 +144,7 @@ def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_two_experiments_are_put_together(experiment):
     Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace("[1, 2]", "[3]"))
     other = Experiment.read("other.toml")
@@ -153,6 +165,7 @@ def test_two_experiments_are_put_together(experiment):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished", "few_figures")
 def test_the_commands_print_tables_and_paths(experiment, command):
     code, out, err = command("run", "tiny.toml", "--format", "svg")
     assert code == 0, err
@@ -187,6 +200,7 @@ def test_the_commands_print_tables_and_paths(experiment, command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, command, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
@@ -677,6 +691,7 @@ def as_earlier_versions_left_it(folder):
     (stamps / "results.json").write_text(json.dumps(results))
 
 
+@pytest.mark.usefixtures("finished")
 def test_a_study_of_an_earlier_version_is_finished(experiment):
     run_study([experiment], figures=False)
     for run in experiment.runs:
@@ -734,6 +749,7 @@ def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished", "few_figures")
 def test_tables_page_and_figures_show_the_scores_that_the_report_names(experiment, command):
     shown = ["msp", "sirc(msp,residual)"]
     narrow = Experiment.read("tiny.toml", [f"report.specs={shown}", 'fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
@@ -868,6 +884,7 @@ def test_more_outputs_than_classes_are_noted_and_trained(experiment, command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished", "few_figures")
 def test_a_finished_study_does_without_its_images(experiment, command):
     first = run_study([experiment], formats=["svg"])
     kept, tables = first.results, {name: Path("runs/tiny", name).read_bytes() for name in ("table.md", "table.tex")}

@@ -1,7 +1,6 @@
 """A store is complete or says what is missing, whoever wrote it and however often they were killed."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -15,6 +14,7 @@ from sirc.errors import StoreError
 from sirc.outputs import store as stores
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
+from support.interpreters import COPIES
 
 SOURCE = {"model": "resnet", "data": "pets, 224 px"}
 
@@ -498,9 +498,8 @@ def _write_all(path, order, kill_at):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_processes_that_race_and_die_leave_a_store_that_one_can_finish(tmp_path, outputs):
     path = tmp_path / "s"
-    spawn = multiprocessing.get_context("spawn")
     plans = [([0, 1, 2], None), ([2, 1, 0, 4, 3], 3)]
-    workers = [spawn.Process(target=_write_all, args=(path, *plan)) for plan in plans]
+    workers = [COPIES.Process(target=_write_all, args=(path, *plan)) for plan in plans]
     for worker in workers:
         worker.start()
     for worker in workers:

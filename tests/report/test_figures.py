@@ -1,8 +1,6 @@
 """Figures show the numbers of the metric functions, take all text literally, and come out the same every time."""
 
 import re
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,6 +17,7 @@ from sirc.report import figures
 from sirc.report.figures import kernels
 from sirc.report.figures.study import compared, two
 from sirc.scores import registry
+from support.interpreters import python
 
 SPECS = ["msp", "entropy", "energy", "vim", "l1", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)"]
 HOSTILE = [
@@ -489,5 +488,5 @@ def test_matplotlib_is_imported_only_to_draw_and_missed_with_its_extra():
         "import sirc; e = sirc.evaluate({'m': ([0.2, 0.4], [0, 1])})\n"
         "try: sirc.report.figures.densities(e, 'm')\nexcept ImportError as error: print(error)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'sirc[plots]'" in found.stdout
+    found = python("-c", code)
+    assert "pip install 'sirc[plots]'" in found.stdout, found.stderr

@@ -3,8 +3,6 @@
 import csv
 import dataclasses
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from sirc.training import preflight
 from sirc.training.batches import IGNORED, DeviceBatches, LoaderBatches, Order, Process
 from sirc.training.loop import learning_rate, train
 from sirc.training.recipe import Augment, Train
+from support import interpreters
 from support.tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -561,12 +560,9 @@ def launched(tmp_path_factory):
         run(images, root / "2" / "apart-0", progress=StopAt(2))
     script = root / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for count in (1, 2):
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-        command = [sys.executable, *launch, script, root / "images", root / str(count), Path(__file__).parent]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        for done in interpreters.launched(count, script, root / "images", root / str(count), Path(__file__).parent):
+            assert done.returncode == 0, done.stderr
     return root
 
 
