@@ -93,7 +93,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def tabs(chromium):
-    """Pages that the tests of one file share, as loading one takes a second, and what they complained of."""
+    """The tabs that the tests of one file share, as starting one takes two seconds, and what they complained of."""
     shared = SimpleNamespace(pages={}, complaints=[])
     yield shared
     for page in shared.pages.values():
@@ -104,40 +104,41 @@ def tabs(chromium):
 def open_page(chromium, tabs):
     """Open a report as its reader does, but without a network; what it logs or asks for fails the test.
 
-    A page that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`.
+    A report that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`,
+    and is loaded in a tab for all such reports.
     """
-    contexts = []
 
     def note_request(request):
-        if request.url.partition(":")[0] not in ("file", "data", "blob"):
+        if request.url.partition(":")[0] not in ("file", "data", "blob", "about"):
             tabs.complaints.append(f"request: {request.url}")
 
     def note_message(message):
         if message.type in ("error", "warning"):
             tabs.complaints.append(f"console: {message.text}")
 
-    def open_one(path, setting="", *, fresh=False, width=1280, height=900, **options):
-        key = (path, width, height, *sorted(options.items()))
-        if not fresh and key in tabs.pages:
-            page_driving.go(tabs.pages[key], setting)
-            return tabs.pages[key]
-        context = chromium.new_context(offline=True, viewport={"width": width, "height": height}, **options)
+    def new_tab():
+        context = chromium.new_context(offline=True)
         context.set_default_timeout(60_000)
         context.on("request", note_request)
         context.on("console", note_message)
         context.on("weberror", lambda error: tabs.complaints.append(f"page: {error.error}"))
-        page = context.new_page()
-        if fresh:
-            contexts.append(context)
-        else:
-            tabs.pages[key] = page
+        return context.new_page()
+
+    def open_one(path, setting="", *, fresh=False, width=1280, height=900, color_scheme="light"):
+        key = "fresh" if fresh else path
+        known = key in tabs.pages
+        page = tabs.pages[key] if known else tabs.pages.setdefault(key, new_tab())
+        if known and not fresh:
+            page_driving.go(page, setting)
+            return page
+        page.goto("about:blank")  # a link to another setting of what is shown would load nothing
+        page.emulate_media(media="screen", color_scheme=color_scheme)
+        page.set_viewport_size({"width": width, "height": height})
         page.goto(f"{path.as_uri()}#{setting}")
         page.wait_for_selector("html[data-ready]", state="attached")
         return page
 
     yield open_one
-    for context in contexts:
-        context.close()
     complaints, tabs.complaints = tabs.complaints, []
     assert not complaints
 
