@@ -29,7 +29,8 @@ test: $(DEV)
 quick: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser and not gpu"
+	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile quick \
+	  -m "not slow and not browser and not gpu"
 
 demo: $(DEMO)
 	$(BIN)/sirc demo

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 from support import browser, page_driving
 
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
+settings.register_profile("quick", max_examples=20)  # where the default is 100: see `support.examples`
 gc.disable()  # until all is imported: that stays to the end, and need not be looked through again and again
 
 

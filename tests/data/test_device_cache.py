@@ -134,6 +134,7 @@ def test_normalised_values_are_those_of_torchvision_to_the_last_bit(mean):
     assert torch.equal(from_device.normalisation(preprocess, CPU)(every[None])[0], expected)
 
 
+@pytest.mark.slow
 def test_only_missing_shards_are_computed_and_a_whole_store_decodes_nothing(tiny, decoded):
     experiment = tiny("seeds=[1]")
     (run,) = trained(experiment)
@@ -231,6 +232,7 @@ def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     assert not [pixels for pixels in kept if pixels() is not None]
 
 
+@pytest.mark.slow
 def test_what_is_held_goes_at_the_end_of_its_context(tmp_path):
     images = image_folder(write_images(tmp_path / "images", count=10))
     with DeviceCache() as cache:

@@ -227,6 +227,7 @@ def test_the_demo_has_two_networks_that_differ_in_nothing_but_the_network():
     assert trees[0] == trees[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DEMO, ids=lambda path: path.stem)
 def test_a_demo_experiment_opens_all_that_it_names(path):
     experiment = Experiment.read(path)

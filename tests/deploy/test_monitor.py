@@ -69,6 +69,7 @@ def test_a_false_alarm_at_any_time_is_rare():
     assert np.mean(tight) >= delta / 10
 
 
+@pytest.mark.slow
 def test_a_false_alarm_is_rare_where_the_least_cost_was_searched_on_the_same_rows():
     rng = np.random.default_rng(10)
     delta, n, missed, alarms = 0.05, 500, [], []

@@ -308,6 +308,7 @@ def test_arrays_are_evaluated_like_a_study(arrays, command):
         assert value == pytest.approx(row.value, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     given = ["evaluate", "--train", "train.npz", "--id", "test.npz", *SETS, "--no-figures", "--overwrite"]
     specs = ["tempered_msp", "sirc(entropy, l1, budget=1)", "bayes(msp, residual)"]
@@ -691,6 +692,7 @@ def as_earlier_versions_left_it(folder):
     (stamps / "results.json").write_text(json.dumps(results))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_a_study_of_an_earlier_version_is_finished(experiment):
     run_study([experiment], figures=False)

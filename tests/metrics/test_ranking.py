@@ -6,17 +6,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import integrate
 from sklearn import metrics as sk
 
 from sirc import Ranking
 from sirc.metrics import Curve, ranking
+from support.examples import examples
 from support.metric_reference import Mixture, delong
 
 MIXTURE_METRICS = ["aurr", "aurc", "augrc"]
-small = settings(max_examples=60, deadline=None)
+small = examples(60)
 shares = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 1000).map(lambda k: k / 1000))
 
 
@@ -637,6 +638,7 @@ def test_ten_million_float32_scores_lose_no_precision():
     assert r.fpr("ood", recall=0.95) == 0.95
 
 
+@pytest.mark.slow
 def test_millions_of_ties_are_counted_exactly():
     n = 3_000_000
     r = Ranking(torch.ones(n), torch.ones(1), torch.ones(n - 1))
@@ -681,6 +683,7 @@ def test_delongs_interval_ignores_the_weights_of_ood_for_wrong():
     assert r.auroc_interval("wrong") == pytest.approx(delong(*groups[:2], 0.95), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_delongs_interval_is_near_that_of_resampling():
     correct, wrong, _ = normal_groups((300, 120, 1), decimals=1)
     rng = np.random.default_rng(0)
@@ -694,6 +697,7 @@ def test_delongs_interval_is_near_that_of_resampling():
     np.testing.assert_allclose([low, high], expected, atol=0.15 * (high - low))
 
 
+@pytest.mark.slow
 def test_delongs_interval_covers_the_truth_as_often_as_it_says():
     truth = 0.5 * math.erfc(-1 / 2)  # P(N(1, 1) > N(0, 1)) = Φ(1/√2)
     generator = torch.Generator().manual_seed(7)

@@ -255,6 +255,7 @@ def test_wrappers_are_looked_through(images):
     assert find_head(wrapped, images).name == "fc"
 
 
+@pytest.mark.slow
 def test_parts_compiled_earlier_still_show_their_layers(images):
     model = Net().eval()
     model.compile(backend="eager")

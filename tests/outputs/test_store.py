@@ -470,6 +470,7 @@ def _anonymous_memory():
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_reading_maps_one_shard_at_a_time_and_copies_nothing(tmp_path):
     rows = Outputs(torch.zeros(1024, 1000))

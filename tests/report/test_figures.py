@@ -140,6 +140,7 @@ def test_sweeps_are_mean_and_std_over_runs(over):
     assert not figures.sweeps(runs[:1], over, ["msp"]).axes[0].collections  # one run has no std
 
 
+@pytest.mark.slow
 def test_changes_average_over_sets_and_then_runs():
     runs = [make_run(seed=seed).evaluation for seed in (1, 2)]
     figure = figures.changes({"ResNet": runs, "Other": runs[:1]})
@@ -257,6 +258,7 @@ def test_the_plane_of_a_tuned_norm_has_the_bounded_one_s_values(later):
     assert values.s1_max == pytest.approx((1 + 3.0**-2) ** (-1 / 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

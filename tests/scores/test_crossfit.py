@@ -193,6 +193,7 @@ def test_crossfitted_vim_finds_the_c_of_fresh_data():
     assert in_sample.parameters["vim"]["c"].item() > 1.15 * logit / residual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "size"), [(80, 320), (100, 256)])
 def test_three_images_per_class_keep_s1_on_wrong_predictions(classes, size):
     rng = np.random.default_rng(classes)

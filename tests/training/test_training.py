@@ -205,6 +205,7 @@ def test_a_damaged_checkpoint_is_told(images, tmp_path):
         run(images, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(images, tmp_path):
     alone, _ = run(images, tmp_path / "alone")
     helped, _ = run(images, tmp_path / "helped", dataclasses.replace(QUICK, workers=2))
@@ -459,6 +460,7 @@ class FailsToCompile(nn.Module):
         raise self.error
 
 
+@pytest.mark.slow
 def test_where_compiling_fails_training_goes_on_without(images, tmp_path, monkeypatch):
     from torch._dynamo.exc import TorchDynamoException
 
@@ -483,6 +485,7 @@ def test_errors_of_the_model_are_not_taken_for_those_of_the_compiler(images, tmp
         run(images, tmp_path / "run", dataclasses.replace(QUICK, compile=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_network_trains_to_the_same_weights(images, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "_BACKEND", "aot_eager")  # traced and differentiated as always, but no code is built
     recipe = dataclasses.replace(QUICK, epochs=1, milestones=(), batch_size=7)
