@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,16 @@ def command(capfd):
         return stop.value.code or 0, out, err
 
     return run
+
+
+@pytest.fixture
+def few_figures(monkeypatch):
+    """One figure of each model, and the samples: a study does the same with any number of them."""
+    from sirc.report.figures import study
+
+    all_of_model = study._of_model
+    monkeypatch.setattr(study, "_of_model", lambda runs: islice(all_of_model(runs), 1))
+    monkeypatch.setattr(study, "_of_all", lambda models: [])
 
 
 @pytest.fixture(scope="module")

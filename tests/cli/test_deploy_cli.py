@@ -374,6 +374,7 @@ def _free_port():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
 def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
     """The Python blocks make the files; the lines of the shell run as they stand, but for the port."""
     monkeypatch.chdir(tmp_path)

@@ -114,6 +114,7 @@ def tuned(model, train, head):
     return surrogate, sirc.fit(list(BAYES), train, head=head, val=val, ood=ood)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_it_says_what_a_tuned_scorer_says(model, head, tuned, dtype):
     x = images(50, 52).to(dtype)

@@ -357,6 +357,7 @@ def test_the_dict_is_plain_json(found):
     assert len(again["table"]) == len(found.table)
 
 
+@pytest.mark.slow
 def test_bad_input_is_told_the_way_out(scorer, val):
     with pytest.raises(ValueError, match=r"at least one `sirc\(S1, S2\)` .*; the scorer has msp"):
         check_assumptions(sirc.Scorer(["msp"]), val)

@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 import webbrowser
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from sirc.experiment.experiment import Experiment
 from sirc.experiment.results import SCHEMA, load_run, load_runs, read_results
 from sirc.experiment.stages import extract_run, fit_run
 from sirc.experiment.study import run_study
-from sirc.report.figures import study as drawn
 from sirc.scores import registry
 from support.report_reader import read_page, read_score
 from support.tiny_images import write_images
@@ -42,19 +40,11 @@ def write_study(folder):
 
 
 @pytest.fixture
-def experiment(tmp_path, monkeypatch):
+def experiment(once, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    write_study(tmp_path)
+    shutil.copytree(once("new-study", write_study), tmp_path, dirs_exist_ok=True)
     return Experiment.read("tiny.toml")
-
-
-@pytest.fixture
-def few_figures(monkeypatch):
-    """One figure of each model, and the samples: a study does the same with any number of them."""
-    all_of_model = drawn._of_model
-    monkeypatch.setattr(drawn, "_of_model", lambda runs: islice(all_of_model(runs), 1))
-    monkeypatch.setattr(drawn, "_of_all", lambda models: [])
 
 
 @pytest.fixture
@@ -717,11 +707,11 @@ def test_a_study_of_an_earlier_version_is_finished(experiment):
 SMALL_DEMO = [
     "seeds=[1]",
     "train.epochs=1",
-    "data.train.options.count=600",
-    "data.test.options.count=300",
+    "data.train.options.count=312",
+    "data.test.options.count=200",
     "data.validation.options.count=52",
     *(
-        f"data.ood.{name}.options.count=60"
+        f"data.ood.{name}.options.count=30"
         for name in ("Greek", "Cyrillic", "Digits", "Handwritten", "Photos", "Noise")
     ),
 ]

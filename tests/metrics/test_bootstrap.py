@@ -122,6 +122,7 @@ def test_each_draw_of_the_bootstrap_is_an_evaluation_of_repeated_samples(monkeyp
                 assert float(got[score, "wrong", metric][number]) == pytest.approx(value, abs=2e-6), metric
 
 
+@pytest.mark.slow
 def test_every_recall_k_of_n_is_reached_at_the_count_k():
     for n in range(1, 40):
         values = torch.arange(float(n))
@@ -175,6 +176,7 @@ def test_counts_are_multinomial():
     assert share == pytest.approx(binomial, abs=5 * 0.5 * se)
 
 
+@pytest.mark.slow
 def test_groups_are_resampled_independently():
     counts = counts_of({"c": 5, "x": 5}, 20000, 1)
     together = torch.corrcoef(torch.cat((counts["c"], counts["x"]), 1).double().T)[:5, 5:]

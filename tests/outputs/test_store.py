@@ -382,6 +382,7 @@ def test_items_whose_image_cannot_be_read_have_no_row(tmp_path, outputs, skipped
             assert same(store.shard(i), outputs[store.index(i)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skipped", [[], [3], [0, 9, 24], [*range(12), 15], [*range(25)]])
 @pytest.mark.parametrize("shard_size", [1, 4, 10, 100])
 def test_a_store_cut_anew_keeps_its_items(tmp_path, outputs, skipped, shard_size):

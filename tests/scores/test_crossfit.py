@@ -150,6 +150,7 @@ def gaussian(seed, n, size, classes, spectrum=0.5):
     return draw(n), draw, head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_crossfitted_residual_statistics_are_those_of_fresh_data(seed):
     size = 256

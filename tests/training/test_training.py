@@ -510,6 +510,7 @@ def test_a_graph_that_cannot_be_is_told_and_changes_nothing(images, tmp_path):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_epoch(images, tmp_path):
     run(images, tmp_path / "run", dataclasses.replace(QUICK, tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
