@@ -647,20 +647,22 @@ def test_millions_of_ties_are_counted_exactly():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 2, 7, 50])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_chunks_of_any_size_give_the_same(monkeypatch, chunk, weighted):
+def test_chunks_of_any_size_give_the_same(monkeypatch, weighted):
     correct, wrong, ood = normal_groups((60, 25, 40), decimals=2)
     weights = np.random.default_rng(0).integers(1, 5, len(ood)) if weighted else None
     plain = Mixture(correct.tolist(), wrong.tolist(), ood.tolist(), None if weights is None else weights.tolist())
-    monkeypatch.setattr(ranking, "_CPU_CHUNK", chunk)
-    r = Ranking(correct, wrong, ood, ood_weights=weights)
-    assert len(r.thresholds) > 50
-    assert r.auroc("ood", positive="id") == pytest.approx(plain.auroc("ood", "id"), abs=1e-13)
-    for metric in MIXTURE_METRICS:
-        expected = [[getattr(plain, metric)(a, b) for b in (0.2, 0.7)] for a in (0.1, 0.8)]
-        np.testing.assert_allclose(getattr(r, metric)([0.1, 0.8], [0.2, 0.7]), expected, atol=1e-13)
-    assert r.auroc_interval("wrong") == pytest.approx(delong(correct.tolist(), wrong.tolist(), 0.95), abs=1e-13)
+    areas = {m: [[getattr(plain, m)(a, b) for b in (0.2, 0.7)] for a in (0.1, 0.8)] for m in MIXTURE_METRICS}
+    auroc, interval = plain.auroc("ood", "id"), delong(correct.tolist(), wrong.tolist(), 0.95)
+    for chunk in (1, 2, 7, 50):
+        monkeypatch.setattr(ranking, "_CPU_CHUNK", chunk)
+        r = Ranking(correct, wrong, ood, ood_weights=weights)
+        assert len(r.thresholds) > 50
+        assert r.auroc("ood", positive="id") == pytest.approx(auroc, abs=1e-13), chunk
+        for metric, expected in areas.items():
+            found = getattr(r, metric)([0.1, 0.8], [0.2, 0.7])
+            np.testing.assert_allclose(found, expected, atol=1e-13, err_msg=f"{chunk} {metric}")
+        assert r.auroc_interval("wrong") == pytest.approx(interval, abs=1e-13), chunk
 
 
 # DeLong's interval
