@@ -29,7 +29,8 @@ test: $(DEV)
 quick: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser and not gpu"
+	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile quick \
+	  -m "not slow and not browser and not gpu"
 
 # Tries to break what docs/security.md promises, for about ten minutes, and prints its table.
 attack: $(DEV)

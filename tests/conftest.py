@@ -1,19 +1,30 @@
 """Fixtures that several rooms share: commands, the browser, a finished study."""
 
+import gc
 import os
 import shutil
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
-import torch
 from filelock import FileLock
+from hypothesis import settings
 
-from sirc.scores import registry, spec
 from support import attacks, browser, page_driving
 
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
-os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
+settings.register_profile("quick", max_examples=20)  # where the default is 100: see `support.examples`
+gc.disable()  # until all is imported: that stays to the end, and need not be looked through again and again
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 def pytest_addoption(parser):
@@ -59,6 +70,8 @@ def attack(request):
 @pytest.fixture
 def scratch_registry():
     """Scores registered in a test are gone after it."""
+    from sirc.scores import registry, spec
+
     before = dict(registry._SCORES)
     yield
     registry._SCORES.clear()
@@ -80,6 +93,16 @@ def command(capfd):
     return run
 
 
+@pytest.fixture
+def few_figures(monkeypatch):
+    """One figure of each model, and the samples: a study does the same with any number of them."""
+    from sirc.report.figures import study
+
+    all_of_model = study._of_model
+    monkeypatch.setattr(study, "_of_model", lambda runs: islice(all_of_model(runs), 1))
+    monkeypatch.setattr(study, "_of_all", lambda models: [])
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """A browser for the tests of one file.
@@ -94,7 +117,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def tabs(chromium):
-    """Pages that the tests of one file share, as loading one takes a second, and what they complained of."""
+    """The tabs that the tests of one file share, as starting one takes two seconds, and what they complained of."""
     shared = SimpleNamespace(pages={}, complaints=[])
     yield shared
     for page in shared.pages.values():
@@ -105,40 +128,41 @@ def tabs(chromium):
 def open_page(chromium, tabs):
     """Open a report as its reader does, but without a network; what it logs or asks for fails the test.
 
-    A page that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`.
+    A report that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`,
+    and is loaded in a tab for all such reports.
     """
-    contexts = []
 
     def note_request(request):
-        if request.url.partition(":")[0] not in ("file", "data", "blob"):
+        if request.url.partition(":")[0] not in ("file", "data", "blob", "about"):
             tabs.complaints.append(f"request: {request.url}")
 
     def note_message(message):
         if message.type in ("error", "warning"):
             tabs.complaints.append(f"console: {message.text}")
 
-    def open_one(path, setting="", *, fresh=False, width=1280, height=900, **options):
-        key = (path, width, height, *sorted(options.items()))
-        if not fresh and key in tabs.pages:
-            page_driving.go(tabs.pages[key], setting)
-            return tabs.pages[key]
-        context = chromium.new_context(offline=True, viewport={"width": width, "height": height}, **options)
+    def new_tab():
+        context = chromium.new_context(offline=True)
         context.set_default_timeout(60_000)
         context.on("request", note_request)
         context.on("console", note_message)
         context.on("weberror", lambda error: tabs.complaints.append(f"page: {error.error}"))
-        page = context.new_page()
-        if fresh:
-            contexts.append(context)
-        else:
-            tabs.pages[key] = page
+        return context.new_page()
+
+    def open_one(path, setting="", *, fresh=False, width=1280, height=900, color_scheme="light"):
+        key = "fresh" if fresh else path
+        known = key in tabs.pages
+        page = tabs.pages[key] if known else tabs.pages.setdefault(key, new_tab())
+        if known and not fresh:
+            page_driving.go(page, setting)
+            return page
+        page.goto("about:blank")  # a link to another setting of what is shown would load nothing
+        page.emulate_media(media="screen", color_scheme=color_scheme)
+        page.set_viewport_size({"width": width, "height": height})
         page.goto(f"{path.as_uri()}#{setting}")
         page.wait_for_selector("html[data-ready]", state="attached")
         return page
 
     yield open_one
-    for context in contexts:
-        context.close()
     complaints, tabs.complaints = tabs.complaints, []
     assert not complaints
 

@@ -7,6 +7,7 @@ differ in the last digits, as another processor adds in another order.
 import io
 import json
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -27,12 +28,14 @@ KEYS = ["score", "negative", "metric"]
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """A copy of the old study, as the current folder, with its images."""
+    """A copy of the old study, as the current folder, with its images. Other tests have a `tiny_model` too."""
     shutil.copytree(OLD / "study", tmp_path, dirs_exist_ok=True)
     make.write_images(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
+    sys.modules.pop("tiny_model", None)
+    yield tmp_path
+    sys.modules.pop("tiny_model", None)
 
 
 def contents(folder):

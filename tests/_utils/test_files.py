@@ -79,6 +79,7 @@ def test_writing_to_a_mapped_tensor_does_not_reach_the_file(path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_noticed(path):
     content = path.read_bytes()
     for at in range(len(content)):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 from sirc._utils.precision import exact, full_products
+from support.interpreters import python
 
 _WAYS = {
     "the older function": 'torch.set_float32_matmul_precision("high")',
@@ -26,6 +25,7 @@ _WAYS = {
 _PROGRAM = """
 import json, os, sys, torch
 from sirc._utils.precision import full_products
+from support.interpreters import python
 
 def now():
     found = []
@@ -63,7 +63,7 @@ def kept():
     """The ways in which every assertion held, and what the others printed."""
     if not hasattr(os, "fork"):
         pytest.skip("needs os.fork")
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, json.dumps(_WAYS)], capture_output=True, text=True)
+    done = python("-c", _PROGRAM, json.dumps(_WAYS))
     return done.stdout.splitlines(), done.stderr
 
 

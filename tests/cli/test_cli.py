@@ -235,6 +235,7 @@ def test_other_settings_do_not_mix_with_old_results(study, command):
     assert command("fit", "tiny.toml", *other, "--overwrite")[0] == 0
 
 
+@pytest.mark.slow
 def test_outputs_that_were_deleted_are_asked_for(study, command):
     for stage in ("train", "extract"):
         assert command(stage, "tiny.toml", "--seed", "1", "--quiet")[0] == 0
@@ -313,6 +314,7 @@ def test_help_has_an_example_for_every_command(command):
     assert command("--version")[1] == f"sirc {sirc.__version__}\n"
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy():
     program = """
 import contextlib, io, sys

@@ -214,6 +214,7 @@ def test_promises_and_scores_are_chosen(here, command):
     assert SelectiveClassifier.load("plain.safetensors", _network(1)).threshold.delta is None
 
 
+@pytest.mark.slow
 def test_the_network_of_a_saved_classifier_is_found_among_the_seeds(here, command):
     assert command("calibrate", "runs/tiny", "--seed", 2, "--recall", 0.9)[0] == 0
     photos = ("data/held-out", "--model", "selective.safetensors", "--run")
@@ -225,6 +226,7 @@ def test_the_network_of_a_saved_classifier_is_found_among_the_seeds(here, comman
     assert "another model" in err
 
 
+@pytest.mark.slow
 def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, command):
     study = Experiment.read("tiny.toml")
     run = study.run(1)
@@ -254,6 +256,7 @@ def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, comma
     torch.testing.assert_close(SelectiveClassifier.load("selective.safetensors", _network(1)).calibration, wanted.cpu())
 
 
+@pytest.mark.slow
 def test_without_the_training_images_only_the_names_are_missing(here, command):
     assert command("extract", "tiny.toml", "--only", "validation")[0] == 0
     shutil.rmtree("data")
@@ -320,6 +323,7 @@ def test_a_promise_that_cannot_be_kept_writes_nothing(here, command):
     assert not Path("selective.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_confidences_that_are_none_are_refused(here, command):
     assert command("calibrate", "runs/tiny/seed-1", "--recall", 0.9)[0] == 0
     call = ("monitor", "--calibration", "selective.safetensors", "--confidences")
@@ -370,6 +374,7 @@ def _free_port():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
 def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
     """The Python blocks make the files; the lines of the shell run as they stand, but for the port."""
     monkeypatch.chdir(tmp_path)

@@ -250,6 +250,7 @@ def test_the_first_videos_of_each_lesion_are_fetched_and_cut(site, tmp_path):
     assert len(site.requests) == before
 
 
+@pytest.mark.slow
 def test_ten_videos_of_each_are_compared_with_the_papers_number(site, tmp_path):
     for lesion in LENGTHS:
         for number in range(1, 11):

@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -26,6 +25,7 @@ from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
 from sirc.training.batches import IGNORED, DeviceBatches, Order, Process
 from sirc.training.recipe import Train
+from support.interpreters import launched
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
@@ -134,6 +134,7 @@ def test_normalised_values_are_those_of_torchvision_to_the_last_bit(mean):
     assert torch.equal(from_device.normalisation(preprocess, CPU)(every[None])[0], expected)
 
 
+@pytest.mark.slow
 def test_only_missing_shards_are_computed_and_a_whole_store_decodes_nothing(tiny, decoded):
     experiment = tiny("seeds=[1]")
     (run,) = trained(experiment)
@@ -231,6 +232,7 @@ def test_memory_is_given_back_at_the_end_of_a_study(tiny, monkeypatch):
     assert not [pixels for pixels in kept if pixels() is not None]
 
 
+@pytest.mark.slow
 def test_what_is_held_goes_at_the_end_of_its_context(tmp_path):
     images = image_folder(write_images(tmp_path / "images", count=10))
     with DeviceCache() as cache:
@@ -373,11 +375,8 @@ def test_two_processes_write_the_same_store(tiny):
     (run,) = trained(experiment)
     expected = {name: store.load() for name, store in extract_run(experiment, run).items()}
     Path("whole.toml").write_text(experiment.dump())
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sirc"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, *launch, "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    for done in launched(2, "-m", "sirc", "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"):
+        assert done.returncode == 0, done.stderr
     for name, outputs in expected.items():
         found = sirc.OutputStore(run.store(name))
         torch.testing.assert_close(found.load().logits, outputs.logits)  # another number of threads rounds otherwise

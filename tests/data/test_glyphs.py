@@ -3,8 +3,6 @@
 import hashlib
 import importlib.util
 import pickle
-import subprocess
-import sys
 import tomllib
 import unicodedata
 from pathlib import Path
@@ -23,6 +21,7 @@ from sirc.data.glyphs.draw import CANVAS, FONTS, SCRIPTS, bitmap, font_file, gen
 from sirc.experiment import PAPER_SPECS
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import images_of
+from support.interpreters import python
 
 DEMO = sorted((Path(sirc.__file__).parent / "experiment" / "demo").glob("glyphs_*.toml"))
 SETS = ["letters", "greek", "cyrillic", "digits", "handwritten", "photos", "noise"]
@@ -55,7 +54,7 @@ def test_another_process_draws_the_same_pixels():
         "    drawn = b''.join(np.asarray(images.image(i)).tobytes() for i in (20, 0))\n"
         "    print(name, hashlib.sha256(drawn).hexdigest(), images.fingerprint)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
+    told = python("-c", code).stdout.split("\n")
     for name, line in zip(SETS, told, strict=False):
         images = getattr(glyphs, name)(count=21)
         drawn = hashlib.sha256(b"".join(np.asarray(images.image(i)).tobytes() for i in (20, 0))).hexdigest()
@@ -228,6 +227,7 @@ def test_the_demo_has_two_networks_that_differ_in_nothing_but_the_network():
     assert trees[0] == trees[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DEMO, ids=lambda path: path.stem)
 def test_a_demo_experiment_opens_all_that_it_names(path):
     experiment = Experiment.read(path)

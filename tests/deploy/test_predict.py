@@ -90,6 +90,7 @@ def test_broken_images_have_their_error_and_are_not_accepted(table):
     assert set(table["error"]) - set(words) == {""}
 
 
+@pytest.mark.slow
 def test_batches_and_workers_change_nothing(table, selective, folder):
     for options in ({"batch_size": 1}, {"batch_size": 100}, {"batch_size": 2, "workers": 2}):
         other = predict_folder(selective, folder, **options)

@@ -114,6 +114,7 @@ def tuned(model, train, head):
     return surrogate, sirc.fit(list(BAYES), train, head=head, val=val, ood=ood)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_it_says_what_a_tuned_scorer_says(model, head, tuned, dtype):
     x = images(50, 52).to(dtype)
@@ -277,6 +278,7 @@ def test_two_compiled_classifiers_share_a_model(model, scorer, head, val):
             torch.testing.assert_close(one(x).confidence, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_threads_do_not_take_each_other_s_features(selective):
     inputs = [images(20, 100 + i) for i in range(8)]
     expected = [selective(x).confidence for x in inputs]
@@ -441,6 +443,7 @@ def test_nonsense_is_refused(model, scorer, head):
         SelectiveClassifier(model, scorer, "msp").calibrate(sirc.Outputs(torch.randn(5, K)), recall=0.9)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_already_is_refused(model, scorer):
     with pytest.raises(ValueError, match=r"torch\.compile\(selective\)"):
         SelectiveClassifier(torch.compile(copy.deepcopy(model), backend="eager"), scorer, "msp")
@@ -464,6 +467,7 @@ def test_a_score_on_logits_needs_no_head_and_one_forward(scorer, val):
         SelectiveClassifier(net, scorer, "vim").calibrate(val, recall=0.9)(images(2, 20))
 
 
+@pytest.mark.slow
 def test_the_head_must_be_known_before_compiling(model, scorer, val):
     found = SelectiveClassifier(model, scorer, "vim").calibrate(val, recall=0.9)
     with pytest.raises(Exception, match="head"):

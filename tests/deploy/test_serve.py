@@ -28,7 +28,7 @@ from sirc.deploy.onnx import OnnxDecision
 from sirc.deploy.serve import make_app
 from sirc.deploy.serve.service import KINDS
 from sirc.deploy.serve.uploads import Upload, open_image
-from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, exported, pixels
+from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, described, encoded, pixels
 
 pytestmark = pytest.mark.slow  # all of it needs an exported graph
 
@@ -413,9 +413,9 @@ def test_all_requests_together_hold_a_limited_number_of_bytes(graph):
     assert reader.held == 0
 
 
-def test_an_image_that_the_graph_cannot_take_is_refused(tmp_path):
+def test_an_image_that_the_graph_cannot_take_is_refused(graph, tmp_path):
     whole = Preprocess(resize=SIDE, crop=None)
-    client = TestClient(make_app(exported(tmp_path / "uncropped.onnx", preprocess=whole)))
+    client = TestClient(make_app(described(graph, tmp_path / "uncropped.onnx", preprocess=whole)))
     assert post(client, encoded(1)).status_code == 200
     file = io.BytesIO()
     Image.fromarray(pixels(1, 24, 48)).save(file, "PNG")
@@ -447,7 +447,7 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
     with pytest.raises(ValueError, match="must be an ONNX graph"):
         make_app(tmp_path / "cut.onnx")
     with pytest.raises(ValueError, match="must say how images are prepared"):
-        make_app(exported(tmp_path / "unprepared.onnx", preprocess=None))
+        make_app(described(graph, tmp_path / "unprepared.onnx", preprocess=None))
     model = onnx.load(graph)
     facts = model.metadata_props.pop()
     onnx.save(model, tmp_path / "foreign.onnx")

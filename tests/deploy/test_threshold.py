@@ -7,15 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from sirc import Ranking
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk, risk_test
 from sirc.deploy.threshold import text as words
+from support.examples import examples
 
-small = settings(max_examples=80, deadline=None)
+small = examples(80)
 REPEATS = 1000
 scores = st.integers(-3, 3).map(float) | st.sampled_from([math.inf, -math.inf])
 labelled = st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=25)
@@ -29,6 +30,7 @@ def broken_at_most(broken, delta):
 # At a recall or a coverage
 
 
+@pytest.mark.slow
 @small
 @given(labelled.filter(lambda rows: any(ok for _, ok in rows)), st.integers(1, 40).map(lambda k: k / 40))
 def test_the_plain_threshold_is_the_paper_s(rows, recall):
@@ -74,6 +76,7 @@ def test_a_promised_recall_is_broken_about_as_often_as_delta_says(delta):
     assert np.mean(1 - plain < 0.9) > 0.3
 
 
+@pytest.mark.slow
 def test_ties_keep_a_promised_recall_on_the_safe_side():
     rng = np.random.default_rng(5)
     confidence = np.floor(rng.random((REPEATS, 200)) * 10)
@@ -82,6 +85,7 @@ def test_ties_keep_a_promised_recall_on_the_safe_side():
     assert broken_at_most(1 - values / 10 < 0.75, 0.1)
 
 
+@pytest.mark.slow
 def test_a_promised_coverage_is_broken_about_as_often_as_delta_says():
     rng = np.random.default_rng(6)
     values = [at_coverage(row, 0.8, delta=0.05).value for row in rng.random((REPEATS, 250))]

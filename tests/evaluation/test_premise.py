@@ -45,6 +45,7 @@ def val():
     return outputs(5000)
 
 
+@pytest.mark.slow
 def test_rows_that_were_fitted_on_are_refused(scorer):
     with pytest.raises(ValueError, match="not fitted on; about 100%"):
         check_assumptions(scorer, outputs(8000, seed=1))
@@ -95,6 +96,7 @@ def test_the_difference_agrees_with_a_paired_bootstrap(scorer, val, found):
     assert (got.low, got.high) == pytest.approx((drawn.low, drawn.high), abs=0.2 * width)
 
 
+@pytest.mark.slow
 def test_sensitivity_is_that_of_specs_with_their_a_and_b_written_out(scorer, val):
     outside = {"far": outputs(700, norm=5, labels=False, seed=2), "near": outputs(400, norm=9, labels=False, seed=3)}
     found = check_assumptions(scorer, val, outside, s1="msp")
@@ -111,6 +113,7 @@ def test_sensitivity_is_that_of_specs_with_their_a_and_b_written_out(scorer, val
 LATER = ["sirc(margin, l1)", "sirc(max_logit_pnorm, l1)", "sirc(tempered_entropy, l1)", "sirc(gen, msp)"]
 
 
+@pytest.mark.slow
 def test_later_scores_and_a_budget_are_checked_as_they_are_combined(val):
     specs = [*LATER, "sirc(msp, l1, budget=2)", "additive(msp, l1)", "bayes(msp, l1)"]
     scorer = sirc.fit(specs, outputs(8000, seed=1), crossfit=0, val=outputs(1000, seed=5))
@@ -135,6 +138,7 @@ def test_later_scores_and_a_budget_are_checked_as_they_are_combined(val):
     assert not budget.k.isin([2, 4]).any()
 
 
+@pytest.mark.slow
 def test_the_mean_over_sets_has_the_interval_of_a_bootstrap(scorer, val):
     outside = {"far": outputs(300, norm=6, labels=False, seed=2), "near": outputs(100, norm=9, labels=False, seed=3)}
     got = one(check_assumptions(scorer, val, outside, s1="msp"), metric="difference", negative="OOD mean")
@@ -168,6 +172,7 @@ def test_an_s2_that_ranks_right_predictions_low_breaks_it(scorer):
     assert "S1 alone" in found.reason
 
 
+@pytest.mark.slow
 def test_an_s2_that_speaks_too_often_breaks_it(scorer):
     found = check_assumptions(scorer, outputs(5000, norm=7.3))
     assert found.verdicts["l1"].startswith("does not hold: ")
@@ -221,6 +226,7 @@ def test_equal_confidences_are_no_trouble(scorer):
     assert got.value == pytest.approx(stats.kendalltau(s1, own).statistic, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_ood_data_decide_by_what_was_measured(scorer, val):
     caught = check_assumptions(scorer, val, {"short": outputs(1000, norm=5, labels=False, seed=2)})
     assert caught.recommended in ("sirc(msp, l1)", "sirc(entropy, l1)")
@@ -236,6 +242,7 @@ def test_ood_data_decide_by_what_was_measured(scorer, val):
     assert "Its premise does not hold" in broken.reason
 
 
+@pytest.mark.slow
 def test_of_equal_combinations_the_s2_with_least_in_common_is_recommended():
     train = outputs(8000, seed=1)
     scorer = sirc.fit(["sirc(msp, max_logit)", "sirc(msp, l1)"], train, crossfit=0)
@@ -247,6 +254,7 @@ def test_of_equal_combinations_the_s2_with_least_in_common_is_recommended():
 # Specs of every kind
 
 
+@pytest.mark.slow
 def test_several_s2_are_judged_together():
     scorer = sirc.fit("sirc(msp, l1, energy)", outputs(8000, seed=1), crossfit=0)
     val = outputs(5000)
@@ -258,6 +266,7 @@ def test_several_s2_are_judged_together():
     assert set(found.table[found.table["metric"] == "below a"]["of"]) == {"l1", "energy"}
 
 
+@pytest.mark.slow
 def test_a_bounded_s2_is_compared_with_a_by_its_plain_value():
     scorer = sirc.fit(["sirc(msp, entropy)", "sirc(entropy, l1)"], outputs(8000, seed=1), crossfit=0)
     val = outputs(5000)
@@ -276,6 +285,7 @@ def test_a_and_b_that_are_written_out_need_no_fit(val):
     assert one(found, metric="below a").value == pytest.approx(float(expected), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_s1_and_s2_pick_pairs_and_a_store_gives_the_same(scorer, val, tmp_path):
     assert set(check_assumptions(scorer, val, s1="entropy", s2=["l1"]).table["score"]) == {"sirc(entropy, l1)"}
     batches = [val[:1700], val[1700:]]
@@ -347,6 +357,7 @@ def test_the_dict_is_plain_json(found):
     assert len(again["table"]) == len(found.table)
 
 
+@pytest.mark.slow
 def test_bad_input_is_told_the_way_out(scorer, val):
     with pytest.raises(ValueError, match=r"at least one `sirc\(S1, S2\)` .*; the scorer has msp"):
         check_assumptions(sirc.Scorer(["msp"]), val)
@@ -394,6 +405,7 @@ def test_the_command_fits_and_reports(command, files):
     assert "Recommended: sirc(" in out
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_that_equals_the_library_s(command, files, scorer):
     arguments = ["--val", files / "val.npz", "--scorer", files / "scorer.safetensors", "--score", "sirc(msp, l1)"]
     code, out, _ = command("check", *arguments, "--ood", f"short={files / 'short.npz'}", "--json")

@@ -351,6 +351,7 @@ def test_a_relative_interval_counts_the_noise_of_the_best_too():
     )
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_among_many_equal_scores():
     """The best of ten equal ones is so by luck, and all regrets lie above 0: a true regret of 0 is still inside."""
     held = []

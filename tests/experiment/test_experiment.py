@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from sirc.errors import ConfigError
 from sirc.experiment import PAPER_SPECS
 from sirc.experiment.experiment import Data, Experiment, Extract, Model, Run, Source
 from sirc.training import Augment, Train
+from support.interpreters import python
 
 SMALL = """
 name = "small"
@@ -297,5 +296,5 @@ def test_reading_an_experiment_loads_no_image_library(small, tmp_path):
         f"Experiment.read({str(tmp_path / 'small.toml')!r}); import sirc.models; "
         "print([name for name in ('torchvision', 'timm', 'PIL', 'accelerate', 'av') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = python("-c", code)
+    assert done.stdout.strip() == "[]", done.stderr

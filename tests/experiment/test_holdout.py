@@ -181,6 +181,7 @@ def test_outputs_of_another_number_held_out_are_not_fitted(tiny):
     assert fit_run(experiment, experiment.run(1))
 
 
+@pytest.mark.slow
 def test_a_network_from_elsewhere_may_have_seen_what_is_held_out(tiny, command):
     experiment = tiny()
     train_run(experiment, experiment.run(1), cpu=True)
@@ -194,6 +195,7 @@ def test_a_network_from_elsewhere_may_have_seen_what_is_held_out(tiny, command):
         assert ("must not have seen the 4 images of each class that are held out" in err) == told
 
 
+@pytest.mark.slow
 def test_select_judges_on_what_is_held_out(tiny, command):
     Path("tiny.toml").write_text(
         Path("tiny.toml").read_text().replace("[data.train]", "[data]\nholdout = 4\n\n[data.train]")

@@ -40,10 +40,10 @@ def write_study(folder):
 
 
 @pytest.fixture
-def experiment(tmp_path, monkeypatch):
+def experiment(once, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    write_study(tmp_path)
+    shutil.copytree(once("new-study", write_study), tmp_path, dirs_exist_ok=True)
     return Experiment.read("tiny.toml")
 
 
@@ -71,6 +71,7 @@ NAMES = ["train", "extract", "fit"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
 def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     first = run_study([experiment], formats=["svg"])
     expected = [f"tiny, seed-{seed}: {stage}" for seed in (1, 2) for stage in NAMES]
@@ -133,6 +134,7 @@ def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_two_experiments_are_put_together(experiment):
     Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace("[1, 2]", "[3]"))
     other = Experiment.read("other.toml")
@@ -153,6 +155,7 @@ def test_two_experiments_are_put_together(experiment):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished", "few_figures")
 def test_the_commands_print_tables_and_paths(experiment, command):
     code, out, err = command("run", "tiny.toml", "--format", "svg")
     assert code == 0, err
@@ -187,6 +190,7 @@ def test_the_commands_print_tables_and_paths(experiment, command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, command, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
@@ -294,6 +298,7 @@ def test_arrays_are_evaluated_like_a_study(arrays, command):
         assert value == pytest.approx(row.value, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     given = ["evaluate", "--train", "train.npz", "--id", "test.npz", *SETS, "--no-figures", "--overwrite"]
     specs = ["tempered_msp", "sirc(entropy, l1, budget=1)", "bayes(msp, residual)"]
@@ -677,6 +682,8 @@ def as_earlier_versions_left_it(folder):
     (stamps / "results.json").write_text(json.dumps(results))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("finished")
 def test_a_study_of_an_earlier_version_is_finished(experiment):
     run_study([experiment], figures=False)
     for run in experiment.runs:
@@ -700,11 +707,11 @@ def test_a_study_of_an_earlier_version_is_finished(experiment):
 SMALL_DEMO = [
     "seeds=[1]",
     "train.epochs=1",
-    "data.train.options.count=600",
-    "data.test.options.count=300",
+    "data.train.options.count=312",
+    "data.test.options.count=200",
     "data.validation.options.count=52",
     *(
-        f"data.ood.{name}.options.count=60"
+        f"data.ood.{name}.options.count=30"
         for name in ("Greek", "Cyrillic", "Digits", "Handwritten", "Photos", "Noise")
     ),
 ]
@@ -734,6 +741,7 @@ def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished", "few_figures")
 def test_tables_page_and_figures_show_the_scores_that_the_report_names(experiment, command):
     shown = ["msp", "sirc(msp,residual)"]
     narrow = Experiment.read("tiny.toml", [f"report.specs={shown}", 'fit.specs=["msp", "l1", "sirc(msp, residual)"]'])
@@ -868,6 +876,7 @@ def test_more_outputs_than_classes_are_noted_and_trained(experiment, command):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("finished", "few_figures")
 def test_a_finished_study_does_without_its_images(experiment, command):
     first = run_study([experiment], formats=["svg"])
     kept, tables = first.results, {name: Path("runs/tiny", name).read_bytes() for name in ("table.md", "table.tex")}

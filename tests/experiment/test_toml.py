@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sirc.errors import ConfigError
 from sirc.experiment import toml
+from support.examples import examples
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ studies = st.builds(
 )
 
 
-@settings(deadline=None)
+@examples(100)
 @given(studies)
 def test_what_is_dumped_reads_back_equal(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"

@@ -4,7 +4,6 @@ import errno
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -20,6 +19,7 @@ from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
 from sirc.progress import Progress
+from support.interpreters import launched, python
 
 K, L = 5, 16
 
@@ -493,7 +493,7 @@ def whole(script):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_a_kill_loses_no_finished_shard_and_repeats_none(tmp_path, script, whole):
-    killed = subprocess.run([sys.executable, script, tmp_path / "s", "5"], capture_output=True, text=True)
+    killed = python(script, tmp_path / "s", "5")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "s").glob("shard-*")}
     assert 5 <= len(kept) < 25
@@ -505,8 +505,6 @@ def test_a_kill_loses_no_finished_shard_and_repeats_none(tmp_path, script, whole
 
 @pytest.mark.slow
 def test_two_processes_write_the_store_of_one(tmp_path, script, whole):
-    rendezvous = ["--standalone", "--nproc-per-node", "2"]
-    launch = [sys.executable, "-m", "torch.distributed.run", *rendezvous, script, tmp_path / "two", "99"]
-    done = subprocess.run(launch, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for done in launched(2, script, tmp_path / "two", "99"):
+        assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "two") == whole

@@ -2,10 +2,8 @@
 
 import copy
 import pickle
-import subprocess
 import sys
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import torchmetrics
 
 import sirc
 from sirc import SelectiveMetrics
+from support.interpreters import launched, python
 from support.metric_reference import Mixture
 
 KEYS = ["error", "auroc_wrong", "fpr@80_wrong", "auroc_ood", "fpr@80_ood", "aurr", "risk@80", "aurc", "augrc"]
@@ -246,49 +245,32 @@ def test_it_is_copied_and_pickled():
         assert values(other.compute()) == pytest.approx(expected(*data), abs=1e-13)
 
 
-def run(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-9000:]
-    return done.stdout.split()
-
-
 @pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="starts two gloo processes")
 @pytest.mark.slow
 def test_two_processes_gather_what_each_has_seen(tmp_path):
     """Unequal shares in two precisions, one process without OOD input or any at all: both have the figures of all."""
     script = """
-        import os, sys
-        import numpy as np, torch
+        import sys
+        import numpy as np
         from sirc import SelectiveMetrics
         import torch.distributed as dist
 
         folder = sys.argv[1]
         data = np.load(folder + "/data.npz")
-
-        def work(rank):
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            torch.set_num_threads(1)
-            dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-            for cut in (17, 60):
-                metric = SelectiveMetrics(alpha=0.3, beta=0.6, recall=0.8)
-                mine = np.arange(60)[:cut] if rank == 0 else np.arange(60)[cut:]
-                for part in np.array_split(mine, 3) if len(mine) else []:
-                    confidence = data["confidence"][part].astype(np.float32 if rank else np.float64)
-                    metric.update(confidence, data["correct"][part], data["is_ood"][part])
-                figures = metric.compute()
-                again = len(metric.confidence)  # its own batches are back after the gathering
-                values = [float(figures[key]) for key in sys.argv[3:]]
-                np.save(f"{folder}/{cut}-{rank}.npy", [*values, again])
-            dist.barrier()  # whoever is first must not hang up while the other still listens
-            dist.destroy_process_group()
-
-        work(int(sys.argv[2]))
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for cut in (17, 60):
+            metric = SelectiveMetrics(alpha=0.3, beta=0.6, recall=0.8)
+            mine = np.arange(60)[:cut] if rank == 0 else np.arange(60)[cut:]
+            for part in np.array_split(mine, 3) if len(mine) else []:
+                confidence = data["confidence"][part].astype(np.float32 if rank else np.float64)
+                metric.update(confidence, data["correct"][part], data["is_ood"][part])
+            figures = metric.compute()
+            again = len(metric.confidence)  # its own batches are back after the gathering
+            values = [float(figures[key]) for key in sys.argv[2:]]
+            np.save(f"{folder}/{cut}-{rank}.npy", [*values, again])
+        dist.barrier()  # whoever is first must not hang up while the other still listens
+        dist.destroy_process_group()
     """
     confidence, correct, is_ood = samples()
     order = np.argsort(is_ood, kind="stable")
@@ -296,8 +278,8 @@ def test_two_processes_gather_what_each_has_seen(tmp_path):
     assert not is_ood[:17].any()
     confidence = confidence.astype(np.float32).astype(float)
     np.savez(tmp_path / "data.npz", confidence=confidence, correct=correct, is_ood=is_ood)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda rank: run(script, str(tmp_path), str(rank), *KEYS), range(2)))
+    for done in launched(2, "-c", textwrap.dedent(script), tmp_path, *KEYS, GLOO_SOCKET_IFNAME="lo"):
+        assert done.returncode == 0, done.stderr
     figures = expected(confidence, correct, is_ood)
     for cut, batches in ((17, (3, 3)), (60, (3, 0))):
         for rank in range(2):
@@ -323,5 +305,7 @@ def test_without_torchmetrics_it_works_by_itself():
         first.update([1.0], [1])
         print(float(first.compute()["aurc"]), len(second.confidence))
     """
-    got = [float(word) for word in run(script)]
+    done = python("-c", textwrap.dedent(script))
+    assert done.returncode == 0, done.stderr
+    got = [float(word) for word in done.stdout.split()]
     assert got == pytest.approx([(0 + 1 / 2) / 2, (0 + 1 / 2 + 1 / 3) / 3, 0, 1])

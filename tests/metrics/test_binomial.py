@@ -19,6 +19,7 @@ def many_binomials(seed=0):
     return np.concatenate([k, np.zeros(100), n[-100:]]), np.append(n, np.tile(n[-100:], 2)), np.append(p, p[:200])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 7, 200])
 def test_tails_are_sums_of_exact_fractions(n):
     for p in map(Fraction, (1e-6, 0.3, 0.999)):

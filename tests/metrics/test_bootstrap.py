@@ -5,15 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sirc
 from sirc.metrics import bootstrap as resample
 from sirc.metrics.bootstrap import Draws, ResampledScore, bootstrap_metrics
+from support.examples import examples
 from support.metric_reference import Mixture, repeated
 
-small = settings(max_examples=40, deadline=None)
+small = examples(40)
 scores = st.integers(-3, 3).map(float)
 shares = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 100).map(lambda k: k / 100))
 
@@ -73,6 +74,7 @@ def test_metrics_from_counts_are_those_of_repeated_samples(
             assert float(got["wrong"]["fpr"][row]) == pytest.approx(plain.fpr("wrong", recall), abs=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equal_sets", [False, True])
 @pytest.mark.parametrize("per_block", [1, 2, 64])
 def test_each_draw_of_the_bootstrap_is_an_evaluation_of_repeated_samples(monkeypatch, equal_sets, per_block):
@@ -120,6 +122,7 @@ def test_each_draw_of_the_bootstrap_is_an_evaluation_of_repeated_samples(monkeyp
                 assert float(got[score, "wrong", metric][number]) == pytest.approx(value, abs=2e-6), metric
 
 
+@pytest.mark.slow
 def test_every_recall_k_of_n_is_reached_at_the_count_k():
     for n in range(1, 40):
         values = torch.arange(float(n))
@@ -155,6 +158,7 @@ def counts_of(sizes, draws, seed):
     return {name: torch.cat([block[name] for block in blocks], 1).T for name in sizes}
 
 
+@pytest.mark.slow
 def test_counts_are_multinomial():
     n, draws = 12, 20000
     counts = counts_of({"c": n, "x": 3}, draws, 0)
@@ -172,6 +176,7 @@ def test_counts_are_multinomial():
     assert share == pytest.approx(binomial, abs=5 * 0.5 * se)
 
 
+@pytest.mark.slow
 def test_groups_are_resampled_independently():
     counts = counts_of({"c": 5, "x": 5}, 20000, 1)
     together = torch.corrcoef(torch.cat((counts["c"], counts["x"]), 1).double().T)[:5, 5:]

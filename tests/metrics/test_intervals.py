@@ -5,17 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 import sirc
 from sirc.metrics.intervals import auroc_components, kendall, spearman, wilson_interval
+from support.examples import examples
 
 ties = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=4, max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(ties)
 def test_rank_correlations_are_scipy_s_with_ties_too(pairs):
     x, y = np.array(pairs, dtype=float).T
@@ -43,6 +44,7 @@ def test_intervals_of_one_auroc_are_those_of_the_ranking():
     assert (got.low, got.high) == pytest.approx(ranking.auroc_interval("wrong", level=0.9), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_paired_difference_covers_as_promised():
     rng = np.random.default_rng(4)
     truth = stats.norm.cdf(0.6 / 2**0.5) - stats.norm.cdf(1 / 2**0.5)
@@ -59,6 +61,7 @@ def test_the_interval_of_a_paired_difference_covers_as_promised():
     assert stats.binomtest(inside, repeats, 0.95).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_the_interval_of_rho_covers_as_promised():
     rng = np.random.default_rng(5)
     correlation = 0.5

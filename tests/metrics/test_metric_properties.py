@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sirc import Ranking
+from support.examples import examples
 
 A, B = 0.4, 0.3
 METRICS = {
@@ -28,7 +29,7 @@ METRICS = {
 }
 FOR_THEIR_SIZE = ("interval_low", "interval_high")  # more samples must make an interval narrower
 
-small = settings(max_examples=40, deadline=None)
+small = examples(40)
 scores = st.integers(-3, 3)
 groups = st.tuples(*[st.lists(scores, min_size=2, max_size=8)] * 3)
 shares = st.integers(0, 100).map(lambda k: k / 100)

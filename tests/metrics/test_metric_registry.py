@@ -88,6 +88,7 @@ def test_a_registered_metric_is_in_the_table_with_the_value_of_its_function(toys
     assert "toy@90" in set(ev.sweep([0.5], [0.5]).metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["samples", "datasets"])
 def test_draws_of_a_metric_without_a_fast_path_are_those_of_the_ones_it_is_made_of(toys, pool):
     confidences, ood = arrays()

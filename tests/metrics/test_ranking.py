@@ -6,17 +6,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import integrate
 from sklearn import metrics as sk
 
 from sirc import Ranking
 from sirc.metrics import Curve, ranking
+from support.examples import examples
 from support.metric_reference import Mixture, delong
 
 MIXTURE_METRICS = ["aurr", "aurc", "augrc"]
-small = settings(max_examples=60, deadline=None)
+small = examples(60)
 shares = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 1000).map(lambda k: k / 1000))
 
 
@@ -637,6 +638,7 @@ def test_ten_million_float32_scores_lose_no_precision():
     assert r.fpr("ood", recall=0.95) == 0.95
 
 
+@pytest.mark.slow
 def test_millions_of_ties_are_counted_exactly():
     n = 3_000_000
     r = Ranking(torch.ones(n), torch.ones(1), torch.ones(n - 1))
@@ -645,20 +647,22 @@ def test_millions_of_ties_are_counted_exactly():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 2, 7, 50])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_chunks_of_any_size_give_the_same(monkeypatch, chunk, weighted):
+def test_chunks_of_any_size_give_the_same(monkeypatch, weighted):
     correct, wrong, ood = normal_groups((60, 25, 40), decimals=2)
     weights = np.random.default_rng(0).integers(1, 5, len(ood)) if weighted else None
     plain = Mixture(correct.tolist(), wrong.tolist(), ood.tolist(), None if weights is None else weights.tolist())
-    monkeypatch.setattr(ranking, "_CPU_CHUNK", chunk)
-    r = Ranking(correct, wrong, ood, ood_weights=weights)
-    assert len(r.thresholds) > 50
-    assert r.auroc("ood", positive="id") == pytest.approx(plain.auroc("ood", "id"), abs=1e-13)
-    for metric in MIXTURE_METRICS:
-        expected = [[getattr(plain, metric)(a, b) for b in (0.2, 0.7)] for a in (0.1, 0.8)]
-        np.testing.assert_allclose(getattr(r, metric)([0.1, 0.8], [0.2, 0.7]), expected, atol=1e-13)
-    assert r.auroc_interval("wrong") == pytest.approx(delong(correct.tolist(), wrong.tolist(), 0.95), abs=1e-13)
+    areas = {m: [[getattr(plain, m)(a, b) for b in (0.2, 0.7)] for a in (0.1, 0.8)] for m in MIXTURE_METRICS}
+    auroc, interval = plain.auroc("ood", "id"), delong(correct.tolist(), wrong.tolist(), 0.95)
+    for chunk in (1, 2, 7, 50):
+        monkeypatch.setattr(ranking, "_CPU_CHUNK", chunk)
+        r = Ranking(correct, wrong, ood, ood_weights=weights)
+        assert len(r.thresholds) > 50
+        assert r.auroc("ood", positive="id") == pytest.approx(auroc, abs=1e-13), chunk
+        for metric, expected in areas.items():
+            found = getattr(r, metric)([0.1, 0.8], [0.2, 0.7])
+            np.testing.assert_allclose(found, expected, atol=1e-13, err_msg=f"{chunk} {metric}")
+        assert r.auroc_interval("wrong") == pytest.approx(interval, abs=1e-13), chunk
 
 
 # DeLong's interval
@@ -681,6 +685,7 @@ def test_delongs_interval_ignores_the_weights_of_ood_for_wrong():
     assert r.auroc_interval("wrong") == pytest.approx(delong(*groups[:2], 0.95), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_delongs_interval_is_near_that_of_resampling():
     correct, wrong, _ = normal_groups((300, 120, 1), decimals=1)
     rng = np.random.default_rng(0)
@@ -694,6 +699,7 @@ def test_delongs_interval_is_near_that_of_resampling():
     np.testing.assert_allclose([low, high], expected, atol=0.15 * (high - low))
 
 
+@pytest.mark.slow
 def test_delongs_interval_covers_the_truth_as_often_as_it_says():
     truth = 0.5 * math.erfc(-1 / 2)  # P(N(1, 1) > N(0, 1)) = Φ(1/√2)
     generator = torch.Generator().manual_seed(7)

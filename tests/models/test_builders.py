@@ -168,6 +168,7 @@ def published(tmp_path_factory):
     return home, file, model
 
 
+@pytest.mark.slow
 def test_pretrained_weights_of_torchvision_land_in_the_model(published, monkeypatch, capsys):
     home, file, model = published
     monkeypatch.setenv("TORCH_HOME", str(home))
@@ -565,6 +566,7 @@ def test_a_half_stem_reduces_the_image_half_as_much(name, kernel, stride, side):
     assert model.eval()(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
 
 
+@pytest.mark.slow
 def test_a_half_stem_draws_weights_by_the_model_s_rule(tmp_path):
     torch.manual_seed(3)
     model = build("torchvision:resnet18", num_classes=5, stem="half")

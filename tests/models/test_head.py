@@ -248,6 +248,7 @@ def test_lazy_layers_are_seen_and_can_still_be_trained():
     assert model[1].weight.grad is not None
 
 
+@pytest.mark.slow
 def test_wrappers_are_looked_through(images):
     model = Net()
     wrapped = nn.DataParallel(torch.compile(model, backend="eager"))
@@ -255,6 +256,7 @@ def test_wrappers_are_looked_through(images):
     assert find_head(wrapped, images).name == "fc"
 
 
+@pytest.mark.slow
 def test_parts_compiled_earlier_still_show_their_layers(images):
     model = Net().eval()
     model.compile(backend="eager")

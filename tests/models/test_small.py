@@ -36,6 +36,7 @@ def test_every_weight_gets_a_gradient(name, features):
         assert weight.grad.abs().max() > 0, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "features"), NETWORKS)
 def test_a_few_steps_learn_a_few_images_by_heart(name, features):
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """A store is complete or says what is missing, whoever wrote it and however often they were killed."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -15,6 +14,7 @@ from sirc.errors import StoreError
 from sirc.outputs import store as stores
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import OutputStore
+from support.interpreters import COPIES
 
 SOURCE = {"model": "resnet", "data": "pets, 224 px"}
 
@@ -382,6 +382,7 @@ def test_items_whose_image_cannot_be_read_have_no_row(tmp_path, outputs, skipped
             assert same(store.shard(i), outputs[store.index(i)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skipped", [[], [3], [0, 9, 24], [*range(12), 15], [*range(25)]])
 @pytest.mark.parametrize("shard_size", [1, 4, 10, 100])
 def test_a_store_cut_anew_keeps_its_items(tmp_path, outputs, skipped, shard_size):
@@ -470,6 +471,7 @@ def _anonymous_memory():
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_reading_maps_one_shard_at_a_time_and_copies_nothing(tmp_path):
     rows = Outputs(torch.zeros(1024, 1000))
@@ -498,9 +500,8 @@ def _write_all(path, order, kill_at):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_processes_that_race_and_die_leave_a_store_that_one_can_finish(tmp_path, outputs):
     path = tmp_path / "s"
-    spawn = multiprocessing.get_context("spawn")
     plans = [([0, 1, 2], None), ([2, 1, 0, 4, 3], 3)]
-    workers = [spawn.Process(target=_write_all, args=(path, *plan)) for plan in plans]
+    workers = [COPIES.Process(target=_write_all, args=(path, *plan)) for plan in plans]
     for worker in workers:
         worker.start()
     for worker in workers:

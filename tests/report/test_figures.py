@@ -1,8 +1,6 @@
 """Figures show the numbers of the metric functions, take all text literally, and come out the same every time."""
 
 import re
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,6 +17,7 @@ from sirc.report import figures
 from sirc.report.figures import kernels
 from sirc.report.figures.study import compared, two
 from sirc.scores import registry
+from support.interpreters import python
 
 SPECS = ["msp", "entropy", "energy", "vim", "l1", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)"]
 HOSTILE = [
@@ -141,6 +140,7 @@ def test_sweeps_are_mean_and_std_over_runs(over):
     assert not figures.sweeps(runs[:1], over, ["msp"]).axes[0].collections  # one run has no std
 
 
+@pytest.mark.slow
 def test_changes_average_over_sets_and_then_runs():
     runs = [make_run(seed=seed).evaluation for seed in (1, 2)]
     figure = figures.changes({"ResNet": runs, "Other": runs[:1]})
@@ -258,6 +258,7 @@ def test_the_plane_of_a_tuned_norm_has_the_bounded_one_s_values(later):
     assert values.s1_max == pytest.approx((1 + 3.0**-2) ** (-1 / 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -489,5 +490,5 @@ def test_matplotlib_is_imported_only_to_draw_and_missed_with_its_extra():
         "import sirc; e = sirc.evaluate({'m': ([0.2, 0.4], [0, 1])})\n"
         "try: sirc.report.figures.densities(e, 'm')\nexcept ImportError as error: print(error)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'sirc[plots]'" in found.stdout
+    found = python("-c", code)
+    assert "pip install 'sirc[plots]'" in found.stdout, found.stderr

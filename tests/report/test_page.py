@@ -57,7 +57,7 @@ def assert_shows(page, evaluations, *, by="risk", baseline="msp", scores=SCORES,
 
 def test_the_page_opens_from_disk_at_the_evaluations_setting(open_page, tmp_path):
     evaluation = made_up(alpha=0.3, beta=0.8, recall=0.9, pool="datasets", groups=GROUPS)
-    page = open_page(report(evaluation, tmp_path / "report.html", title="A title"))
+    page = open_page(report(evaluation, tmp_path / "report.html", title="A title"), fresh=True)
     assert page.title() == "A title"
     assert page.inner_text("h1") == "A title"
     weights = pooled(evaluation, pool="datasets")
@@ -187,7 +187,7 @@ def test_scores_are_ranked_by_the_metric_that_is_chosen(open_page, seeds, metric
 def test_one_training_run_and_one_model_can_be_looked_at(open_page, seeds, tmp_path):
     other = made_up({"energy": (1, 1, 1), "own": (1, 2, 1)}, {"textures": 200}, seed=9)
     runs = [Run("net", seed, evaluation) for seed, evaluation in enumerate(seeds.evaluations)]
-    page = open_page(write([*runs, Run("other", 5, other)], tmp_path / "report.html"))
+    page = open_page(write([*runs, Run("other", 5, other)], tmp_path / "report.html"), fresh=True)
     assert_shows(page, seeds.evaluations)
     page.select_option("#run", "2")
     settle(page)
@@ -435,7 +435,7 @@ def alone(confidence, correct, ood=()):
 )
 def test_the_smallest_evaluations_have_a_page(open_page, tmp_path, evaluation):
     found = evaluation()
-    page = open_page(write(Run("net", 0, found), tmp_path / "report.html"))
+    page = open_page(write(Run("net", 0, found), tmp_path / "report.html"), fresh=True)
     enter(page, "beta", 0.25)
     enter(page, "recall", 50)
     alpha = 0.5 if found.ood else 1.0

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 import sirc
 from sirc.report.page import report
 from sirc.report.page.grid import make_grid
 from sirc.report.page.payload import payload
+from support.examples import examples
 from support.report_reader import parse_page, read_page, read_score
 
 ALPHAS, BETAS = [0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999], [0.0, 0.05, 0.5, 0.95, 1.0]
@@ -135,7 +136,7 @@ def confidences(groups, noise, ties, seed):
 
 # The same examples every time: 0.5% is what the placement of the thresholds achieves, and not a theorem.
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@examples(60, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(GROUP, min_size=2, max_size=12),
     st.sampled_from(NOISE),
@@ -188,6 +189,7 @@ def large(monkeypatch):
     return [run(ev, seed=seed) for seed in range(5)]
 
 
+@pytest.mark.slow
 def test_sixteen_scores_on_ten_sets_and_five_seeds_are_at_most_two_megabytes(large, tmp_path):
     path = report(large, tmp_path / "large.html")
     library = files("sirc.report.page").joinpath("vendor/plotly-cartesian.min.js").read_bytes()
@@ -199,6 +201,7 @@ def test_sixteen_scores_on_ten_sets_and_five_seeds_are_at_most_two_megabytes(lar
     )  # all that there may be
 
 
+@pytest.mark.slow
 def test_more_scores_and_runs_have_fewer_thresholds_each_and_all_levels_still(large, monkeypatch):
     (first, *_) = large
     ranking = first.evaluation.ranking("score 0")
@@ -297,6 +300,7 @@ def test_the_plotting_library_is_the_one_that_was_published():
     assert "MIT" in (vendor / "LICENSE.plotly").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_two_pages_of_the_same_are_the_same_bytes(tmp_path):
     ev = evaluation({"msp": normal(), "energy": normal(seed=3)}, groups={"Close": ["set 0"], "Far": ["set 1", "set 2"]})
     first = ev.report(tmp_path / "first.html", title="A")

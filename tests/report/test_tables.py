@@ -26,6 +26,7 @@ def expected(results, model, score, negative, metric):
     return values.mean(), 2 * values.std(ddof=1) if len(values) > 1 else np.nan
 
 
+@pytest.mark.slow
 def test_the_papers_figures_are_marked_as_in_the_papers_full_tables(paper):
     ours = paper.cells.assign(percent=(100 * paper.cells["mean"]).round(2))
     theirs = PAPER.assign(model=PAPER["model"] + " (" + PAPER["id_data"] + ")")

@@ -233,6 +233,7 @@ def test_the_share_of_id_rows_is_estimated_where_ood_rows_can_be_told_apart(name
         assert scorer.parameters["bayes(msp, l1)"]["id_share"].item() == pytest.approx(share, abs=0.06)
 
 
+@pytest.mark.slow
 def test_a_mixture_without_ood_rows_is_refused():
     train, words = outputs(toys.STRONG.rows(5000, 80)), []
     for seed in range(10):

@@ -75,6 +75,7 @@ def test_the_search_finds_what_a_plain_loop_finds(train, val, budget):
     assert lost(fitted, spec, val) <= budget + 1e-9
 
 
+@pytest.mark.slow
 def test_more_budget_is_never_less_influence(train, val):
     budgets = [0, 0.01, 0.05, 0.1, 0.3, 1, 3, 10, 100]
     specs = [f"sirc(msp, l1, budget={x})" for x in budgets]
@@ -96,6 +97,7 @@ def test_influence_buys_ood_rejection(train, val):
     assert found["sirc(msp, l1, budget=0.5)"] > found["sirc(msp, l1)"] > found["msp"]
 
 
+@pytest.mark.slow
 def test_several_s2_move_together_each_by_its_own_spread(train, val):
     rng = np.random.default_rng(5)
 
@@ -114,6 +116,7 @@ def test_several_s2_move_together_each_by_its_own_spread(train, val):
     assert lost(fitted, spec, val) <= 1 + 1e-9
 
 
+@pytest.mark.slow
 def test_an_s2_that_costs_even_from_afar_is_not_heard():
     """Right rows with an S2 hundreds of σ low: no a on the grid keeps the budget, so S2 is silent."""
     rng = np.random.default_rng(6)

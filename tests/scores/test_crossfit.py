@@ -150,6 +150,7 @@ def gaussian(seed, n, size, classes, spectrum=0.5):
     return draw(n), draw, head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_crossfitted_residual_statistics_are_those_of_fresh_data(seed):
     size = 256
@@ -193,6 +194,7 @@ def test_crossfitted_vim_finds_the_c_of_fresh_data():
     assert in_sample.parameters["vim"]["c"].item() > 1.15 * logit / residual
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "size"), [(80, 320), (100, 256)])
 def test_three_images_per_class_keep_s1_on_wrong_predictions(classes, size):
     rng = np.random.default_rng(classes)

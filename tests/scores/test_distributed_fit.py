@@ -5,9 +5,6 @@ takes long to start, so three first work together, and then two of them do.
 """
 
 import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import sirc
 from sirc import distributed
 from sirc.scores.fitting import rows, state
 from support import reference
+from support.interpreters import launched
 
 K, L, N = 5, 8, 300
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(N, K, L, seed=0)
@@ -193,36 +191,6 @@ def work(folder):
     (out / f"{rank}.json").write_text(json.dumps(words))
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def launch(folder):
-    """Three processes, as torchrun starts them; the port is where two of them meet again."""
-    first, second = free_ports(2)
-    path = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
-    common = {
-        "WORLD_SIZE": 3,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": first,
-        "OMP_NUM_THREADS": 1,
-        "PYTHONPATH": path,
-    }
-    launched = []
-    for rank in range(3):
-        variables = common | {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 3}
-        environment = os.environ | {name: str(value) for name, value in variables.items()}
-        command = [sys.executable, __file__, str(folder), str(second)]
-        launched.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    return launched
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Everything that two and that three processes found."""
@@ -238,13 +206,8 @@ def folder(tmp_path_factory):
     sirc.OutputStore(folder / "no rows").write(1, TRAIN[:0], [2])
     for world in (2, 3):
         (folder / f"{world}").mkdir()
-    workers = launch(folder)
-    try:
-        ends = [(worker.communicate(timeout=600)[1], worker.returncode) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert all(code == 0 for _, code in ends), "\n".join(text for text, _ in ends)
+        ends = launched(world, __file__, folder)
+        assert all(done.returncode == 0 for done in ends), "\n".join(done.stderr for done in ends)
     return folder
 
 
@@ -361,8 +324,4 @@ def test_alone_a_distributed_fit_is_a_plain_one():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     work(Path(sys.argv[1]))
-    if os.environ["RANK"] != "2":
-        os.environ |= {"WORLD_SIZE": "2", "MASTER_PORT": sys.argv[2]}
-        work(Path(sys.argv[1]))

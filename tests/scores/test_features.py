@@ -244,6 +244,7 @@ def test_the_pooled_percentile_is_numpys(dtype, n):
         assert float(shaping.pooled_percentile(values, percentile)) == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
+@pytest.mark.slow
 def test_the_pooled_percentile_takes_more_values_than_a_quantile_of_torch():
     values = torch.arange((1 << 24) + 9, dtype=torch.float64).flip(0)
     assert float(shaping.pooled_percentile(values, 90)) == pytest.approx(0.9 * (len(values) - 1), rel=1e-15)

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,6 +16,7 @@ from sirc.scores.fitting import rows as batches_module
 from sirc.scores.fitting import state
 from sirc.scores.moments import Moments, Reservoir, fold_of
 from support import reference
+from support.examples import examples
 
 K, L, N = 5, 8, 240
 SPECS = ["msp", "residual", "vim", "mahalanobis", "knn", "sirc(msp, l1, residual)", "sirc(entropy, mahalanobis, knn)"]
@@ -110,6 +111,7 @@ def test_a_one_shot_iterator_takes_its_statistics_from_the_reservoir(crossfit, m
     np.testing.assert_allclose(fitted(TRAIN)["residual"], expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [20, 8192])
 def test_a_generator_may_fill_the_same_memory_again(block, monkeypatch):
     monkeypatch.setattr(batches_module, "BLOCK_ROWS", block)
@@ -141,7 +143,7 @@ def merged(parts, **keywords):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     owner=st.lists(st.integers(0, 3), min_size=N, max_size=N),
     shuffle=st.randoms(use_true_random=False),
@@ -270,6 +272,7 @@ def test_rows_that_are_computed_anew_are_known_too():
     assert sirc.fit("sirc(msp, energy)", two).seen(other) == 0
 
 
+@pytest.mark.slow
 def test_of_many_fitting_rows_a_sample_is_known():
     rng = np.random.default_rng(0)
     many = sirc.Outputs(rng.normal(size=(40_000, 3)))

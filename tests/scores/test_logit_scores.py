@@ -116,6 +116,7 @@ def test_the_distance_to_the_norm_s_bound_has_all_digits_however_near(p):
     np.testing.assert_allclose(functional.log_gap(v, f"max_logit_pnorm(p={p})"), exact, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", range(1, 10))
 @pytest.mark.parametrize("classes", [2, 3, 6, 40])
 def test_no_row_exceeds_the_norm_s_bound_and_an_optimiser_reaches_it(p, classes):

@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from sirc.scores.moments import Moments, Reservoir, fold_of, row_hash
+from support.examples import examples
 
 
 def rows_of(n=500, size=7, classes=4, seed=0, offset=0.0):
@@ -77,7 +78,7 @@ def test_more_columns_than_a_block_and_more_rows_than_a_block(monkeypatch):
     np.testing.assert_allclose(m.covariance, np.cov(z.T, bias=True), rtol=1e-11, atol=1e-13)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cuts=st.lists(st.integers(0, 120), max_size=6), order=st.randoms(use_true_random=False))
 def test_any_split_merged_in_any_order_is_all_at_once(cuts, order):
     z, y = rows_of(n=120, offset=3.0)
@@ -219,7 +220,8 @@ def test_a_reservoir_keeps_the_rows_of_smallest_hash():
     assert torch.equal(columns["z"], rows[kept])
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.slow
+@examples(30)
 @given(
     cuts=st.lists(st.integers(0, 400), max_size=5),
     shuffle=st.randoms(use_true_random=False),

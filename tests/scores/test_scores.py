@@ -273,6 +273,7 @@ def test_logit_scores_do_not_touch_features_and_feature_scores_not_the_logits(da
     assert len(fitted(outputs)["knn"]) == N
 
 
+@pytest.mark.slow
 def test_knn_needs_little_memory_however_short_the_features(monkeypatch):
     sizes = []
     topk = torch.Tensor.topk

@@ -68,6 +68,7 @@ def test_equal_logits_are_uniform(classes):
     assert p.gap.item() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDED)
 def test_log_gap_is_exact_at_awkward_rows(name):
     v = awkward_rows()

@@ -5,11 +5,12 @@ import re
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sirc
 from sirc.scores import Spec, known_names, parse
+from support.examples import examples
 
 PAPERS = ("msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "gradnorm", "mahalanobis", "knn")
 LATER = (
@@ -247,7 +248,7 @@ def combined(inner):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.recursive(leaves, combined, max_leaves=8))
 def test_a_canonical_text_parses_to_the_same_spec(spec):
     again = parse(str(spec))
@@ -256,7 +257,7 @@ def test_a_canonical_text_parses_to_the_same_spec(spec):
     assert parse("  " + str(spec).replace(", ", " ,\n\t") + " ") == spec
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(alphabet="msp l1knirc(),=.-+*'\"[]{}:0123456789abc\\\n#@%&_", max_size=60))
 def test_any_text_parses_or_is_a_value_error(text):
     try:

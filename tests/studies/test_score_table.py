@@ -91,6 +91,7 @@ def test_figures_are_the_means_of_what_evaluate_gives(study, tables):
             assert cell.rstrip(" ▲▽") == text
 
 
+@pytest.mark.slow
 def test_each_ood_set_has_a_column(study, tables):
     by_set = tables.partition(", set by set")[2]
     assert "|  | far | near |" in by_set
@@ -156,6 +157,7 @@ def test_the_page_has_a_measured_row_of_every_score_and_no_other(script):
     assert [spec for spec, _ in cells(measured)] == wanted, "run studies.tools.score_table, see the page"
 
 
+@pytest.mark.slow
 def test_rules_are_compared_with_sirc_on_the_rows_that_none_learnt_from(study):
     rules = importlib.import_module("studies.tools.compare_rules")
     run = study / "seed-1"

@@ -55,7 +55,7 @@ def enter(page, number, value):
     settle(page)
 
 
-def drag(page, slider, to, *, steps=5, each=lambda: None):
+def drag(page, slider, to, *, steps=3, each=lambda: None):
     """Take a slider's knob with the mouse, bring it to a share of its way and let go."""
     knob = page.locator(slider)
     knob.scroll_into_view_if_needed()

@@ -3,8 +3,6 @@
 import csv
 import dataclasses
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from sirc.training import preflight
 from sirc.training.batches import IGNORED, DeviceBatches, LoaderBatches, Order, Process
 from sirc.training.loop import learning_rate, train
 from sirc.training.recipe import Augment, Train
+from support import interpreters
 from support.tiny_images import write_images
 
 SMALL = Preprocess(resize=12, crop=12, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -206,6 +205,7 @@ def test_a_damaged_checkpoint_is_told(images, tmp_path):
         run(images, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(images, tmp_path):
     alone, _ = run(images, tmp_path / "alone")
     helped, _ = run(images, tmp_path / "helped", dataclasses.replace(QUICK, workers=2))
@@ -460,6 +460,7 @@ class FailsToCompile(nn.Module):
         raise self.error
 
 
+@pytest.mark.slow
 def test_where_compiling_fails_training_goes_on_without(images, tmp_path, monkeypatch):
     from torch._dynamo.exc import TorchDynamoException
 
@@ -484,6 +485,7 @@ def test_errors_of_the_model_are_not_taken_for_those_of_the_compiler(images, tmp
         run(images, tmp_path / "run", dataclasses.replace(QUICK, compile=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_network_trains_to_the_same_weights(images, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "_BACKEND", "aot_eager")  # traced and differentiated as always, but no code is built
     recipe = dataclasses.replace(QUICK, epochs=1, milestones=(), batch_size=7)
@@ -508,6 +510,7 @@ def test_a_graph_that_cannot_be_is_told_and_changes_nothing(images, tmp_path):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_epoch(images, tmp_path):
     run(images, tmp_path / "run", dataclasses.replace(QUICK, tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -561,12 +564,9 @@ def launched(tmp_path_factory):
         run(images, root / "2" / "apart-0", progress=StopAt(2))
     script = root / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for count in (1, 2):
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-        command = [sys.executable, *launch, script, root / "images", root / str(count), Path(__file__).parent]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        for done in interpreters.launched(count, script, root / "images", root / str(count), Path(__file__).parent):
+            assert done.returncode == 0, done.stderr
     return root
 
 

@@ -1,0 +1,76 @@
+"""Interpreters that start as copies of one that has imported torch, since importing it anew takes seconds.
+
+A copy has nothing of `sirc` or of the test that starts it: no module, no setting, no thread.
+"""
+
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+from torch import distributed
+
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+COPIES = multiprocessing.get_context(_METHOD)
+# The second takes as long to import as torch, and torchvision and torch.distributed import it.
+COPIES.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.nn"])
+
+
+def python(*words, **variables):
+    """Run `python` with these words on its command line: its `returncode`, `stdout` and `stderr`."""
+    return _ended(_start(words, variables))
+
+
+def launched(count, *words, **variables):
+    """The same by processes that belong together, as torchrun starts them: a list, one for each."""
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    common |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, **variables}
+    started = [_start(words, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(count)]
+    return [_ended(each) for each in started]
+
+
+def _start(words, variables):
+    folder = tempfile.TemporaryDirectory()
+    environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
+    told = [Path(folder.name, name) for name in ("stdout", "stderr")]
+    process = COPIES.Process(target=_be, args=([str(word) for word in words], os.getcwd(), environment, told))
+    process.start()
+    return process, folder, told
+
+
+def _ended(started):
+    process, folder, told = started
+    with folder:
+        process.join(600)
+        process.kill()  # what has not ended by itself
+        process.join()
+        stdout, stderr = (path.read_text(encoding="utf-8") for path in told)
+    return SimpleNamespace(returncode=process.exitcode, stdout=stdout, stderr=stderr)
+
+
+def _be(words, folder, environment, told):
+    for descriptor, path in enumerate(told, start=1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    try:
+        if words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(words[1], {"__name__": "__main__"})
+        elif words[0] == "-m":
+            sys.argv, sys.path = words[1:], [folder, *sys.path]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path = words, [str(Path(words[0]).parent), *sys.path]
+            runpy.run_path(words[0], run_name="__main__")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
