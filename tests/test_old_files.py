@@ -7,6 +7,7 @@ differ in the last digits, as another processor adds in another order.
 import io
 import json
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def study(tmp_path, monkeypatch):
     make.write_images(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
+    sys.modules.pop("tiny_model", None)  # another test's network may have this name
+    yield tmp_path
+    sys.modules.pop("tiny_model", None)
 
 
 def contents(folder):
