@@ -164,7 +164,7 @@ def test_without_a_home_trust_is_asked_for_each_time(experiment, monkeypatch):
 def test_only_code_from_outside_takes_trust(settings, named):
     study = Experiment.read("tiny.toml", settings)
     words = refusal(require_trust, study, Path("tiny.toml"), False)
-    assert words.partition("runs: ")[2].partition(". It")[0] == (f"`{named}`" if named else "")
+    assert words.partition("runs: ")[2].partition(". You")[0] == (f"`{named}`" if named else "")
 
 
 @pytest.mark.parametrize("part", ["..", "/etc", "../other", "inside/../..", "link", "a\0b"])

@@ -42,8 +42,8 @@ def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
     elif names and not is_remembered(file):
         named = listed([f"`{shorten(name)}`" for name in dict.fromkeys(names)][:5])
         raise ConfigError(
-            f"'{file}' names code that this command runs: {named}. It was not made here by you, or by an earlier sirc. "
-            "Where you trust who made it, and that code, pass `--trust`, once."
+            f"'{file}' names code that this command runs: {named}. You did not make it here, or did so with an "
+            "earlier version. Where you trust who made it, and that code, pass `--trust`, once."
         )
 
 
