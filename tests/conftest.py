@@ -39,18 +39,28 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory):
+def shared_root(tmp_path_factory):
+    """The folder that all workers share."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root  # a worker's own lies below it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state(shared_root):
+    """Where sirc notes what its user made, apart from what the person who runs the tests made."""
+    os.environ["XDG_STATE_HOME"] = str(shared_root / "state")
+
+
+@pytest.fixture(scope="session")
+def once(shared_root):
     """Make something once for all tests of all workers: `once(name, make)` gives the folder that `make` filled.
 
     Whoever changes what is in there copies it first.
     """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # a worker's own folder lies below the one that all share
 
     def give(name, make):
-        folder, unfinished = root / f"shared-{name}", root / f"unfinished-{name}"
-        with FileLock(root / f"{name}.lock"):
+        folder, unfinished = shared_root / f"shared-{name}", shared_root / f"unfinished-{name}"
+        with FileLock(shared_root / f"{name}.lock"):
             if not folder.exists():
                 shutil.rmtree(unfinished, ignore_errors=True)  # of a worker that failed
                 unfinished.mkdir()

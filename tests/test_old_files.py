@@ -33,7 +33,7 @@ def study(tmp_path, monkeypatch):
     make.write_images(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    sys.modules.pop("tiny_model", None)
+    sys.modules.pop("tiny_model", None)  # another test's network may have this name
     yield tmp_path
     sys.modules.pop("tiny_model", None)
 

@@ -1,4 +1,7 @@
-"""Functions by name: moved modules are found, and earlier runs stay valid."""
+"""Functions by name: moved modules are found, and earlier runs stay valid; nothing of Python's own is one."""
+
+import functools
+import os
 
 import pytest
 
@@ -22,5 +25,26 @@ def test_what_is_missing_is_named():
         import_function("no_such.module:f", "a name")
     with pytest.raises(ValueError, match=r"`sirc.models.small` has no `resnt`. Did you mean `resnet`\?"):
         import_function("sirc.small:resnt", "a name")
-    with pytest.raises(ValueError, match="`string:digits` must be a function; got a str"):
-        import_function("string:digits", "a name")
+    with pytest.raises(ValueError, match="`numpy:pi` must be a function; got a float"):
+        import_function("numpy:pi", "a name")
+
+
+PARTIAL = functools.partial(functools.partial(os.system), "true")
+SHELL = os.system
+LISTED = [].append
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "os.path:join", "builtins:eval", "posix:system", "importlib:import_module", "no_such.os:system"]
+    + [f"{__name__}:{name}" for name in ("SHELL", "PARTIAL", "LISTED", "os.system", "os.path.join", "small.resnet")],
+)
+def test_no_road_leads_to_the_standard_library_or_through_another_module(name):
+    words = "standard library|must not lead through another module|no module `no_such`"
+    with pytest.raises(ValueError, match=words):
+        import_function(name, "a name")
+
+
+def test_functions_that_are_wrapped_are_functions(monkeypatch):
+    monkeypatch.setattr(small, "narrow", functools.partial(small.resnet, width=4), raising=False)
+    assert import_function("sirc.models.small:narrow", "a name") is small.narrow

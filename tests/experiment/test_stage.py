@@ -72,7 +72,11 @@ def test_outputs_must_be_there_even_if_the_stamp_does_not_know_them(stage, tmp_p
     assert not stage(outputs=[tmp_path / "store"]).is_done()
 
 
-@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"inputs": 3, "made": {}}', '{"inputs": {}}'])
+@pytest.mark.parametrize(
+    "stamp",
+    ["", "[]", "{}", '{"inputs": 3, "made": {}}', '{"inputs": {}}', "[" * 100_000]
+    + [json.dumps({"inputs": {}, "made": {path: ""}}) for path in ("../other.txt", "/etc/hostname", "a/../../b", "\0")],
+)
 def test_a_damaged_stamp_is_none(stage, tmp_path, stamp):
     stage().run()
     (tmp_path / ".made-from" / "copy.json").write_text(stamp)

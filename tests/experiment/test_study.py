@@ -1,6 +1,5 @@
 """A whole study in one call: every stage once, nothing twice, and only what depends on a lost result again."""
 
-import contextlib
 import io
 import json
 import shutil
@@ -26,37 +25,6 @@ from sirc.experiment.study import run_study
 from sirc.scores import registry
 from support.report_reader import read_page, read_score
 from support.tiny_images import write_images
-from support.tiny_study import MODEL, TOML
-
-
-def write_study(folder):
-    write_images(folder / "data" / "images", count=90)
-    write_images(folder / "data" / "held-out", count=30)
-    write_images(folder / "data" / "grey", count=20)
-    (folder / "tiny_model.py").write_text(MODEL)
-    # A learning rate so low that the network errs, as metrics of ID✗ need.
-    text = TOML.replace("lr = 0.02", "lr = 0.0005").replace("count = 6", 'count = 20\ngroup = "Far"')
-    (folder / "tiny.toml").write_text(text)
-
-
-@pytest.fixture
-def experiment(once, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    shutil.copytree(once("new-study", write_study), tmp_path, dirs_exist_ok=True)
-    return Experiment.read("tiny.toml")
-
-
-@pytest.fixture
-def finished(once, experiment):
-    """The experiment was run before, without figures."""
-
-    def make(folder):
-        with contextlib.chdir(folder):
-            write_study(folder)
-            run_study([Experiment.read("tiny.toml")], figures=False)
-
-    shutil.copytree(once("study", make) / "runs", "runs")
 
 
 def done(study):
@@ -64,7 +32,8 @@ def done(study):
 
 
 def stamps(folder):
-    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+    """When files were written, and anything was made or renamed in folders, as in a write that changes nothing."""
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")}
 
 
 NAMES = ["train", "extract", "fit"]
@@ -88,8 +57,7 @@ def test_a_study_is_done_once_and_only_what_is_lost_is_made_again(experiment):
     second = run_study([experiment], formats=["svg"])
     assert done(second) == []
     pd.testing.assert_frame_equal(second.results, first.results)
-    changed = {path for path, time in stamps("runs").items() if before.get(path) != time}
-    assert {path.name for path in changed} <= {"experiment.toml", "results.csv", "head.safetensors", "study.json"}
+    assert stamps("runs") == before  # so it may be in a read-only folder
 
     shutil.rmtree("runs/tiny/seed-2/outputs/Grey")
     assert done(run_study([experiment], formats=["svg"])) == ["tiny, seed-2: extract"]  # it came out the same

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.text import shorten
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -148,7 +149,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Say which settings differ: "size is 100, got 200"; empty where none does."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return ", ".join(f"{key} is {before.get(key, 'not known')}, got {now.get(key, 'nothing')}" for key in keys)
+
+    def shown(settings: Mapping[str, object], key: str, absent: str) -> str:
+        return shorten(str(settings.get(key, absent)))
+
+    return ", ".join(
+        f"{shorten(key)} is {shown(before, key, 'not known')}, got {shown(now, key, 'nothing')}" for key in keys
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

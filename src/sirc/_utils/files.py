@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sirc._utils.text import first_line
 from sirc.errors import StoreError
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -63,6 +64,15 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def keep_text(path: PathLike, text: str) -> None:
+    """Write a file unless it holds this text already: what is finished is not touched, and may be read-only."""
+    data = text.encode()
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if Path(path).read_bytes() == data:
+            return
+    atomic_write(path, lambda file: file.write(data))
 
 
 def sweep_temporary(path: PathLike) -> None:
@@ -185,6 +195,18 @@ def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
     if name not in found:
         listed = ", ".join(f"`{other}`" for other in sorted(found)) or "nothing"
         raise StoreError(f"'{path}' must have an array named `{name}`; it has {listed}. Rename the array.")
+
+
+def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]:
+    """The JSON object in a file, or in a `text` that was read from it; anything else is a `StoreError`."""
+    try:
+        value: object = json.loads(Path(path).read_bytes() if text is None else text)
+    except (ValueError, RecursionError) as error:
+        why = "it nests too deeply" if isinstance(error, RecursionError) else first_line(error)
+        raise _damaged(path, f"not whole JSON ({why})") from error
+    if not isinstance(value, dict):
+        raise _damaged(path, f"it must hold a JSON object, not a {type(value).__name__}")
+    return value
 
 
 @contextmanager

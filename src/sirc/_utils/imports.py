@@ -5,7 +5,9 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sirc._utils.hints import closest
@@ -14,9 +16,13 @@ _MOVED = {"sirc.small": "sirc.models.small"}  # modules that earlier experiments
 
 
 def import_function(name: str, forms: str) -> Callable[..., Any]:
-    """Import `package.module:function`, from the current folder too; `forms` says in the error what `name` may be."""
+    """Import `package.module:function`, from the current folder too; `forms` says in the error what `name` may be.
+
+    Nothing of the standard library is a function for this, by whatever road: it has no networks and no images.
+    """
     module_name, _, path = name.partition(":")
     module_name = _MOVED.get(module_name, module_name)
+    _refuse_standard(name, module_name)
     with current_folder():
         try:
             value: Any = importlib.import_module(module_name)
@@ -32,10 +38,23 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
             public = [other for other in vars(value) if not other.startswith("_")]
             raise ValueError(f"`{module_name}` has no `{path}`.{closest(part, public)}")
         value = getattr(value, part)
+        if isinstance(value, ModuleType):
+            raise ValueError(f"`{name}` must not lead through another module. Write `{value.__name__}:function`.")
     if not callable(value):
         raise ValueError(f"`{name}` must be a function; got a {type(value).__name__}.")
     function: Callable[..., Any] = value
+    while isinstance(value, partial):
+        value = value.func
+    _refuse_standard(name, getattr(value, "__module__", None) or "builtins")
     return function
+
+
+def _refuse_standard(name: str, module: str) -> None:
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ValueError(
+            f"`{name}` must be a function of your own or of a library; `{module}` is in Python's standard library. "
+            "Name another, or rename your module."
+        )
 
 
 def stored_name(name: str) -> str:

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import result, say
-from sirc.cli.options import Device, Quiet, Replace, note_test_images, on_device, refuse_existing, runs_of_seeds
+from sirc.cli.options import Device, Quiet, Replace, Trust, note_test_images, on_device, refuse_existing, runs_of_seeds
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def calibrate(
     val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("selective.safetensors"),
     overwrite: Replace = False,
+    trust: Trust = False,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -69,7 +70,7 @@ def calibrate(
     for name, value in {**target, "delta": delta}.items():
         if not 0 < value <= 1 or (name == "delta" and value == 1):
             raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
-    study, runs = _find_runs(run, seed)
+    study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
         listed = ", ".join(str(run.seed) for run in runs)
         raise ConfigError(f"'{run}' has runs of the seeds {listed}: say which with `--seed {runs[0].seed}`.")
@@ -110,6 +111,7 @@ def predict(
     overwrite: Replace = False,
     batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 32,
     workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
+    trust: Trust = False,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -128,7 +130,7 @@ def predict(
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
     refuse_existing(out, overwrite)
     with on_device(device, quiet) as (where, progress):
-        classifier = onnx if model is None or run is None else _load_selective(model, run, seed)[0].to(where)
+        classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None
         table = predict_folder(classifier, folder, batch_size=batch_size, workers=workers, progress=progress)
     save_decisions(table, out, overwrite=overwrite)
@@ -142,6 +144,7 @@ def export(
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     seed: RunSeed = None,
     overwrite: Replace = False,
+    trust: Trust = False,
 ) -> None:
     """Write the calibrated network as one ONNX graph: images to label, confidence, accepted and logits.
 
@@ -151,7 +154,7 @@ def export(
     Example: `sirc export runs/resnet50_imagenet200 --model selective.safetensors --out model.onnx`
     """
     refuse_existing(out, overwrite)
-    selective, study = _load_selective(model, run, seed)
+    selective, study = _load_selective(model, run, seed, trust)
     size = None if selective.preprocess is None else selective.preprocess.size
     example = _example_images(study, size)
     selective.export_onnx(out, example, overwrite=overwrite)
@@ -229,9 +232,9 @@ def monitor(
         raise typer.Exit(1)
 
 
-def _find_runs(folder: Path, seed: int | None) -> tuple[Experiment, tuple[Run, ...]]:
+def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment of a folder and its runs, or the one with this seed. The folder may also be that of one run."""
-    from sirc.experiment import FILE, load_studies, load_study
+    from sirc.experiment import FILE, load_studies, load_study, require_trust
 
     place = folder.absolute()
     of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
@@ -240,6 +243,7 @@ def _find_runs(folder: Path, seed: int | None) -> tuple[Experiment, tuple[Run, .
         listed = ", ".join(f"'{study.folder}'" for study in studies)
         raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
     (study,) = studies
+    require_trust(study, study.folder / FILE, trust)
     runs = tuple(run for run in study.runs if not of_run or run.folder.name == place.name)
     if not runs:
         raise ConfigError(f"'{folder}' must be the folder of an experiment or of one of its runs; it is neither.")
@@ -278,11 +282,11 @@ def _calibration_data(
             )
         return outputs
     if not study.data.validates or study.tuned:
-        check_outputs(study, run, ["test"])
+        check_outputs(study, run, ["test"], weights=fingerprint(model))
         note_test_images(study, "set the threshold", progress)
         return OutputStore(run.store("test"))
     try:
-        check_outputs(study, run, ["validation"])
+        check_outputs(study, run, ["validation"], weights=fingerprint(model))
     except FileNotFoundError:
         extract_run(study, run, ["validation"], device=device, progress=progress)
     return OutputStore(run.store("validation"))
@@ -300,14 +304,14 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
     return list(names) if names and len(names) == count else None
 
 
-def _load_selective(path: Path, folder: Path, seed: int | None) -> tuple[SelectiveClassifier, Experiment]:
+def _load_selective(path: Path, folder: Path, seed: int | None, trust: bool) -> tuple[SelectiveClassifier, Experiment]:
     """Load a classifier with the network that it was calibrated for, one of the runs in the folder."""
     from sirc.deploy import SelectiveClassifier, read
     from sirc.experiment import network
     from sirc.models import fingerprint
 
     wanted = read(path)[0]["model"]
-    study, runs = _find_runs(folder, seed)
+    study, runs = _find_runs(folder, seed, trust)
     for run in runs:
         model = network(study, run)
         if len(runs) == 1 or fingerprint(model) == wanted:

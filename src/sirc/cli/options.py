@@ -29,6 +29,7 @@ Replace = Annotated[bool, Option("--overwrite", help="Replace the file.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress, only results and errors.")]
 Overrides = Annotated[Names, Option("--set", metavar="KEY=VALUE", help="Override a setting: `train.lr=0.05`; repeat.")]
 Formats = Annotated[list[FigureFormat] | None, Option("--format", help="Formats of the figures; repeat. Default: all.")]
+Trust = Annotated[bool, Option("--trust", help="Run code that a run's folder from elsewhere names.")]
 Open = Annotated[bool, Option("--open", help="Open the page in the browser.")]
 TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `head_weight` and `head_bias`.")]
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
@@ -54,6 +55,16 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     """Refuse to replace a file before any work is done, and name the option that allows it."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
+
+
+def read_experiment(path: Path, overrides: list[str] | None, trust: bool) -> Experiment:
+    """Read the experiment that the user names; one kept beside its results may be another's, and takes trust."""
+    from sirc.experiment import FILE, Experiment, require_trust
+
+    study = Experiment.read(path, overrides or ())
+    if path.name == FILE and any((path.parent / run.folder.name).is_dir() for run in study.runs):
+        require_trust(study, path, trust)
+    return study
 
 
 def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:

@@ -25,9 +25,11 @@ from sirc.cli.options import (
     Replace,
     Specs,
     TrainFile,
+    Trust,
     TuningFile,
     named_pairs,
     on_device,
+    read_experiment,
     refuse_existing,
 )
 from sirc.errors import ConfigError
@@ -56,6 +58,7 @@ def run(
     figures: Figures = True,
     format_: Formats = None,
     redo: Redo = None,
+    trust: Trust = False,
     open_: Open = False,
     quiet: Quiet = False,
 ) -> None:
@@ -68,9 +71,9 @@ def run(
 
     On four GPUs: `torchrun --nproc-per-node 4 -m sirc run …`
     """
-    from sirc.experiment import Experiment, run_study
+    from sirc.experiment import run_study
 
-    studies = [Experiment.read(path, set_ or ()) for path in experiment]
+    studies = [read_experiment(path, set_, trust) for path in experiment]
     with on_device(device, quiet) as (where, progress):
         formats = list(format_ or FigureFormat)
         study = run_study(
@@ -223,7 +226,7 @@ def plot(
     folder = out or runs[0] / "figures"
     with reporting(quiet=quiet) as progress:
         try:
-            images = sample_images(load_studies(runs[0])[0])
+            images = sample_images(load_studies(runs[0])[0], run_code=False)
         except (ValueError, OSError) as error:
             images = None
             progress.note(f"without samples of the images, which cannot be opened: {error}")

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, result
-from sirc.cli.options import Device, Names, Overrides, Overwrite, Quiet, on_device, runs_of_seeds
+from sirc.cli.options import (
+    Device,
+    Names,
+    Overrides,
+    Overwrite,
+    Quiet,
+    Trust,
+    on_device,
+    read_experiment,
+    runs_of_seeds,
+)
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +45,7 @@ def train(
     on_error: OnErrorOption = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the networks of an experiment, one for each seed.
@@ -47,7 +58,7 @@ def train(
     On four GPUs, same global batch: `torchrun --nproc-per-node 4 -m sirc train …`
     """
     set_ = [*(set_ or ()), *([f"train.on_error={on_error}"] if on_error else [])]
-    study, runs = _read(experiment, set_, seed)
+    study, runs = _read(experiment, set_, seed, trust)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
     from sirc.data import DeviceCache
@@ -75,6 +86,7 @@ def extract(
     on_error: OnErrorOption = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
@@ -86,7 +98,7 @@ def extract(
 
     With four processes: `torchrun --nproc-per-node 4 -m sirc extract …`
     """
-    study, runs = _read(experiment, set_, seed)
+    study, runs = _read(experiment, set_, seed, trust)
     names = only or study.stored
     for name in names:
         if name not in study.names:
@@ -114,6 +126,7 @@ def fit(
     set_: Overrides = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Fit the experiment's scores on the stored outputs of its training images.
@@ -127,7 +140,7 @@ def fit(
     """
     from sirc.experiment import fit_run
 
-    study, runs = _read(experiment, set_, seed)
+    study, runs = _read(experiment, set_, seed, trust)
     with on_device(device, quiet) as (where, progress):
         for run in runs:
             scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
@@ -141,9 +154,7 @@ def _save_config(study: Experiment) -> None:
         study.save()
 
 
-def _read(path: Path, overrides: list[str] | None, seeds: list[int] | None) -> tuple[Experiment, tuple[Run, ...]]:
+def _read(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """Read the experiment and choose the runs with these seeds; all without."""
-    from sirc.experiment import Experiment
-
-    study = Experiment.read(path, overrides or ())
+    study = read_experiment(path, overrides, trust)
     return study, runs_of_seeds(study.runs, seeds) if seeds else study.runs

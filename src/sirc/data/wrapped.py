@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FORMS = 'a benchmark, "folder", "list", `torchvision:NAME` or `package.module:function`'
 _SPLIT_NAMES = {"train": ("train", "train-standard"), "test": ("test", "val")}  # in torchvision's classes
+_UNPICKLING = ("LSUN", "LSUNClass")  # they read a pickled list of their images, which can run code
 _SAMPLED = 16  # images that stand for all in the fingerprint
 
 
@@ -99,6 +100,11 @@ def torchvision_set(
     except ImportError as error:
         raise missing_package(f"torchvision:{kind}", "torchvision") from error
     known = {name: each for name in sorted(datasets.__all__) if inspect.isclass(each := getattr(datasets, name))}
+    if kind in _UNPICKLING:
+        raise ValueError(
+            f"`dataset` must not unpickle files, as that can run code; torchvision:{kind} does. Write its images as "
+            'files, and read them as a "folder".'
+        )
     if kind not in known:
         raise ValueError(unknown_name("`dataset` after `torchvision:`", kind, list(known)))
     parameters = _parameters(known[kind])

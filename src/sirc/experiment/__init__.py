@@ -16,6 +16,7 @@ from sirc.experiment.results import (
 )
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results
+from sirc.experiment.trust import require_trust
 
 __all__ = [
     "FILE",
@@ -39,6 +40,7 @@ __all__ = [
     "network",
     "read_results",
     "reported_scores",
+    "require_trust",
     "run_study",
     "sample_images",
     "save_results",

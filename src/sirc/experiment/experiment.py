@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.files import PathLike, keep_text
 from sirc._utils.hints import closest
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name
 from sirc.experiment.toml import Document, dotted, dump
+from sirc.experiment.trust import remember
 from sirc.scores import Needs, parse
 from sirc.training import Train
 
@@ -131,12 +132,12 @@ class Experiment:
             )
 
     @classmethod
-    def read(cls, path: PathLike, overrides: Iterable[str] = ()) -> Experiment:
-        """Read a TOML file, with `overrides` such as `"train.lr=0.05"` put over it.
+    def read(cls, path: PathLike, overrides: Iterable[str] = (), *, whole: bool = False) -> Experiment:
+        """Read a TOML file, with `overrides` such as `"train.lr=0.05"` put over it; a `whole` one extends no other.
 
         A `ConfigError` names the line and the key of what is wrong.
         """
-        document = Document.open(path, overrides)
+        document = Document.open(path, overrides, whole=whole)
         experiment = document.build(cls)
         # No field: where an experiment was read from takes no part in what it is.
         object.__setattr__(experiment, "_document", document)
@@ -149,7 +150,8 @@ class Experiment:
     def save(self) -> Path:
         """Keep the configuration beside its results; each stage compares its part with what it finds there."""
         path = self.folder / FILE
-        atomic_write(path, lambda file: file.write(self.dump().encode()))
+        keep_text(path, self.dump())
+        remember(path)
         return path
 
     @property

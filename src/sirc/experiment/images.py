@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from sirc._utils import distributed
-from sirc.data import DeviceCache, ImageSet, eval_transform, open_source
+from sirc._utils.text import shorten
+from sirc.data import DeviceCache, ImageSet, Source, eval_transform, open_source
 from sirc.experiment.experiment import Experiment
+from sirc.experiment.trust import is_code
 from sirc.progress import Progress
 from sirc.training import refuse_labels
 
@@ -43,9 +46,18 @@ def images_of(
     return images
 
 
-def sample_images(experiment: Experiment) -> dict[str, ImageSet]:
-    """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing."""
-    return {name: _open_source(experiment, name) for name in ("test", *experiment.data.ood)}
+def sample_images(experiment: Experiment, *, run_code: bool = True) -> dict[str, ImageSet]:
+    """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing.
+
+    With `run_code=False` a dataset that a function of the user's makes is an error, and nothing is downloaded.
+    """
+    sources = {name: experiment.source(name) for name in ("test", *experiment.data.ood)}
+    for name, source in sources.items():
+        if not run_code and is_code(source.dataset):
+            raise ValueError(f"'{name}' is made by `{shorten(source.dataset)}`, which only `sirc run` calls")
+        if not run_code and source.options.get("download"):
+            sources[name] = replace(source, options={**source.options, "download": False})
+    return {name: _open_source(experiment, name, source) for name, source in sources.items()}
 
 
 def needed_sets(experiment: Experiment) -> list[str]:
@@ -83,10 +95,10 @@ def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> Image
         images: ImageSet | None = None
         with distributed.failing_together():
             if distributed.is_main():  # this process goes first, as archives are unpacked when they are opened
-                images = _open_source(experiment, name)
+                images = _open_source(experiment, name, experiment.source(name))
         with distributed.failing_together():
             if images is None:
-                images = _open_source(experiment, name)
+                images = _open_source(experiment, name, experiment.source(name))
             if cache is not None:
                 _ = images.cache_key  # looks at every file; done now, the copies made of it need not
         return images
@@ -96,10 +108,10 @@ def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> Image
     return cache.opened(repr((experiment.source(name), str(experiment.root), name)), opened)
 
 
-def _open_source(experiment: Experiment, name: str) -> ImageSet:
+def _open_source(experiment: Experiment, name: str, source: Source) -> ImageSet:
     is_id = name in _ID_SETS
     images = open_source(
-        experiment.source(name),
+        source,
         root=experiment.root,
         split=("train" if name == "train" else "test") if is_id else None,
         preprocess=None,

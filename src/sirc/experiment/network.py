@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from sirc import models
 from sirc._utils import distributed
-from sirc._utils.files import read_metadata, read_safetensors, write_safetensors
+from sirc._utils.files import read_json, read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.outputs import Head
@@ -49,13 +50,19 @@ def fingerprint_of(experiment: Experiment, run: Run) -> str:
 
 def recipe_of(run: Run) -> dict[str, str] | None:
     """The recipe that trained weights carry, each setting as JSON; None where there are no weights."""
-    return json.loads(read_metadata(run.weights).get("recipe", "{}")) if run.weights.exists() else None
+    if not run.weights.exists():
+        return None
+    return read_json(run.weights, read_metadata(run.weights).get("recipe", "{}"))
 
 
 def save_head(head: Head, path: Path, model: str) -> None:
-    """Write the last layer, with the fingerprint of the model it is from."""
+    """Write the last layer, with the fingerprint of the model it is from, unless it is there."""
     with distributed.failing_together():
         if distributed.is_main():
+            with suppress(FileNotFoundError, StoreError):
+                there, of = load_head(path)
+                if (there.name, of) == (head.name, model):
+                    return
             tensors = {"weight": head.weight} | ({} if head.bias is None else {"bias": head.bias})
             metadata = {"format": _HEAD_FORMAT, "name": head.name, "model": model}
             write_safetensors(path, tensors, metadata, overwrite=True)
@@ -69,3 +76,13 @@ def load_head(path: Path) -> tuple[Head, str]:
     if metadata.get("format") != _HEAD_FORMAT:
         raise StoreError(f"'{path}' does not hold a head. Extract the outputs again: `sirc extract …`.")
     return Head(tensors["weight"], tensors.get("bias"), metadata["name"]), metadata["model"]
+
+
+def has_head(run: Run, head: Head) -> bool:
+    """Whether the trained weights have this last layer; true where that cannot be told, as nothing is built for it."""
+    weight = read_safetensors(run.weights)[0].get(f"{head.name}.weight".lstrip(".")) if run.weights.exists() else None
+    if weight is None:
+        return True
+    return weight.numel() == head.weight.numel() and torch.equal(
+        weight.reshape(head.weight.shape).to(head.weight), head.weight
+    )

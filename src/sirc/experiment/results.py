@@ -16,11 +16,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 import sirc
-from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, keep_text, read_json, read_safetensors, write_safetensors
+from sirc._utils.text import shorten
+from sirc.errors import StoreError
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.stage import Inputs, Stage, digest
+from sirc.experiment.stage import Inputs, Stage, digest, is_inside, kept_digest
 from sirc.experiment.stages import check_outputs
+from sirc.experiment.trust import is_remembered
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, parse
 
@@ -107,24 +110,38 @@ def load_runs(folders: Sequence[PathLike], *, device: torch.device | str = "cpu"
 
 
 def load_studies(folder: PathLike) -> list[Experiment]:
-    """Read the experiments of a study: the one in this folder, or those whose results are put together in it."""
+    """Read the experiments of a study: the one in this folder, or those whose results are put together in it.
+
+    These are in folders below, unless this user put them together.
+    """
     path = Path(folder)
+    file = path / STUDY_FILE
     try:
-        parts = json.loads((path / STUDY_FILE).read_bytes())["experiments"]
+        parts = read_json(file).get("experiments")
     except (FileNotFoundError, NotADirectoryError):
-        parts = ["."]
+        return [load_study(path)]
+    if not (isinstance(parts, list) and parts and all(isinstance(part, str) for part in parts)):
+        raise StoreError(
+            f"'{file}' must list the folders of its `experiments`; got {shorten(repr(parts))}. Make it again with "
+            "`sirc run`, or name the folders themselves."
+        )
+    if (outside := [part for part in parts if not is_inside(path / part, path)]) and not is_remembered(file):
+        raise StoreError(
+            f"'{file}' must name folders inside of its own, unless you made it here; got '{shorten(outside[0])}'. Name "
+            "the folders themselves, or put them together again with `sirc run`."
+        )
     return [load_study(path / part) for part in parts]
 
 
 def load_study(folder: PathLike) -> Experiment:
     """Read the configuration that a study left beside its results; these are in this folder, wherever it was moved."""
     path = Path(os.path.abspath(folder))
-    if not (path / FILE).is_file():
+    if not os.path.isfile(path / FILE):  # which no name is too long for
         there = f" Its page is there already: '{path / 'report.html'}'." if (path / "report.html").is_file() else ""
         raise FileNotFoundError(
             f"'{folder}' holds no stored outputs: it has no {FILE}. Make them with `sirc run EXPERIMENT.toml`.{there}"
         )
-    return replace(Experiment.read(path / FILE), out=str(path.parent), name=path.name)
+    return replace(Experiment.read(path / FILE, whole=True), out=str(path.parent), name=path.name)
 
 
 def title_of(experiment: Experiment) -> str:
@@ -148,24 +165,29 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
 
 def write_results(table: pd.DataFrame, path: Path) -> None:
     """Write results in the one schema that all of them have."""
-    text = table[SCHEMA].to_csv(index=False, lineterminator="\n")
-    atomic_write(path, lambda file: file.write(text.encode()))
+    keep_text(path, table[SCHEMA].to_csv(index=False, lineterminator="\n"))
 
 
 def read_results(path: PathLike) -> pd.DataFrame:
-    """Read results; other columns than the schema's are an error."""
+    """Read results; other columns than the schema's are an error, as are others than those that the stamps know."""
+    path = Path(path)
+    if kept_digest(path) not in (None, digest(path)):
+        raise StoreError(
+            f"'{path}' was changed or cut since it was made: it has another digest than the stamps in its folder keep. "
+            "Make it again with the same `sirc run`, or `sirc evaluate … --overwrite`."
+        )
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if list(table.columns) != SCHEMA:
+            raise ValueError(f"it has {shorten(', '.join(map(str, table.columns)))}")
+        # Python's own float reads back every digit that was written; pandas' quick parser may not.
+        numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
+        return table.assign(seed=table["seed"].astype(int), **numbers)
     except ValueError as error:
-        raise ValueError(f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}") from error
-    if list(table.columns) != SCHEMA:
         raise ValueError(
-            f"results must have the columns {', '.join(SCHEMA)}; '{path}' has {', '.join(map(str, table.columns))}. "
-            "Make them with `sirc run` or `sirc evaluate`."
-        )
-    # Python's own float reads back every digit that was written; pandas' quick parser may not.
-    numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
-    return table.assign(seed=table["seed"].astype(int), **numbers)
+            f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}. Make it with `sirc run` or "
+            "`sirc evaluate`."
+        ) from error
 
 
 def _stores(experiment: Experiment, run: Run) -> dict[str, OutputStore]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
 
-from sirc._utils.files import atomic_write
+from sirc._utils.files import atomic_write, read_json
+from sirc.errors import StoreError
 from sirc.outputs import OutputStore
 
 Inputs: TypeAlias = dict[str, object]
@@ -39,7 +40,7 @@ class Stage:
     recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped
 
     def __post_init__(self) -> None:
-        self.inputs = json.loads(json.dumps(self.inputs))  # as they will be read back
+        self.inputs = json.loads(json.dumps(self.inputs, default=str))  # as they will be read back
         self._stamp = self.folder / _FOLDER / f"{self.name}.json"
 
     @property
@@ -86,13 +87,32 @@ class Stage:
         atomic_write(self._stamp, lambda file: file.write(json.dumps(stamp, indent=1).encode()))
 
     def _read(self) -> tuple[Inputs | None, dict[str, str]]:
-        """The inputs of the stamp and the digests of what was made; None and nothing without a whole stamp."""
+        """The inputs of the stamp and the digests of what was made; None and nothing without a whole stamp.
+
+        A stamp that names a file outside of the stage's folder is none that a stage wrote.
+        """
         try:
-            stamp = json.loads(self._stamp.read_bytes())
-            inputs, made = stamp["inputs"], stamp["made"]
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            stamp = read_json(self._stamp)
+        except (FileNotFoundError, StoreError):
             return None, {}
-        return (inputs, made) if isinstance(inputs, dict) and isinstance(made, dict) else (None, {})
+        inputs, made = stamp.get("inputs"), stamp.get("made")
+        if not isinstance(inputs, dict) or not isinstance(made, dict):
+            return None, {}
+        return (inputs, made) if all(is_inside(self.folder / name, self.folder) for name in made) else (None, {})
+
+
+def kept_digest(results: Path) -> object:
+    """The digest that a stamp beside a results.csv keeps of it, that of the evaluation or of its tables, or None."""
+    (_, made), (tables, _) = (Stage(name, results.parent, {})._read() for name in ("results", "tables"))
+    return made.get("results.csv") or (tables or {}).get("results") if results.name == "results.csv" else None
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, its links followed, is a folder or lies in it."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a character that no path has
+        return False
 
 
 def digest(path: Path) -> str:

@@ -13,12 +13,13 @@ from torch import nn
 
 from sirc._utils import distributed
 from sirc._utils.checks import differences
+from sirc._utils.files import read_json
 from sirc._utils.imports import stored_name
 from sirc.data import READ_ERRORS, DeviceCache, ImageSet, eval_geometry
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
-from sirc.experiment.network import build, fingerprint_of, load_head, network, recipe_of, save_head
+from sirc.experiment.network import build, fingerprint_of, has_head, load_head, network, recipe_of, save_head
 from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
@@ -90,8 +91,8 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
         inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
 
     def recorded(stamped: Inputs | None) -> Inputs | None:
-        with suppress(FileNotFoundError, ValueError):
-            return stamped or json.loads(run.older_fit_note.read_bytes())
+        with suppress(FileNotFoundError, StoreError):
+            return stamped or read_json(run.older_fit_note)
         return None
 
     return Stage("fit", run.folder, inputs, outputs=[run.scorer], recorded=recorded)
@@ -109,8 +110,12 @@ def check_trained(experiment: Experiment, run: Run) -> None:
         )
 
 
-def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> None:
-    """Refuse stored outputs that this experiment's settings and this run's weights would not give."""
+def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, weights: str | None = None) -> None:
+    """Refuse stored outputs that this experiment's settings and this run's weights would not give.
+
+    `weights` is the fingerprint of the network, for those who have built it. Without, nothing is built: all must be
+    from one network, with the last layer that the weights have.
+    """
     check_trained(experiment, run)
     made_by: dict[object, object] = {}
     for name in names:
@@ -126,8 +131,9 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str]) -> Non
                 f"'{store}' was extracted with other settings: {changes}. Use those, or extract again: "
                 f"`sirc extract … --only {name} --overwrite`."
             )
-    weights = fingerprint_of(experiment, run)
-    made_by[run.head] = load_head(run.head)[1]
+    head, made_by[run.head] = load_head(run.head)
+    if weights is None and has_head(run, head):
+        weights = str(made_by[run.head])
     for path, model in made_by.items():
         if model != weights:
             raise StoreError(

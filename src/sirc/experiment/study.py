@@ -16,7 +16,7 @@ import torch
 
 import sirc
 from sirc._utils import distributed
-from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.files import PathLike, keep_text, refuse_existing
 from sirc.data import DeviceCache
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
@@ -42,6 +42,7 @@ from sirc.experiment.stages import (
     train_run,
     train_stage,
 )
+from sirc.experiment.trust import remember
 from sirc.progress import SILENT, Progress, Task
 
 FORMATS = ("pdf", "svg", "png")
@@ -236,8 +237,8 @@ class _Worker:
         study.results = pd.concat(tables, ignore_index=True)
         write_results(study.results, study.folder / "results.csv")
         parts = [os.path.relpath(experiment.folder, study.folder) for experiment in study.experiments]
-        text = json.dumps({"experiments": parts}, indent=1)
-        atomic_write(study.folder / STUDY_FILE, lambda handle: handle.write(text.encode()))
+        keep_text(study.folder / STUDY_FILE, json.dumps({"experiments": parts}, indent=1))
+        remember(study.folder / STUDY_FILE)
         study.files.append(study.folder / "results.csv")
 
     def _evaluation(self, experiment: Experiment, run: Run) -> Stage:
@@ -306,7 +307,10 @@ def save_results(
         refuse_existing(study.folder / name, overwrite)  # before any work is done
     file = study.folder / "results.csv"
     write_results(study.results, file)
-    study.files += [file, *save_tables(study.results, study.folder, overwrite=True)]
+    tables = Stage("tables", study.folder, {"results": digest(file)})
+    tables.make = lambda: save_tables(study.results, study.folder, overwrite=True)
+    tables.run()
+    study.files += [file, *tables.made]
     study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
     if figures:
         study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -26,6 +26,7 @@ EXTENDS = "extends"
 NONE = "none"
 """Stands for None where leaving the key out would mean something else."""
 
+_DEEPEST = 50  # tables within tables
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _KINDS = {bool: ("true or false", "true or false"), int: ("a whole number", "whole numbers")}
 _KINDS |= {float: ("a number", "numbers"), str: ("a string", "strings"), object: ("any value", "values")}
@@ -64,7 +65,14 @@ class _File:
         text = ""
         try:
             text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-            return cls(path, text, tomllib.loads(text))
+            tree = tomllib.loads(text)
+            level: list[Any] = [tree]
+            for _ in range(_DEEPEST):
+                inner = (part.values() if isinstance(part, dict) else part for part in level)
+                level = [part for parts in inner if isinstance(parts, ValuesView | list) for part in parts]
+            if level:
+                raise RecursionError  # dotted keys nest without any in the parser
+            return cls(path, text, tree)
         except FileNotFoundError:
             others = sorted(other.name for other in path.parent.glob("*.toml"))
             raise ConfigError(f"there is no file '{path}'.{closest(path.name, others)}") from None
@@ -104,10 +112,15 @@ class Document:
     overrides: tuple[tuple[Keys, str], ...] = ()
 
     @classmethod
-    def open(cls, path: PathLike, overrides: Iterable[str] = ()) -> Document:
-        """Read the file, with overrides such as `"train.lr=0.05"`; a `ConfigError` says what is wrong with either."""
+    def open(cls, path: PathLike, overrides: Iterable[str] = (), *, whole: bool = False) -> Document:
+        """Read the file, with overrides such as `"train.lr=0.05"`; a `ConfigError` says what is wrong with either.
+
+        A file that must be `whole` extends no other.
+        """
         overrides = (overrides,) if isinstance(overrides, str) else overrides
-        files = _with_bases(Path(path))
+        files = (_File.read(Path(path)),) if whole else _with_bases(Path(path))
+        if whole and EXTENDS in files[0].tree:
+            raise ConfigError(f"'{path}' must be whole, as `sirc run` writes it; it extends another file. Remove that.")
         tree: dict[str, Any] = {}
         for file in reversed(files):
             tree = _merged(tree, file.tree)

@@ -447,7 +447,7 @@ class _Meta:
             raise StoreError(
                 f"there is no store at '{folder}': it has no {STORE_FILE}. Make one with `OutputStore.create`."
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(file, error) from error
         written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
         if written != (_FORMAT, _VERSION):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import sirc
-from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.files import PathLike, keep_text
 from sirc.experiment.arrays import save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.experiment import Experiment
@@ -48,7 +48,7 @@ def run_demo(
     rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in results]
     text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows, ""])
     text = text.replace("ID✗|ID✓", "ID✗\\|ID✓").replace("OOD|ID✓", "OOD\\|ID✓")
-    atomic_write(file, lambda handle: handle.write(text.encode()))
+    keep_text(file, text)
     study.files.append(file)
     return study, results
 

@@ -1,0 +1,72 @@
+"""Trust: the code that an experiment names, and whether this user has run or trusted it before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sirc._utils.files import atomic_write
+from sirc._utils.text import listed, shorten
+from sirc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sirc.experiment.experiment import Experiment
+
+# sirc's own functions are named one by one: others of its modules would call whatever their options say.
+_MODELS = re.compile(r"timm:[\w.-]+|torchvision:\w+|sirc\.(models\.)?small:(resnet|densenet)")
+_DRAWN = "letters|greek|cyrillic|digits|handwritten|photos|noise"
+_DATASETS = re.compile(rf"[^:]+|torchvision:[A-Za-z_]\w*|sirc\.data\.glyphs:({_DRAWN})")
+_READING = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # files and addresses, in timm
+
+
+def is_code(dataset: str) -> bool:
+    """Whether a dataset is made by a function from outside sirc and torchvision."""
+    return not _DATASETS.fullmatch(dataset)
+
+
+def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
+    """Refuse an experiment that was kept beside its results and names code, unless this user made or trusts it.
+
+    Names of sirc, timm and torchvision need no trust, as their code is installed and runs nothing of the file's.
+    """
+    model = experiment.model
+    names = [source.dataset for source in map(experiment.source, experiment.names) if is_code(source.dataset)]
+    names += [] if _MODELS.fullmatch(model.name) else [model.name]
+    names += [f"model.options.{key}" for key in sorted(_READING.intersection(model.options))]
+    if names and trust:
+        remember(file)
+    elif names and not is_remembered(file):
+        named = listed([f"`{shorten(name)}`" for name in dict.fromkeys(names)][:5])
+        raise ConfigError(
+            f"'{file}' names code that this command runs: {named}. You did not make it here, or did so with an "
+            "earlier version. Where you trust who made it, and that code, pass `--trust`, once."
+        )
+
+
+def remember(file: Path) -> None:
+    """Note that this user made or trusts the content of a file; where that cannot be kept, trust is asked for again."""
+    with suppress(OSError):
+        if (mark := _mark(file)) is not None and not mark.exists():
+            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_write(mark, lambda handle: handle.write(os.fsencode(file.resolve()) + b"\n"))
+
+
+def is_remembered(file: Path) -> bool:
+    """Whether this user made or trusts a file with this content, here or where it was before it was moved."""
+    mark = _mark(file)
+    return mark is not None and mark.is_file()
+
+
+def _mark(file: Path) -> Path | None:
+    """The note about a file's content, in the folder where the user's programs keep their state; None without a home.
+
+    No folder that comes from elsewhere can bring it along, and another content has another note.
+    """
+    given = os.environ.get("XDG_STATE_HOME", "")
+    state = given if os.path.isabs(given) else os.path.expanduser("~/.local/state")
+    content = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Path(state, "sirc", "trusted", content) if os.path.isabs(state) else None
