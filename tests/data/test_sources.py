@@ -265,6 +265,8 @@ def test_torchvisions_datasets_open_by_name(tmp_path):
     assert len(opened(tmp_path, dataset="torchvision:FakeData", options={"size": 5}, split="test", labelled=False)) == 5
     with pytest.raises(ValueError, match=r"got 'CIFAR11'. Did you mean"):
         opened(tmp_path, dataset="torchvision:CIFAR11")
+    with pytest.raises(ValueError, match=r"must not unpickle files, as that can run code; torchvision:LSUN does"):
+        opened(tmp_path, dataset="torchvision:LSUN")
     with pytest.raises(ValueError, match="`options` of torchvision:FakeData do not fit"):
         opened(tmp_path, dataset="torchvision:FakeData", options={"sizes": 5})
 

@@ -298,6 +298,12 @@ def test_a_checkpoint_that_needs_code_is_refused_with_words(tmp_path, monkeypatc
     Path("raw.bin").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(StoreError, match=r"raw.bin"):
         load_weights(Tied(), "raw.bin")
+    for options in (
+        {"checkpoint_path": "evil.pth"},
+        {"pretrained_cfg_overlay": {"file": "evil.pth"}, "pretrained": True},
+    ):
+        with pytest.raises((ValueError, RuntimeError, pickle.UnpicklingError)):
+            build("timm:test_resnet", options=options)
     assert not Path("ran").exists()
 
 

@@ -149,13 +149,8 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Say which settings differ: "size is 100, got 200"; empty where none does."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-
-    def shown(settings: Mapping[str, object], key: str, absent: str) -> str:
-        return shorten(str(settings.get(key, absent)))
-
-    return ", ".join(
-        f"{shorten(key)} is {shown(before, key, 'not known')}, got {shown(now, key, 'nothing')}" for key in keys
-    )
+    parts = ((key, before.get(key, "not known"), now.get(key, "nothing")) for key in keys)
+    return ", ".join("{} is {}, got {}".format(*(shorten(str(word)) for word in part)) for part in parts)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -57,14 +57,17 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
 
 
-def read_experiment(path: Path, overrides: list[str] | None, trust: bool) -> Experiment:
-    """Read the experiment that the user names; one kept beside its results may be another's, and takes trust."""
+def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
+    """Read the experiment that the user names, and choose the runs with these seeds; all without.
+
+    An experiment that is kept beside its results may be another's, and takes trust.
+    """
     from sirc.experiment import FILE, Experiment, require_trust
 
     study = Experiment.read(path, overrides or ())
     if path.name == FILE and any((path.parent / run.folder.name).is_dir() for run in study.runs):
         require_trust(study, path, trust)
-    return study
+    return study, runs_of_seeds(study.runs, seeds) if seeds else study.runs
 
 
 def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:

@@ -29,7 +29,7 @@ from sirc.cli.options import (
     TuningFile,
     named_pairs,
     on_device,
-    read_experiment,
+    read_runs,
     refuse_existing,
 )
 from sirc.errors import ConfigError
@@ -73,7 +73,7 @@ def run(
     """
     from sirc.experiment import run_study
 
-    studies = [read_experiment(path, set_, trust) for path in experiment]
+    studies = [read_runs(path, set_, None, trust)[0] for path in experiment]
     with on_device(device, quiet) as (where, progress):
         formats = list(format_ or FigureFormat)
         study = run_study(

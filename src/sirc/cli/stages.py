@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, result
-from sirc.cli.options import (
-    Device,
-    Names,
-    Overrides,
-    Overwrite,
-    Quiet,
-    Trust,
-    on_device,
-    read_experiment,
-    runs_of_seeds,
-)
+from sirc.cli.options import Device, Names, Overrides, Overwrite, Quiet, Trust, on_device, read_runs
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sirc.experiment import Experiment, Run
+    from sirc.experiment import Experiment
 
 
 class OnErrorChoice(StrEnum):
@@ -58,7 +48,7 @@ def train(
     On four GPUs, same global batch: `torchrun --nproc-per-node 4 -m sirc train …`
     """
     set_ = [*(set_ or ()), *([f"train.on_error={on_error}"] if on_error else [])]
-    study, runs = _read(experiment, set_, seed, trust)
+    study, runs = read_runs(experiment, set_, seed, trust)
     names = ["train", "validation" if study.data.validates else "test"]
     study.require(names)
     from sirc.data import DeviceCache
@@ -98,7 +88,7 @@ def extract(
 
     With four processes: `torchrun --nproc-per-node 4 -m sirc extract …`
     """
-    study, runs = _read(experiment, set_, seed, trust)
+    study, runs = read_runs(experiment, set_, seed, trust)
     names = only or study.stored
     for name in names:
         if name not in study.names:
@@ -140,7 +130,7 @@ def fit(
     """
     from sirc.experiment import fit_run
 
-    study, runs = _read(experiment, set_, seed, trust)
+    study, runs = read_runs(experiment, set_, seed, trust)
     with on_device(device, quiet) as (where, progress):
         for run in runs:
             scorer = fit_run(study, run, device=where, overwrite=overwrite, progress=progress)
@@ -152,9 +142,3 @@ def _save_config(study: Experiment) -> None:
     """Write the effective configuration beside its results, once there are any; each stage has compared its part."""
     if is_main():
         study.save()
-
-
-def _read(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
-    """Read the experiment and choose the runs with these seeds; all without."""
-    study = read_experiment(path, overrides, trust)
-    return study, runs_of_seeds(study.runs, seeds) if seeds else study.runs

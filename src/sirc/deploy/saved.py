@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.files import read_safetensors, write_safetensors
+from sirc._utils.files import read_json, read_safetensors, write_safetensors
 from sirc._utils.text import shorten
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
@@ -94,11 +94,8 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the facts and the tensors of a saved classifier, without its model."""
     tensors, metadata = read_safetensors(path)
-    try:
-        facts = json.loads(metadata.get("sirc", "{}"))
-    except json.JSONDecodeError:
-        facts = {}
-    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
+    facts = read_json(path, metadata.get("sirc", "{}"))
+    if facts.get("format") != _FORMAT:
         raise StoreError(f"'{path}' is not a saved selective classifier: write one with `selective.save(path)`")
     if facts.get("version") != _VERSION:
         raise StoreError(

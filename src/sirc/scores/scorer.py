@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import as_tensor
-from sirc._utils.files import read_safetensors, write_safetensors
+from sirc._utils.files import read_json, read_safetensors, write_safetensors
 from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
@@ -208,7 +208,7 @@ class Scorer:
     def load(cls, path: str | Path) -> Scorer:
         """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
         tensors, metadata = read_safetensors(Path(path))
-        header = json.loads(metadata.get("sirc", "{}"))
+        header = read_json(path, metadata.get("sirc", "{}"))
         if header.get("format") != _FORMAT:
             raise StoreError(f"{path} is not a saved scorer: write one with `scorer.save(path)`")
         if header["version"] != _VERSION:
