@@ -25,6 +25,12 @@ def pixels(number, height=24, width=24):
     return found.astype(np.uint8)
 
 
+def prepared(count):
+    """Such images as the network takes them, (count, 3, H, W)."""
+    prepare = PREPROCESS.test()
+    return np.stack([prepare(Image.fromarray(pixels(number))).numpy() for number in range(count)])
+
+
 def encoded(number, kind="PNG", **options):
     """The bytes of an image."""
     file = io.BytesIO()
