@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def _message(path: PathLike, error: Exception) -> str:
     name = printable(path)
     if isinstance(error, FileNotFoundError):
         return f"image '{name}' is gone since the dataset was opened. Restore it, or open the dataset again."
-    if isinstance(error, IsADirectoryError | PermissionError):
+    if isinstance(error, OSError) and error.errno in (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
         return f"image '{name}' cannot be opened: {error.strerror}. Change its permissions, or remove it."
     advice = "Fetch or unpack it again, or remove it."
     if isinstance(error, Image.DecompressionBombError):
