@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 
 import sirc
 from legacy import make
+from sirc.deploy.onnx import OnnxModel
 from support.report_reader import read_page
+from support.tiny_selective import prepared
 
 OLD = make.FOLDER
 NUMBERS = json.loads((OLD / "numbers.json").read_text())
@@ -96,6 +98,20 @@ def test_a_classifier_decides_the_same():
     assert 0 < sum(expected["accepted"]) < len(x)
     np.testing.assert_allclose(decision.logits, expected["logits"], rtol=1e-4, atol=1e-5)  # float32
     np.testing.assert_allclose(decision.confidence, expected["confidence"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_decides_the_same_and_warns_that_its_weights_have_no_digest(tmp_path):
+    with pytest.warns(UserWarning, match=r"model\.onnx' was exported by an earlier version.*Export it again"):
+        model = OnnxModel(OLD / "model.onnx")
+    expected = NUMBERS["graph"]
+    decision = model(prepared(20))
+    assert decision.label.tolist() == expected["label"]
+    assert decision.accepted.tolist() == expected["accepted"]
+    np.testing.assert_allclose(decision.confidence, expected["confidence"], rtol=1e-4, atol=1e-5)
+    changed = (OLD / "model.onnx").read_bytes().replace(b'"feasible": true', b'"feasible": 1234')
+    (tmp_path / "m.onnx").write_bytes(changed)
+    with pytest.raises(sirc.StoreError, match="was changed since"):
+        OnnxModel(tmp_path / "m.onnx")
 
 
 def test_a_run_is_read_with_its_results(study, command):

@@ -1,8 +1,10 @@
 """A file is whole or absent, and a file that is not what was written is never read as if it were."""
 
+import errno
 import os
 import stat
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +139,26 @@ def test_a_writer_that_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_p
         atomic_write(path, half)
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
     assert path.read_bytes() == b"old"
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"/x' cannot be written: No space left on device") as caught:
+        atomic_write(tmp_path / "x", lambda file: file.write(b"new"))
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_cannot_be_replaced_is_told_without_the_temporary_one(tmp_path):
+    (tmp_path / "x").mkdir()
+    with pytest.raises(OSError, match=r"/x' cannot be written: ") as caught:
+        atomic_write(tmp_path / "x", lambda file: file.write(b"new"))
+    assert ".tmp" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="elsewhere"):  # what the writer read is named as it is
+        atomic_write(tmp_path / "y", lambda _: Path("/elsewhere").read_bytes())
 
 
 def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):

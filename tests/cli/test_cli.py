@@ -143,9 +143,11 @@ def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study, comma
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch, how):
     def interrupted(*_, **__):
-        raise KeyboardInterrupt
+        signal.raise_signal(how)
+        pytest.fail("it goes on")
 
     monkeypatch.setattr("sirc.experiment.train_run", interrupted)
     code, out, err = command("train", "tiny.toml")

@@ -13,6 +13,7 @@ from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import onnx as _onnx
 from sirc.deploy.selective import ConfidenceGraph
+from support.tiny_selective import prepared
 
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -212,26 +213,108 @@ def test_the_file_says_what_was_calibrated(tmp_path):
     val = torch.randn(48, 4, generator=torch.Generator().manual_seed(2))
     selective.calibrate(sirc.Outputs(val, val, torch.arange(48) % 4), recall=0.8)
     selective.export_onnx(tmp_path / "m.onnx", torch.randn(2, 4, 1))
-    facts = _onnx.facts_of(onnxruntime.InferenceSession(tmp_path / "m.onnx"))
+    facts = _onnx._facts_of(onnxruntime.InferenceSession(tmp_path / "m.onnx"), sealed=True)
     assert facts["spec"] == "msp"
     assert facts["threshold"] == json.loads(json.dumps(selective.threshold.to_dict()))
     assert facts["classes"][3] == "class 3"
     assert facts["preprocess"]["crop"] == SIDE
     assert facts["model"] == sirc.models.fingerprint(selective.model)
+    assert b".py" not in (tmp_path / "m.onnx").read_bytes()  # no paths of the machine that exported it
+
+
+def mutants(graph, count=160):
+    """Copies of a file with random damage: to its bytes, or to one of its fields, as an editor of graphs would do."""
+    random = np.random.default_rng(0)
+    whole = graph.read_bytes()
+    for number in range(count):
+        if number % 2:
+            yield f"bytes, {number}", damaged(whole, random)
+        else:
+            model = onnx.load_from_string(whole)
+            what = edited(model, random, number // 2 % 8)
+            yield f"{what}, {number}", model.SerializeToString()
+
+
+def damaged(whole, random):
+    start = int(random.integers(len(whole)))
+    stop = start + int(random.integers(1, 60))
+    piece = whole[start:stop]
+    return [
+        whole[:start] + bytes([whole[start] ^ 1 << random.integers(8)]) + whole[start + 1 :],
+        whole[:start] + random.bytes(len(piece)) + whole[stop:],
+        whole[:start] + whole[stop:],
+        whole[:stop] + piece + whole[stop:],
+        whole[:start],
+        whole + random.bytes(stop - start),
+    ][random.integers(6)]
+
+
+def edited(model, random, kind):
+    tensor, node = random.choice(model.graph.initializer), random.choice(model.graph.node)
+    if kind < 3:
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        place = random.integers(max(values.size, 1))
+        values.reshape(-1)[place : place + 1] += 1 if values.dtype != bool else True
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+        return f"a weight of {tensor.name}"
+    if kind == 3:
+        names = [node.op_type, "Neg", "Sub", "Identity"]
+        node.op_type = names[random.integers(1, 4)]
+        return f"the operator of {node.name}"
+    if kind == 4:
+        model.graph.output[0].name, model.graph.output[1].name = "logits", "label"
+        return "the order of the outputs"
+    if kind == 5:
+        model.graph.node.remove(node)
+        return f"without {node.name}"
+    if kind == 6:
+        entry = random.choice([entry for entry in model.metadata_props if entry.key == "sirc"])
+        entry.value = entry.value.replace('"value": ', '"value": 1', 1).replace('"red"', '"blue"')
+        return "the threshold and the classes that it tells"
+    model.metadata_props[-1].value = random.bytes(32).hex()
+    return "the digest"
 
 
 @pytest.mark.slow
-def test_what_a_graph_says_cannot_be_changed(tmp_path):
-    selective = SelectiveClassifier(Scaled(), sirc.Scorer("msp", num_classes=4), "msp").set_threshold(0.5)
-    selective.export_onnx(tmp_path / "m.onnx", torch.randn(1, 4, 1))
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    assert _onnx.facts_of(session)["head"] == "fc"
-    assert session.run(None, {"images": np.zeros((5, 4, 1), np.float32)})[0].shape == (5,)
-    graph = onnx.load(tmp_path / "m.onnx")
-    for entry in graph.metadata_props:
-        entry.value = entry.value.replace('"value": 0.5', '"value": 0.1')
-    with pytest.raises(sirc.StoreError, match="changed after"):
-        _onnx.facts_of(onnxruntime.InferenceSession(graph.SerializeToString()))
+def test_a_file_that_was_changed_is_refused_or_decides_the_same(graph, tmp_path):
+    x = prepared(40)
+    expected = _onnx.OnnxModel(graph)(x)
+    assert len(set(expected.accepted)) == 2
+    path, refusals = tmp_path / "m.onnx", []
+    for what, data in mutants(graph):
+        path.write_bytes(data)
+        try:
+            found = _onnx.OnnxModel(path)(x)
+        except sirc.StoreError as error:
+            refusals.append(str(error))
+        else:
+            for got, want in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(got, want, err_msg=what)
+    assert len(refusals) > 150
+    for text in refusals:
+        assert text.startswith(f"'{path}' must be an ONNX graph as `export_onnx` wrote it: ")
+        assert text.endswith(". Export it again.")
+
+
+@pytest.mark.slow
+def test_weights_moved_into_another_file_are_refused(graph, tmp_path):
+    apart = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(onnx.load(graph), tmp_path / "m.onnx", **apart)
+    with pytest.raises(sirc.StoreError, match="its digest tells"):
+        _onnx.OnnxModel(tmp_path / "m.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("predict", "photos", "--onnx"), ("serve",)])
+def test_the_commands_refuse_a_changed_file(graph, tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sirc.deploy.serve.run", lambda *_, **__: pytest.fail("it serves"))
+    data = bytearray(graph.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "m.onnx").write_bytes(data)
+    code, out, err = command(*words, "m.onnx")
+    assert (code, out) == (1, "")
+    assert "error: 'm.onnx' must be an ONNX graph as `export_onnx` wrote it: its digest tells" in err
 
 
 @pytest.mark.slow
@@ -262,5 +345,6 @@ def test_nonsense_is_refused(networks, tmp_path):
     value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "other", value[:1], value[1:])
     other = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(ValueError, match="export_onnx"):
-        _onnx.facts_of(onnxruntime.InferenceSession(other.SerializeToString()))
+    onnx.save(other, tmp_path / "other.onnx")
+    with pytest.raises(sirc.StoreError, match=r"other\.onnx.*does not say how it was calibrated"):
+        _onnx.OnnxModel(tmp_path / "other.onnx")

@@ -198,6 +198,18 @@ def test_a_pipe_is_no_image_and_a_link_that_leads_nowhere_is_a_broken_one(select
     assert list(found["error"] == "") == [False, False, True]
 
 
+def test_a_link_that_leads_to_itself_is_a_broken_image(selective, tmp_path):
+    Image.fromarray(pixels(1)).save(tmp_path / "a.png")
+    (tmp_path / "below").mkdir()
+    for link in ("loop.png", "below/loop.png", "folder", "below/folder"):
+        (tmp_path / link).symlink_to((tmp_path / link).name)
+    (tmp_path / "below/up").symlink_to("..")
+    table = predict_folder(selective, tmp_path)
+    assert list(table["path"]) == ["a.png", "below/loop.png", "loop.png"]
+    assert "cannot be opened: Too many levels of symbolic links" in table["error"][1]
+    assert (table["error"] == "").tolist() == [True, False, False]
+
+
 def test_a_failing_machine_is_not_taken_for_broken_images(selective, folder, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.EIO, "input/output error")

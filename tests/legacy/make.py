@@ -4,6 +4,9 @@ They were written by version 0.1.0 at commit cb99d46, before the code was sorted
 
     PYTHONPATH=/path/to/that/checkout/src python tests/legacy/make.py
 
+`model.onnx` is younger: the graph of `support.tiny_selective` as commit c648fc0 exported it, when its digest did
+not yet cover its weights.
+
 `tests/test_old_files.py` holds today's code to them. Never make them anew with today's code: once a format has changed,
 write the new one into a folder of its own and keep this one.
 """

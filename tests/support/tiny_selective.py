@@ -12,7 +12,7 @@ from torch import nn
 import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
-from sirc.deploy.onnx import DIGEST, KEY, _digest
+from sirc.deploy.onnx import _FACTS, _seal
 from sirc.deploy.saved import about
 
 SIDE = 16
@@ -27,6 +27,12 @@ def pixels(number, height=24, width=24):
     found = random.integers(0, 130, (height, width, 3))
     found[..., number % 3] += random.integers(0, 120)
     return found.astype(np.uint8)
+
+
+def prepared(count):
+    """Such images as the network takes them, (count, 3, H, W)."""
+    prepare = PREPROCESS.test()
+    return np.stack([prepare(Image.fromarray(pixels(number))).numpy() for number in range(count)])
 
 
 def encoded(number, kind="PNG", **options):
@@ -63,7 +69,8 @@ def exported(path):
 
 def described(graph, path, **options):
     """The graph, with the description that a classifier with these options would have; exporting one takes seconds."""
-    model, facts = onnx.load(graph), json.dumps(about(calibrated(**options)))
-    onnx.helper.set_model_props(model, {KEY: facts, DIGEST: _digest(facts)})
-    onnx.save(model, path)
+    model = onnx.load(graph)
+    onnx.helper.set_model_props(model, {_FACTS: json.dumps(about(calibrated(**options)))})
+    data = model.SerializeToString()
+    path.write_bytes(data + _seal(data))
     return path

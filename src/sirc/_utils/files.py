@@ -1,5 +1,6 @@
 """Files: atomic writes, safetensors with checksums, .npz without pickle."""
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from sirc.errors import StoreError
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STALE_SECONDS = 600  # a temporary file this old has no writer any more
 _CODES = {
     torch.float64: "F64",
@@ -46,17 +48,22 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     power cut leaves the old file. The folder is made if need be.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb") as file:
             writer(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        # A full disk names no file, and the temporary one means nothing to the reader.
+        if isinstance(error, OSError) and (error.errno in _FULL or error.filename == str(temporary)):
+            text = f"'{path}' cannot be written: {error.strerror}. Mend that, or choose another place"
+            raise OSError(error.errno, text) from error
         raise
     if os.name != "nt":  # so that the rename itself survives a power cut; Windows has no such call and needs none
         handle = os.open(path.parent, os.O_RDONLY)

@@ -6,7 +6,9 @@ Modules import typer and nothing heavy: a function imports what it computes with
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -53,6 +55,8 @@ for command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit as scripts expect."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does
     try:
         app(args=arguments, prog_name="sirc")
     except ConfigError as error:

@@ -166,12 +166,14 @@ def serve(
     onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
     host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    concurrency: Annotated[int, Option(help="Requests that are computed at once.", min=1)] = 2,
+    concurrency: Annotated[int, Option(help="Images that are decoded, or batches decided about, at once.", min=1)] = 2,
     threads: Annotated[int, Option(help="onnxruntime's threads for each; 0: one on each core.", min=0)] = 0,
     max_bytes: Annotated[int, Option(help="Bytes of an image at most.", min=1)] = 10 << 20,
     max_images: Annotated[int, Option(help="Images of a request at most.", min=1)] = 64,
     max_pixels: Annotated[int, Option(help="Pixels of an image at most.", min=1)] = 50_000_000,
     max_body: Annotated[int, Option(help="Bytes of a form with images at most.", min=1)] = 64 << 20,
+    max_memory: Annotated[int, Option(help="Bytes that decoding takes at most, of all requests.", min=1)] = 1 << 30,
+    max_seconds: Annotated[float, Option(help="After which a request is given up with 503.", min=0.001)] = 30.0,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics and /.
@@ -190,6 +192,8 @@ def serve(
         max_images=max_images,
         max_pixels=max_pixels,
         max_body=max_body,
+        max_memory=max_memory,
+        answer_seconds=max_seconds,
         concurrency=concurrency,
         threads=threads,
     )

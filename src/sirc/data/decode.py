@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,7 @@ def to_rgb(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        high = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        return Image.fromarray(high).convert("RGB")
+        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ImageError(f"its pixels are 32-bit numbers (mode {image.mode}), whose range is not defined")
     if image.mode == "P" and "transparency" in image.info:
@@ -57,21 +57,30 @@ def printable(path: PathLike) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def _message(path: PathLike, error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Say what is wrong with an image that could not be decoded."""
     from PIL import Image, UnidentifiedImageError
+
+    if isinstance(error, ImageError):
+        return str(error)
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"it is too large ({error})"
+    if isinstance(error, UnidentifiedImageError):
+        return "it is empty or no image that PIL knows"
+    return f"it is damaged ({printable(str(error)) or type(error).__name__})"
+
+
+def _message(path: PathLike, error: Exception) -> str:
+    from PIL import Image
 
     name = printable(path)
     if isinstance(error, FileNotFoundError):
         return f"image '{name}' is gone since the dataset was opened. Restore it, or open the dataset again."
-    if isinstance(error, IsADirectoryError | PermissionError):
+    if isinstance(error, OSError) and error.errno in (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
         return f"image '{name}' cannot be opened: {error.strerror}. Change its permissions, or remove it."
     advice = "Fetch or unpack it again, or remove it."
     if isinstance(error, Image.DecompressionBombError):
-        why, advice = f"it is too large ({error})", "Scale it down, or raise `PIL.Image.MAX_IMAGE_PIXELS`."
-    elif isinstance(error, UnidentifiedImageError):
-        why = "it is empty or no image that PIL knows"
+        advice = "Scale it down, or raise `PIL.Image.MAX_IMAGE_PIXELS`."
     elif isinstance(error, ImageError):
-        why, advice = str(error), "Convert it to 8 bits a channel."
-    else:
-        why = f"it is damaged ({printable(str(error)) or type(error).__name__})"
-    return f"image '{name}' cannot be read: {why}. {advice}{FIND_ALL}"
+        advice = "Convert it to 8 bits a channel."
+    return f"image '{name}' cannot be read: {reason_of(error)}. {advice}{FIND_ALL}"

@@ -237,7 +237,7 @@ def is_image(name: str) -> bool:
 def class_folders(folder: Path) -> list[str]:
     """List the folders in a folder by name, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in entries if _is_folder(entry))
 
 
 def images_below(folder: Path) -> Iterator[str]:
@@ -295,13 +295,19 @@ def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Itera
         listed = list(entries)
     yield subfolder, [entry.name for entry in listed if _is_file(entry)]
     for entry in listed:
-        if entry.is_dir() and not entry.name.startswith("."):
+        if _is_folder(entry):
             yield from _walk(top, f"{subfolder}/{entry.name}".lstrip("/"), above | {inode})
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
     """Count regular files and broken links, so that those are reported; a pipe would block whoever opens it."""
-    return entry.is_file() or (entry.is_symlink() and not entry.is_dir())
+    return entry.is_file(follow_symlinks=False) or (entry.is_symlink() and not os.path.isdir(entry.path))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Count folders and links to them, without hidden ones; a link that leads to itself is none."""
+    here = entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+    return here and not entry.name.startswith(".")
 
 
 def _inode(folder: Path) -> tuple[int, int]:

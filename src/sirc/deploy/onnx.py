@@ -1,4 +1,4 @@
-"""ONNX: a calibrated classifier as one graph, from images to decisions; written, checked and run."""
+"""ONNX: a calibrated classifier as one graph, from images to decisions; written with a digest, checked and run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from sirc.deploy.selective import Decision, SelectiveClassifier
 from sirc.deploy.threshold import Threshold
 from sirc.errors import ImageError, StoreError
 
-KEY, DIGEST = "sirc", "sirc-digest"
+_FACTS, _SEAL = "sirc", b"sirc-sha256"
+_FACTS_DIGEST = "sirc-digest"  # all that earlier versions had
 _CLOSE = 1e-4
 _OUTPUTS = ("label", "confidence", "accepted")
 
@@ -62,23 +63,14 @@ def export(
         )
     assert program is not None
     graph: Any = program.model_proto
-    for key, text in ((KEY, facts), (DIGEST, _digest(facts))):
-        graph.metadata_props.append(onnx.StringStringEntryProto(key=key, value=text))
+    for node in graph.graph.node:
+        node.ClearField("metadata_props")  # the exporter's stack traces, with the paths of this machine
+    graph.metadata_props.append(onnx.StringStringEntryProto(key=_FACTS, value=facts))
     data = graph.SerializeToString()
+    data += _seal(data)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     _check(session, selective, example)
     atomic_write(path, lambda file: file.write(data))
-
-
-def facts_of(session: Any) -> dict[str, Any]:
-    """The description in a graph's metadata; a graph from elsewhere is refused."""
-    metadata = session.get_modelmeta().custom_metadata_map
-    written = metadata.get(KEY)
-    if written is None:
-        raise ValueError("the graph must be one that `export_onnx` wrote; it does not say how it was calibrated")
-    if metadata.get(DIGEST) != _digest(written):
-        raise StoreError("what the graph says of its calibration was changed after `export_onnx`: export it again")
-    return dict(json.loads(written))
 
 
 def _check(session: Any, selective: SelectiveClassifier, example: Tensor) -> None:
@@ -105,8 +97,30 @@ def _check(session: Any, selective: SelectiveClassifier, example: Tensor) -> Non
             )
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _seal(body: bytes | memoryview) -> bytes:
+    """The end of a file: the digest of all bytes before it, as one more entry of the graph's metadata in protobuf."""
+    entry = b"\x0a%c%s\x12\x40%s" % (len(_SEAL), _SEAL, hashlib.sha256(body).hexdigest().encode())
+    return b"\x72%c%s" % (len(entry), entry)
+
+
+def _is_sealed(data: bytes) -> bool:
+    """Tell whether a file is as it was written; a file of an earlier version, or from elsewhere, has no seal."""
+    if data.endswith(_seal(memoryview(data)[: -len(_seal(b""))])):
+        return True
+    if _SEAL in data:  # known before onnxruntime is let near it
+        raise StoreError("its digest tells that graph, weights, threshold or classes were changed since")
+    return False
+
+
+def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
+    """What a graph says of its calibration."""
+    metadata = session.get_modelmeta().custom_metadata_map
+    facts = metadata.get(_FACTS)
+    if facts is None:
+        raise StoreError("it does not say how it was calibrated")
+    if not sealed and metadata.get(_FACTS_DIGEST) != hashlib.sha256(facts.encode()).hexdigest():
+        raise StoreError("its digest tells that what it says of its calibration was changed since")
+    return dict(json.loads(facts))
 
 
 @contextmanager
@@ -149,15 +163,14 @@ class OnnxModel:
         options.log_severity_level = 3
         # Threads that spin while they wait would take the cores from other requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        data = Path(path).read_bytes()  # the bytes that are checked are run, whatever becomes of the file
         try:
-            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has errors of its own, which share no class
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ValueError(
-                f"'{path}' must be an ONNX graph that onnxruntime can run: {reason}. Export it again."
-            ) from error
-        try:
-            self.facts = facts_of(self._session)
+            sealed = _is_sealed(data)
+            try:
+                self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            except Exception as error:  # onnxruntime has errors of its own, which share no class
+                raise StoreError(f"onnxruntime cannot run it ({str(error).partition(chr(10))[0]})") from error
+            self.facts = _facts_of(self._session, sealed)
             self.spec = str(self.facts["spec"])
             self.classes: list[str] | None = self.facts["classes"]
             self.threshold = Threshold.from_dict(self.facts["threshold"])
@@ -168,17 +181,21 @@ class OnnxModel:
                 raise ValueError(f"it lacks the outputs {', '.join(sorted(missing))}")
             _, _, height, width = self._session.get_inputs()[0].shape
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"'{path}' must be a whole graph that `export_onnx` wrote: {error}. Export it again."
-            ) from error
+            text = f"'{path}' must be an ONNX graph as `export_onnx` wrote it: {error}. Export it again."
+            raise StoreError(text) from error
+        if not sealed:
+            warnings.warn(
+                f"'{path}' was exported by an earlier version of sirc, without a digest of its weights: damage to them "
+                "goes unnoticed. Export it again.",
+                stacklevel=2,
+            )
         self.preprocess: Preprocess = preprocess
         self.size = tuple(side if isinstance(side, int) else None for side in (height, width))
 
-    def check_size(self, name: str, image: npt.NDArray[np.float32]) -> None:
+    def check_size(self, name: str, height: int, width: int) -> None:
         """Refuse prepared images whose height and width the graph does not take."""
-        got = image.shape[-2:]
-        if any(side not in (None, actual) for side, actual in zip(self.size, got, strict=True)):
-            wanted, has = (" × ".join(map(str, reversed(size))) for size in (self.size, got))
+        if any(side not in (None, actual) for side, actual in zip(self.size, (height, width), strict=True)):
+            wanted, has = (" × ".join(map(str, reversed(size))) for size in (self.size, (height, width)))
             raise ImageError(f"{name} must have {wanted} pixels once prepared; it has {has}")
 
     def __call__(self, images: npt.NDArray[np.float32]) -> OnnxDecision:

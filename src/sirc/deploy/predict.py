@@ -98,7 +98,7 @@ def _answers(model: OnnxModel | SelectiveClassifier, images: Tensor) -> list[tup
     """Accepted, label, confidence and reason for each image."""
     if isinstance(model, OnnxModel):
         array = images.numpy()
-        model.check_size("the image", array)
+        model.check_size("the image", *array.shape[-2:])
         label, confidence, accepted = (column.tolist() for column in model(array))
         reasons = ["" if ok else "rejected" for ok in accepted]
     else:

@@ -1,16 +1,6 @@
 """The HTTP service over an exported graph: an image in, a decision out, with limits, health and counters.
 
-```python
-app = sirc.deploy.serve.make_app("model.onnx")   # run it with uvicorn, or `sirc serve model.onnx`
-```
-
-`POST /predict` takes an image as the body (`Content-Type: image/…`) or one or more as files of a form, and answers
-`{"decisions": [{"label", "class", "confidence", "accepted"}, …], "spec", "threshold"}`, in the order of the files. A
-request gets all of its decisions, or an error `{"error": text, "kind": word}` with a status: 400 malformed or empty,
-408 too slow, 413 too large, 415 no image by its type, 422 no image by its bytes, 503 too many requests at once. JSON
-has no infinities: a confidence that is no finite number is the string "inf", "-inf" or "nan".
-`GET /health` and `/ready` tell whether the process and the graph answer, `/metrics` has the counters, `/` describes
-what is served, and `/openapi.json` all of this for programs.
+`make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md tells what it answers.
 """
 
 from __future__ import annotations
@@ -28,7 +18,7 @@ try:
     import python_multipart  # noqa: F401
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client import CONTENT_TYPE_LATEST, disable_created_metrics, generate_latest
     from starlette.exceptions import HTTPException
 except ImportError as error:
     raise ImportError(
@@ -46,28 +36,12 @@ _CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FOR
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 
 
-def make_app(
-    onnx_path: PathLike,
-    *,
-    max_bytes: int = 10 << 20,
-    max_images: int = 64,
-    max_pixels: int = 50_000_000,
-    max_body: int = 64 << 20,
-    read_seconds: float = 30.0,
-    concurrency: int = 2,
-    max_held: int = 256 << 20,
-    max_waiting: int = 256,
-    threads: int = 0,
-) -> FastAPI:
+def make_app(onnx_path: PathLike, *, threads: int = 0, **limits: float) -> FastAPI:
     """Make the service for a file that `export_onnx` wrote; no state is kept between requests.
 
-    An image has at most `max_bytes` and `max_pixels`; a request at most `max_images`, four times `max_pixels` and, as a
-    form, `max_body` bytes; it must arrive within `read_seconds`. `concurrency` requests are computed at once, and up to
-    `max_waiting` more are read or wait. All requests together hold at most `max_held` bytes; one that would exceed it
-    is answered with 503. `threads` are onnxruntime's own for each computation; 0 is one for each core.
+    `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of `Limits`.
     """
-    limits = Limits(max_bytes, max_images, max_pixels, max_body, read_seconds)
-    service = Service(OnnxModel(onnx_path, threads=threads), limits, concurrency, max_held, max_waiting)
+    service = Service(OnnxModel(onnx_path, threads=threads), Limits(**limits))  # type: ignore[arg-type]
     app = FastAPI(
         title="sirc",
         summary="A classifier that knows when to keep quiet.",
@@ -126,6 +100,7 @@ def run(
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"'{host}' port {port} cannot be listened on: {reason}. Choose another.") from error
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # they are half of all series
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
     logs["handlers"]["access"]["stream"] = "ext://sys.stderr"  # stdout is for the address
     with listening:

@@ -6,29 +6,32 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from starlette.requests import Request
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 import sirc
-from sirc._utils.checks import check_positive
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
-from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError, Upload, busy, open_image
+from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError, Upload, busy, count_pixels, decode
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
 
+T = TypeVar("T")
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
+_PIXEL_BYTES = 16  # what decoding a pixel takes at most: WebP does, the others less
+_HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
 KINDS = (
     *("no_image", "content_type", "too_large", "too_many", "too_many_pixels", "not_an_image", "damaged", "wrong_size"),
-    *("malformed", "timeout", "disconnected", "busy", "internal"),
+    *("malformed", "timeout", "disconnected", "busy", "late", "internal"),
 )
 """Reasons why a request gets no decision."""
 _STEPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -39,63 +42,75 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 class Service:
     """The graph, its threads, its counters, and the limits that requests share."""
 
-    def __init__(self, model: OnnxModel, limits: Limits, concurrency: int, max_held: int, max_waiting: int) -> None:
+    def __init__(self, model: OnnxModel, limits: Limits) -> None:
         self.model = model
         self.limits = limits
         self.metrics = Metrics(model)
-        self._prepare = model.preprocess.test()
-        self._pool = ThreadPoolExecutor(check_positive("concurrency", concurrency), "sirc-serve")
-        self._reader = Reader(limits, max_held)
-        self._max_requests = concurrency + check_positive("max_waiting", max_waiting)
-        self._requests = 0
-        self._probe: Future[OnnxDecision] | None = None
+        self.turns = Turns(limits.concurrency, limits.max_memory)
+        self._geometry, self._normalise = model.preprocess.geometry(), model.preprocess.normalise()
+        self._reader = Reader(limits)
+        self._waiting = 0
+        self._probing, self._answered = asyncio.Lock(), -math.inf
 
     async def predict(self, request: Request) -> Response:
         """Answer a request with decisions, or with what is wrong."""
         began = time.monotonic()
-        self._requests += 1
         with self.metrics.in_progress.track_inprogress():
             refused = None
             try:
-                answer = JSONResponse(self._as_json(await self._decide(request)))
+                answer = JSONResponse(self._as_json(await self._answer(request)))
             except RefusedError as error:
                 refused = error
+            except ClientDisconnect:
+                refused = RefusedError(400, "disconnected", "the client went away before it was answered")
             except Exception:  # the reason is for the log, not for the client
                 _log.exception("a request failed")
                 refused = RefusedError(500, "internal", "the request failed; the service's log tells why")
-            finally:
-                self._requests -= 1
             if refused is not None:
-                headers = {"Retry-After": "1"} if refused.status == 503 else None
                 content = {"error": refused.message, "kind": refused.kind}
-                answer = JSONResponse(content, refused.status, headers=headers)
+                answer = JSONResponse(content, refused.status, headers=_HEADERS.get(refused.status))
         self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
         return answer
 
-    async def _decide(self, request: Request) -> OnnxDecision:
-        if self._requests > self._max_requests:
+    async def _answer(self, request: Request) -> OnnxDecision:
+        """Read a request and decide about it, unless its time is up or its client gone before."""
+        if self._waiting >= self.limits.max_waiting:
             raise busy()
-        # The body is read before a thread is taken, so that a slow client keeps nobody else waiting.
         async with self._reader.uploads(request) as uploads:
-            decision = await asyncio.get_running_loop().run_in_executor(self._pool, self._compute, uploads)
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(self.limits.answer_seconds) as timeout:
+                    watch = asyncio.create_task(_end_with_client(request, timeout))
+                    try:
+                        decision = await self._decide(uploads)
+                    finally:
+                        has_left = not watch.cancel()
+            except TimeoutError as error:
+                text = f"others came first for {self.limits.answer_seconds:g} s; try again in a moment"
+                raise ClientDisconnect if has_left else RefusedError(503, "late", text) from error
+            finally:
+                self._waiting -= 1
         self.metrics.count_decisions(decision)
         return decision
 
-    def _compute(self, uploads: list[Upload]) -> OnnxDecision:
+    async def _decide(self, uploads: list[Upload]) -> OnnxDecision:
+        sizes = await self.turns.run(count_pixels, uploads, self.model.preprocess, self.limits)
         parts, batch = [], []
-        pixels_left = self.limits.max_request_pixels
-        for upload in uploads:
-            image = open_image(upload, self.model.preprocess, self.limits.max_pixels, pixels_left)
-            pixels_left -= image.width * image.height
-            batch.append(self._prepare(image).numpy())
-            try:
-                self.model.check_size(upload.name, batch[-1])
-            except ImageError as error:
-                raise RefusedError(422, "wrong_size", str(error)) from error
+        for upload, pixels in zip(uploads, sizes, strict=True):
+            batch.append(await self.turns.run(self._prepare, upload, memory=pixels * _PIXEL_BYTES))
             if len(batch) == _BATCH or upload is uploads[-1]:
-                parts.append(self.model(np.stack(batch)))
+                parts.append(await self.turns.run(self.model, np.stack(batch)))
                 batch = []
+        self._answered = time.monotonic()
         return OnnxDecision(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _prepare(self, upload: Upload) -> npt.NDArray[np.float32]:
+        image = self._geometry(decode(upload))
+        try:
+            self.model.check_size(upload.name, image.height, image.width)
+        except ImageError as error:
+            raise RefusedError(422, "wrong_size", str(error)) from error
+        return self._normalise(image).numpy()
 
     def _as_json(self, decision: OnnxDecision) -> dict[str, object]:
         classes = self.model.classes
@@ -107,19 +122,17 @@ class Service:
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 
     async def is_ready(self) -> bool:
-        """Tell whether the graph gives a decision in reasonable time; one probe runs at a time."""
-        if self._probe is None or self._probe.done():
-            blank = np.zeros((1, 3, *(side or 32 for side in self.model.size)), dtype=np.float32)
-            self._probe = self._pool.submit(self.model, blank)
+        """Tell whether the graph decided something in the last second, or does so now."""
+        blank = np.zeros((1, 3, *(side or 32 for side in self.model.size)), dtype=np.float32)
         try:
-            async with asyncio.timeout(_READY_SECONDS):
-                decision = await asyncio.shield(asyncio.wrap_future(self._probe))
-        except TimeoutError:
-            return False
+            async with asyncio.timeout(_READY_SECONDS), self._probing:
+                if time.monotonic() - self._answered > 1:
+                    await self.turns.run(self.model, blank)
+                    self._answered = time.monotonic()
         except Exception:
             _log.exception("the graph does not answer")
             return False
-        return len(decision.label) == 1
+        return True
 
     def about(self) -> dict[str, object]:
         """The score, threshold, classes, preprocessing and limits of the service."""
@@ -135,22 +148,43 @@ class Service:
             "num_classes": facts.get("num_classes"),
             "model": facts.get("model"),
             "input": {"height": height, "width": width, "formats": FORMATS, "preprocess": facts["preprocess"]},
-            "limits": {
-                name: getattr(self.limits, name)
-                for name in ("max_bytes", "max_images", "max_pixels", "max_request_pixels", "max_body")
-            },
+            "limits": {**vars(self.limits), "max_request_pixels": self.limits.max_request_pixels},
         }
 
 
-@final
-class _Registry(CollectorRegistry):
-    """Leaves out the `_created` samples, half of all series; the library's switch is for the whole process."""
+async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:
+    """Let the time of a request be up when its client goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    if not timeout.expired():
+        timeout.reschedule(0)
 
-    def collect(self) -> Iterable[Metric]:
-        """All samples but those."""
-        for metric in super().collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+
+@final
+class Turns:
+    """Threads and memory that requests share: work waits for both; where memory is short, small work goes first."""
+
+    def __init__(self, threads: int, memory: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, "sirc-serve")
+        self._threads, self._memory = threads, memory
+        self.running: list[int] = []
+        self._ended = asyncio.Event()
+
+    async def run(self, work: Callable[..., T], *args: object, memory: int = 0) -> T:
+        """Do this in a thread; until then it can be cancelled at no cost."""
+        while len(self.running) >= self._threads or (any(self.running) and sum(self.running) + memory > self._memory):
+            await self._ended.wait()
+        self.running.append(memory)
+        job = self._pool.submit(work, *args)
+        # A thread cannot be stopped: even if nobody waits for it any more, it counts until it ends.
+        loop = asyncio.get_running_loop()
+        job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, memory))
+        return await asyncio.wrap_future(job)
+
+    def _end(self, memory: int) -> None:
+        self.running.remove(memory)
+        self._ended.set()
+        self._ended = asyncio.Event()
 
 
 @final
@@ -158,7 +192,7 @@ class Metrics:
     """The metrics of one service, in a registry of their own."""
 
     def __init__(self, model: OnnxModel) -> None:
-        self.registry = registry = _Registry()
+        self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._requests = counter("sirc_requests", "Requests for decisions, by HTTP status.", ["status"])
         self._errors = counter("sirc_errors", "Requests without a decision, by reason.", ["kind"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, NamedTuple, final
@@ -12,19 +12,15 @@ from typing import IO, NamedTuple, final
 from PIL import Image, UnidentifiedImageError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from sirc._utils.checks import check_positive
-from sirc.data import Preprocess, printable, to_rgb
+from sirc.data import Preprocess, printable, reason_of, to_rgb
 from sirc.deploy.predict import PixelsError, check_pixels
 from sirc.errors import ImageError
 
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_SCANS = 200  # of a JPEG: cameras and editors write about ten
-_BAND = 1 << 18  # pixels of a 16-bit image that are converted together
-_DRAINED = 256 << 20  # bytes at most that are read and thrown away
-_DRAIN_SECONDS = 10.0
+_SCANS = 20  # of a JPEG: cameras and editors write about ten, and each further one visits every pixel again
 _QUOTED = 80  # characters of the client's text that an answer repeats
 _BINARY = "application/octet-stream"
 
@@ -42,15 +38,20 @@ class RefusedError(MultiPartException):
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The largest request that is answered."""
+    """What requests may take, each and all together."""
 
-    max_bytes: int
-    max_images: int
-    max_pixels: int
-    max_body: int
-    read_seconds: float
+    max_bytes: int = 10 << 20  # of an image
+    max_images: int = 64  # of a request
+    max_pixels: int = 50_000_000  # of an image
+    max_body: int = 64 << 20  # bytes of a form
+    max_held: int = 256 << 20  # bytes that all requests hold of what was sent
+    max_memory: int = 1 << 30  # bytes that decoding takes beside that
+    max_waiting: int = 256  # requests that are read at once; as many may wait for their answer
+    concurrency: int = 2  # images that are decoded, or batches that are decided about, at once
+    read_seconds: float = 30.0  # in which a request must arrive
+    answer_seconds: float = 30.0  # after which a request that has arrived is given up
 
     @property
     def max_request_pixels(self) -> int:
@@ -58,10 +59,9 @@ class Limits:
         return 4 * self.max_pixels
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_images", "max_pixels", "max_body"):
-            check_positive(name, getattr(self, name))
-        if not self.read_seconds > 0:
-            raise ValueError(f"`read_seconds` must be positive; got {self.read_seconds}")
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"`{name}` must be positive; got {value}")
 
 
 class Upload(NamedTuple):
@@ -73,38 +73,51 @@ class Upload(NamedTuple):
 
 @final
 class Reader:
-    """Reads requests, which together hold at most `max_held` bytes; one more is refused until others are answered."""
+    """Reads requests; where too many are read or too much is held, the one that is silent for longest gives way."""
 
-    def __init__(self, limits: Limits, max_held: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.max_held = check_positive("max_held", max_held)
         self.held = 0
+        self.reading: dict[_Body, asyncio.Timeout] = {}  # the most silent comes first
 
     @contextlib.asynccontextmanager
     async def uploads(self, request: Request) -> AsyncGenerator[list[Upload], None]:
         """Give the images of a request; its bytes and temporary files are gone afterwards."""
-        uploads: list[Upload] = []
         body = _Body(request, self)
         try:
-            try:
-                async with asyncio.timeout(self.limits.read_seconds):
-                    uploads = await body.read()
-            except TimeoutError as error:
-                text = f"the body must arrive within {self.limits.read_seconds:g} s; it did not"
-                raise RefusedError(408, "timeout", text) from error
-            except ClientDisconnect as error:
-                raise RefusedError(400, "disconnected", "the client went away before it had sent all") from error
-            except RefusedError:
-                body.release()
-                # A client that is still sending would see a closed connection in place of the reason.
-                if request.headers.get("expect", "").lower() != "100-continue":
-                    await body.drain()
-                raise
-            yield uploads
+            async with asyncio.timeout(self.limits.read_seconds) as timeout:
+                self.reading[body] = timeout
+                if len(self.reading) > self.limits.max_waiting:
+                    self._drop_most_silent()
+                await body.read()
+                self.reading.pop(body, None)
+        except TimeoutError as error:
+            text = f"the body must arrive within {self.limits.read_seconds:g} s, or sooner if others wait; it did not"
+            raise RefusedError(408, "timeout", text) from error
+        else:
+            yield body.uploads
         finally:
+            self.reading.pop(body, None)
             body.release()
-            for upload in uploads:
+            for upload in body.uploads:
                 upload.file.close()
+
+    def hold(self, body: _Body, size: int) -> None:
+        """Count bytes that came; they may be too many for all requests together."""
+        if body not in self.reading:  # dropped a moment ago
+            raise TimeoutError
+        self.reading[body] = self.reading.pop(body)
+        body.size += size
+        self.held += size
+        while self.held > max(self.limits.max_held, body.size):  # a request alone is always read
+            if len(self.reading) == 1:
+                raise busy()
+            self._drop_most_silent()
+
+    def _drop_most_silent(self) -> None:
+        body = next(iter(self.reading))
+        self.reading.pop(body).reschedule(0)  # its time is up
+        body.release()
 
 
 @final
@@ -115,23 +128,24 @@ class _Body:
         self._headers = request.headers
         self._stream = request.stream()
         self._reader, self._limits = reader, reader.limits
-        self._size = 0
+        self.size = 0
+        self.uploads: list[Upload] = []
 
-    async def read(self) -> list[Upload]:
-        """The images: the body itself, or the files of a form."""
+    async def read(self) -> None:
+        """Read the images: the body itself, or the files of a form."""
         content_type = self._headers.get("content-type", "")
         if _media_type(content_type) == "multipart/form-data":
-            return await self._read_form()
+            await self._read_form()
+            return
         _check_type("the body", content_type)
         file = BytesIO()
         async for piece in self._pieces(self._limits.max_bytes, "the image"):
             file.write(piece)
         if not file.tell():
             raise RefusedError(400, "no_image", "the body must be an image; it is empty")
-        file.seek(0)
-        return [Upload("the image", file)]
+        self.uploads.append(Upload("the image", file))
 
-    async def _read_form(self) -> list[Upload]:
+    async def _read_form(self) -> None:
         async def whole() -> AsyncGenerator[bytes, None]:
             async for piece in self._pieces(self._limits.max_body, "the request"):
                 yield piece
@@ -142,31 +156,23 @@ class _Body:
         parser = _Parser(self._headers, whole(), max_files=most, max_fields=most)
         try:
             form = await parser.parse()
-        except RefusedError:
-            raise
-        except MultiPartException as error:
-            if error.message.startswith("Too many files"):
+        except (MultiPartException, ValueError) as error:
+            if isinstance(error, RefusedError):
+                raise
+            text = error.message if isinstance(error, MultiPartException) else "its text cannot be read"
+            if text.startswith("Too many files"):
                 text = f"a request must have at most {most} images; it has more. Send several requests"
                 raise RefusedError(413, "too_many", text) from error
-            raise RefusedError(400, "malformed", f"the form is malformed: {printable(error.message)}") from error
-        except (UnicodeError, ValueError) as error:
-            raise RefusedError(400, "malformed", "the form is malformed") from error
-        try:
-            files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-            if not files:
-                text = "the form must have at least one file; it has none. `curl -F image=@photo.jpg …`"
-                raise RefusedError(400, "no_image", text)
-            uploads = []
-            for index, file in enumerate(files):
-                name = f"image {index} ('{printable(file.filename or '')[:_QUOTED]}')"
-                _check_type(name, file.content_type or _BINARY)
-                if (file.size or 0) > self._limits.max_bytes:
-                    raise _too_large(name, self._limits.max_bytes)
-                uploads.append(Upload(name, file.file))
-        except RefusedError:
-            await form.close()
-            raise
-        return uploads
+            raise RefusedError(400, "malformed", f"the form is malformed: {printable(text)}") from error
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        for index, file in enumerate(files):
+            self.uploads.append(Upload(f"image {index} ('{printable(file.filename or '')[:_QUOTED]}')", file.file))
+        if not files:
+            raise RefusedError(400, "no_image", "the form must have a file; it has none. `curl -F image=@photo.jpg …`")
+        for (name, _), file in zip(self.uploads, files, strict=True):
+            _check_type(name, file.content_type or _BINARY)
+            if (file.size or 0) > self._limits.max_bytes:
+                raise _too_large(name, self._limits.max_bytes)
 
     async def _pieces(self, limit: int, name: str) -> AsyncGenerator[bytes, None]:
         """Give the pieces, and refuse more than the limit of this request or of all requests together."""
@@ -174,28 +180,15 @@ class _Body:
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(name, limit)
         async for piece in self._stream:
-            self._size += len(piece)
-            self._reader.held += len(piece)
-            if self._size > limit:
+            self._reader.hold(self, len(piece))
+            if self.size > limit:
                 raise _too_large(name, limit)
-            if self._reader.held > max(self._reader.max_held, self._size):  # a request alone is always read
-                raise busy()
             yield piece
 
     def release(self) -> None:
         """Give back the bytes that this request holds."""
-        self._reader.held -= self._size
-        self._size = 0
-
-    async def drain(self) -> None:
-        """Let the client finish sending, within reason, and throw it away."""
-        left = _DRAINED
-        with contextlib.suppress(TimeoutError, ClientDisconnect):
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                async for piece in self._stream:
-                    left -= len(piece)
-                    if left < 0:
-                        return
+        self._reader.held -= self.size
+        self.size = 0
 
 
 @final
@@ -230,52 +223,49 @@ def _too_large(name: str, limit: int) -> RefusedError:
     return RefusedError(413, "too_large", f"{name} must have at most {size}; it has more")
 
 
-def open_image(upload: Upload, preprocess: Preprocess, max_pixels: int, left: int | None = None) -> Image.Image:
-    """Decode one image as RGB, after checking the size in its header.
+def count_pixels(uploads: list[Upload], preprocess: Preprocess, limits: Limits) -> list[int]:
+    """The pixels of each image, from the headers alone: what takes too long is refused before anything is decoded."""
+    counts: list[int] = []
+    for upload in uploads:
+        with _opened(upload) as image:
+            check_pixels(image.size, preprocess, limits.max_pixels)
+            if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
+                raise ImageError("it is a TIFF with a JPEG in it. Send the JPEG, or convert it")
+            pixels = image.width * image.height
+            if image.format in ("JPEG", "MPO"):
+                upload.file.seek(0)
+                scans = upload.file.read().count(b"\xff\xda")
+                pixels = max(pixels, pixels * scans // _SCANS)
+                if pixels > limits.max_pixels:
+                    raise PixelsError(f"its {scans:,} scans take as long as {pixels:,} pixels. Save it with fewer")
+            counts.append(pixels)
+            if sum(counts) > limits.max_request_pixels:
+                raise PixelsError("it is one too many for the pixels of one request. Send several requests")
+    return counts
 
-    `left` is how many pixels the request may still have.
-    """
+
+def decode(upload: Upload) -> Image.Image:
+    """Decode an image as RGB."""
+    with _opened(upload) as image:
+        return to_rgb(image)
+
+
+@contextlib.contextmanager
+def _opened(upload: Upload) -> Generator[Image.Image, None, None]:
+    """Open an image as far as its header; what is wrong with it, then or later, is told in words."""
     name, file = upload
     try:
+        file.seek(0)
         if file.read(2) in (b"P1", b"P2", b"P3"):  # PIL reads the comments of pixels as text in quadratic time
             raise ImageError("it is a PPM in plain text. Convert it, to PNG for example")
         file.seek(0)
         with Image.open(file, formats=FORMATS) as image:
-            check_pixels(image.size, preprocess, max_pixels)
-            if left is not None and image.width * image.height > left:
-                raise PixelsError("it is one too many for the pixels of one request. Send several requests")
-            if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
-                raise ImageError("it is a TIFF with a JPEG in it. Send the JPEG, or convert it")
-            if image.format in ("JPEG", "MPO"):
-                place = file.tell()
-                file.seek(0)
-                scans = file.read().count(b"\xff\xda")
-                file.seek(place)
-                if scans > _SCANS:  # each, however short, visits every pixel: a few bytes would take minutes
-                    raise OSError(f"a JPEG must have at most {_SCANS} scans; it has {scans:,}")
-            return _in_bands(image)
-    except MemoryError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning, PixelsError) as error:
-        raise RefusedError(413, "too_many_pixels", f"{name}: {error}") from error
-    except UnidentifiedImageError as error:
-        formats = ", ".join(FORMATS)
-        raise RefusedError(422, "not_an_image", f"{name} is empty or no image; send one of {formats}") from error
-    except ImageError as error:
-        raise RefusedError(422, "not_an_image", f"{name} cannot be used: {error}") from error
+            yield image
     except Exception as error:  # a damaged file may raise anything in PIL: OSError, SyntaxError, struct.error, …
-        reason = printable(str(error)) or type(error).__name__
-        raise RefusedError(422, "damaged", f"{name} is damaged: {reason}") from error
-
-
-def _in_bands(image: Image.Image) -> Image.Image:
-    """Convert to RGB; 16-bit pixels band by band, as each takes eight bytes on the way."""
-    if not image.mode.startswith("I"):
-        return to_rgb(image)
-    rgb = Image.new("RGB", image.size)
-    rows = max(1, _BAND // image.width)
-    for top in range(0, image.height, rows):
-        band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        band.format = image.format  # the meaning of its numbers depends on it
-        rgb.paste(to_rgb(band), (0, top))
-    return rgb
+        if isinstance(error, MemoryError):
+            raise
+        large = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning | PixelsError)
+        known = large or isinstance(error, ImageError | UnidentifiedImageError)
+        kind = "too_many_pixels" if large else "not_an_image" if known else "damaged"
+        advice = f". Send one of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else ""
+        raise RefusedError(413 if large else 422, kind, f"{name} cannot be used: {reason_of(error)}{advice}") from error
