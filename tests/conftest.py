@@ -1,7 +1,9 @@
 """Fixtures that several rooms share: commands, the browser, a finished study."""
 
+import io
 import os
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +66,26 @@ def command(capfd):
         with pytest.raises(SystemExit) as stop:
             main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
+        return stop.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def command_in(monkeypatch):
+    """Run a command whose output goes to streams of another encoding: its exit code, what it printed, what it told."""
+    from sirc.cli import main
+
+    def run(encoding, *arguments):
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", streams[0])
+            patch.setattr(sys, "stderr", streams[1])
+            with pytest.raises(SystemExit) as stop:
+                main([str(argument) for argument in arguments])
+        for stream in streams:
+            stream.flush()
+        out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams)
         return stop.value.code or 0, out, err
 
     return run

@@ -6,6 +6,7 @@ Modules import typer and nothing heavy: a function imports what it computes with
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -53,6 +54,9 @@ for command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit as scripts expect."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the encoding lacks is shown as "?"
+            stream.reconfigure(errors="replace")
     try:
         app(args=arguments, prog_name="sirc")
     except ConfigError as error:
