@@ -64,6 +64,16 @@ def test_results_are_written_and_shown(command_in, files, tmp_path):
     assert command_in("ascii", "data", "list")[0] == 0
 
 
+def test_without_matplotlib_all_but_the_figures_is_written(command, files, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "results"
+    code, shown, told = command("evaluate", "--id", files / "id.npz", "--score", "msp", "--out", out)
+    assert code == 0
+    assert "open " in shown
+    assert "note: no figures were drawn; figures need matplotlib: pip install 'sirc[plots]'" in told
+    assert {path.name for path in out.iterdir()} >= {"results.csv", "report.html", "table.md"}
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_errors_are_shown(command_in, encoding):
     code, _, err = command_in(encoding, "table", "nowhere ✓")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import sirc
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
+from sirc._utils.text import as_csv, unquoted
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
 from sirc.experiment.stage import Inputs, Stage, digest
@@ -148,7 +149,7 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
 
 def write_results(table: pd.DataFrame, path: Path) -> None:
     """Write results in the one schema that all of them have."""
-    text = table[SCHEMA].to_csv(index=False, lineterminator="\n")
+    text = as_csv(table[SCHEMA])
     atomic_write(path, lambda file: file.write(text.encode()))
 
 
@@ -165,7 +166,8 @@ def read_results(path: PathLike) -> pd.DataFrame:
         )
     # Python's own float reads back every digit that was written; pandas' quick parser may not.
     numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
-    return table.assign(seed=table["seed"].astype(int), **numbers)
+    names = {name: table[name].map(unquoted) for name in ("model", "score", "negative", "metric")}
+    return table.assign(**names, seed=table["seed"].astype(int), **numbers)
 
 
 def _stores(experiment: Experiment, run: Run) -> dict[str, OutputStore]:
