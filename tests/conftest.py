@@ -1,8 +1,10 @@
 """Fixtures that several rooms share: commands, the browser, a finished study."""
 
 import gc
+import io
 import os
 import shutil
+import sys
 from itertools import islice
 from types import SimpleNamespace
 
@@ -111,6 +113,26 @@ def few_figures(monkeypatch):
     all_of_model = study._of_model
     monkeypatch.setattr(study, "_of_model", lambda runs: islice(all_of_model(runs), 1))
     monkeypatch.setattr(study, "_of_all", lambda models: [])
+
+
+@pytest.fixture
+def command_in(monkeypatch):
+    """Run a command whose output goes to streams of another encoding: its exit code, what it printed, what it told."""
+    from sirc.cli import main
+
+    def run(encoding, *arguments):
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", streams[0])
+            patch.setattr(sys, "stderr", streams[1])
+            with pytest.raises(SystemExit) as stop:
+                main([str(argument) for argument in arguments])
+        for stream in streams:
+            stream.flush()
+        out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams)
+        return stop.value.code or 0, out, err
+
+    return run
 
 
 @pytest.fixture(scope="module")

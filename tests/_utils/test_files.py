@@ -1,7 +1,9 @@
 """A file is whole or absent, and a file that is not what was written is never read as if it were."""
 
 import errno
+import fcntl
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sirc._utils.files import atomic_write, read_metadata, read_npz, read_safetensors, write_safetensors
+from sirc._utils.files import _sweep_folder, atomic_write, read_metadata, read_npz, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 TENSORS = {
@@ -223,3 +225,67 @@ def test_a_damaged_npz_is_noticed(tmp_path):
         np.save(file, np.ones(3))
     with pytest.raises(StoreError, match="it holds a single array"):
         read_npz(path, ["logits"])
+
+
+def _fork(work):
+    """Run `work` in a process of its own, which must end by itself or by a kill."""
+    if not (child := os.fork()):
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tmp_path):
+    path = tmp_path / "x"
+    atomic_write(path, lambda file: file.write(b"old"))
+    killed = _fork(lambda: atomic_write(path, lambda file: os.kill(os.getpid(), signal.SIGKILL)))
+    os.waitpid(killed, 0)
+    (left,) = tmp_path.glob(".x.*.tmp")
+    assert path.read_bytes() == b"old"
+
+    begun, go = os.pipe(), os.pipe()
+
+    def slowly(file):
+        os.write(begun[1], b"1")
+        os.read(go[0], 1)
+        file.write(b"slow")
+
+    writing = _fork(lambda: atomic_write(path, slowly))  # sees the folder as this process does: swept before
+    os.read(begun[0], 1)
+    (live,) = set(tmp_path.glob(".x.*.tmp")) - {left}
+    _sweep_folder.cache_clear()  # as in the next process
+    atomic_write(path, lambda file: file.write(b"new"))
+    assert not left.exists()
+    assert live.exists()
+    assert path.read_bytes() == b"new"
+    os.write(go[1], b"1")
+    assert os.waitpid(writing, 0)[1] == 0
+    assert path.read_bytes() == b"slow"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_temporary_file_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+    created, lock = [], fcntl.flock
+
+    def late(file, how):
+        if not created:
+            created.append(file.name)
+            os.unlink(file.name)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
+    assert (tmp_path / "x").read_bytes() == b"all"
+    assert len(created) == 1
+
+
+def test_only_what_looks_like_ours_is_swept(tmp_path):
+    others = [tmp_path / name for name in (".x.tmp", "x.1-0123abcd.tmp", ".x.1-0123abcd.tmp.bak", ".x.one-two.tmp")]
+    for file in others:
+        file.touch()
+    (tmp_path / ".y.1-0123abcd.tmp").touch()
+    atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
+    assert {*tmp_path.iterdir()} == {*others, tmp_path / "x"}

@@ -210,6 +210,13 @@ def test_promises_and_scores_are_chosen(here, command):
     assert SelectiveClassifier.load("plain.safetensors", _network(1)).threshold.delta is None
 
 
+def test_a_threshold_is_written_whatever_the_encoding_of_the_terminal(here, command_in):
+    code, out, err = command_in("ascii", "calibrate", "runs/tiny", "--seed", 1, "--score", "msp", "--recall", 0.9)
+    assert code == 0, err
+    assert "of future ID?" in out.replace("\n            ", "")
+    assert Path("selective.safetensors").is_file()
+
+
 @pytest.mark.slow
 def test_the_network_of_a_saved_classifier_is_found_among_the_seeds(here, command):
     assert command("calibrate", "runs/tiny", "--seed", 2, "--recall", 0.9)[0] == 0

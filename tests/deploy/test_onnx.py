@@ -12,7 +12,8 @@ import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import onnx as _onnx
-from sirc.deploy.selective import ConfidenceGraph
+from sirc.deploy.selective import LOWEST, ConfidenceGraph
+from support import tiny_selective
 from support.tiny_selective import prepared
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -73,6 +74,16 @@ def networks():
     for stage in models["mobilenetv3_small_050"].blocks:
         del stage[1:]
     return {name: Network(name, model) for name, model in models.items()}
+
+
+def test_a_graph_never_accepts_what_it_cannot_compute(graph):
+    x = np.random.default_rng(0).normal(size=(4, 3, tiny_selective.SIDE, tiny_selective.SIDE)).astype(np.float32)
+    x[1] *= 1e30
+    x[2] = np.nan
+    found = _onnx.OnnxModel(graph)(x)
+    assert np.isfinite(found.confidence).all()
+    assert (found.confidence == LOWEST).tolist() == [False, True, True, False]
+    assert not found.accepted[1:3].any()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
+from sirc.deploy.selective import LOWEST
 from sirc.experiment import PAPER_SPECS
 
 K, SIDE = 5, 8
@@ -223,8 +224,11 @@ def test_it_never_trains(selective, model):
 def test_what_is_no_number_is_not_accepted(selective):
     x = images(3, 9)
     x[1] = torch.nan
-    found = selective.set_threshold(-torch.inf)(x)
-    assert found.accepted.tolist() == [True, False, True]
+    selective.set_threshold(-torch.inf)
+    for found in (selective(x), selective.explain(x)[0]):
+        assert found.accepted.tolist() == [True, False, True]
+        assert found.confidence.isfinite().all()
+        assert found.confidence[1] == LOWEST
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

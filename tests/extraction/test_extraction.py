@@ -407,18 +407,6 @@ def test_a_failing_machine_is_not_a_broken_image(tmp_path):
     assert 3 in store.missing
 
 
-def test_what_killed_writers_left_is_swept_up(tmp_path):
-    model, data = network(), rows()
-    sirc.extract(model, data, tmp_path / "s", shard_size=32)
-    old, new = (tmp_path / "s" / f".shard-0000{i}.safetensors.77-ab.tmp" for i in (0, 1))
-    old.write_bytes(b"half")
-    new.write_bytes(b"half")
-    os.utime(old, (1, 1))
-    sirc.extract(model, data, tmp_path / "s", shard_size=32)
-    assert not old.exists()
-    assert new.exists()  # it may have a writer yet
-
-
 def test_when_nothing_can_be_read_it_says_so(tmp_path):
     images = folder_of_images(tmp_path / "images", broken=set(range(12)))
     with pytest.raises(ImageError, match="none of the first 12 images can be read"):

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from sirc.experiment.results import read_results, write_results
 from sirc.report.tables import save_tables, table
 from support.table_results import paper_results, several_seeds
 
@@ -75,6 +76,22 @@ def test_markdown_reads_back_as_the_cells(made):
             pattern = r"(\*\*|<u>|)([\d.]+)(?: ±([\d.]+))?(?:\*\*|</u>|)"
             words = {"**": "bold", "<u>": "underline", "": ""}
             assert read(row[1:], pattern, words) == figures_of(made, model, score)
+
+
+@pytest.mark.parametrize("link", ["[x](http://evil.example)", "https://evil.example", "WWW.evil.example", "<http://e>"])
+def test_markdown_makes_no_link_of_a_name(link):
+    text = table(several_seeds().replace({"model": {"net": link}})).markdown()
+    assert not re.search(r"(?i)(?<!\\)\]\(|[a-z]://|(?<![\w])www\.", text)
+
+
+def test_csv_has_no_formulas_and_results_come_back(tmp_path):
+    results = several_seeds().replace({"model": {"net": "=HYPERLINK(0)"}, "negative": {"far": "@far"}})
+    cells = list(csv.reader(io.StringIO(table(results).csv())))
+    assert {"'=HYPERLINK(0)", "'@far"} <= {cell for row in cells for cell in row}
+    write_results(results, tmp_path / "results.csv")
+    assert "\n'=HYPERLINK(0)," in (tmp_path / "results.csv").read_text()
+    assert set(read_results(tmp_path / "results.csv")["negative"]) >= {"@far"}
+    assert set(read_results(tmp_path / "results.csv")["model"]) >= {"=HYPERLINK(0)"}
 
 
 def test_markdown_shows_a_hostile_name_as_it_is():

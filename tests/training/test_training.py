@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import os
 import textwrap
 from pathlib import Path
 
@@ -423,24 +422,6 @@ def test_looking_at_the_outputs_leaves_no_trace_in_the_model(images):
     assert same(before, weights(model))
     assert flags == [m.training for m in model.modules()]
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_the_temporary_files_of_killed_writers_are_removed(images, tmp_path):
-    folder = tmp_path / "run"
-    with pytest.raises(Stop):
-        run(images, folder, progress=StopAt(1))
-    names = ["checkpoint.safetensors", "history.csv", "model.safetensors"]
-    left = [folder / f".{name}.77-0123abcd.tmp" for name in names]
-    other = [folder / ".history.csv.tmp", folder / ".notes.csv.1-0123abcd.tmp", folder / "history.csv.bak.tmp"]
-    for options in ({}, {"overwrite": True}):
-        for file in (*left, *other):
-            file.touch()
-            os.utime(file, (0, 0))
-        (writing := folder / ".history.csv.78-0123abcd.tmp").touch()
-        run(images, folder, progress=StopAt(9), **options)
-        assert writing.exists()  # another process may be at it
-        assert not any(file.exists() for file in left)
-        assert all(file.exists() for file in other)
 
 
 def test_overwriting_deletes_nothing_before_the_new_run_can_start(images, tmp_path):

@@ -4,13 +4,15 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import struct
-import time
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -23,10 +25,13 @@ from torch import Tensor
 from sirc._utils.text import first_line
 from sirc.errors import StoreError
 
+if sys.platform != "win32":
+    import fcntl
+
 PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STALE_SECONDS = 600  # a temporary file this old has no writer any more
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -45,27 +50,34 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     """Let `writer` fill a file that appears at `path` whole, or not at all.
 
     The data go to a temporary name in the same folder, are synced, and are renamed over `path`; a kill or a
-    power cut leaves the old file. The folder is made if need be.
+    power cut leaves the old file, and a temporary one for the next process to sweep. The folder is made if need be.
     """
     path = Path(path)
-    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
+        _sweep_folder(path.parent.absolute())
+        file, temporary = _create_temporary(path)
+        with file:
             writer(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            if sys.platform != "win32":  # before the lock goes; Windows does not rename what is open
+                os.replace(temporary, path)
+        if sys.platform == "win32":
+            os.replace(temporary, path)
     except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
         # A full disk names no file, and the temporary one means nothing to the reader.
-        if isinstance(error, OSError) and (error.errno in _FULL or error.filename == str(temporary)):
+        if isinstance(error, OSError) and (
+            error.errno in _FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
+        ):
             text = f"'{path}' cannot be written: {error.strerror}. Mend that, or choose another place"
             raise OSError(error.errno, text) from error
         raise
-    if os.name != "nt":  # so that the rename itself survives a power cut; Windows has no such call and needs none
+    if sys.platform != "win32":  # so that the rename survives a power cut; Windows has no such call and needs none
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -82,13 +94,31 @@ def keep_text(path: PathLike, text: str) -> None:
     atomic_write(path, lambda file: file.write(data))
 
 
-def sweep_temporary(path: PathLike) -> None:
-    """Delete the temporary files that killed writers of `path` left: those that were not touched for ten minutes."""
-    path = Path(path)
-    for file in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(FileNotFoundError, PermissionError):  # Windows does not delete what is open
-            if time.time() - file.stat().st_mtime > _STALE_SECONDS:
+def _create_temporary(path: Path) -> tuple[BinaryIO, Path]:
+    """A new file beside `path`, which is locked as long as it is open: so others know that its writer lives."""
+    while True:
+        # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        file = open(temporary, "xb")  # noqa: SIM115
+        if sys.platform != "win32":
+            with suppress(OSError):  # a file system without locks: nothing is swept there
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if sys.platform == "win32" or os.fstat(file.fileno()).st_nlink:
+            return file, temporary
+        file.close()  # swept before it was locked
+
+
+@cache
+def _sweep_folder(folder: Path) -> None:
+    """Delete what killed writers left in a folder, once in the life of a process."""
+    for file in filter(lambda file: _TEMPORARY.fullmatch(file.name), folder.glob(".*.tmp")):
+        with suppress(OSError):  # its writer lives, and has it locked or, on Windows, open
+            if sys.platform == "win32":
                 file.unlink()
+            else:
+                with open(file, "r+b") as handle:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    file.unlink()
 
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:

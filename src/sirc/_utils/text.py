@@ -1,9 +1,17 @@
-"""Text for people: shortened quotes, percentages, lists of names, aligned columns, errors."""
+"""Text for people: shortened quotes, percentages, lists of names, aligned columns, harmless CSV, errors."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Quotes are counted as part of it, so that `unquoted` takes off one that `as_csv` put there. Numbers are none.
+_FORMULA = re.compile(r"(?![+-]?\d*\.?\d+(e[+-]?\d+)?$)'*[=+@\t\r\n-]", re.IGNORECASE)
 
 
 def shorten(text: str, most: int = 80) -> str:
@@ -26,6 +34,21 @@ def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in columns]
     for row in zip(*columns, strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """A table as CSV, in which no spreadsheet finds a formula: text that could be one has a quote before it."""
+
+    def quoted(cell: object) -> object:
+        return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+    columns = {name: table[name].map(quoted) for name in map(str, table) if table[name].dtype.kind == "O"}
+    return table.assign(**columns).to_csv(index=False, lineterminator="\n")
+
+
+def unquoted(cell: str) -> str:
+    """A cell that `as_csv` wrote, as it was."""
+    return cell[cell.startswith("'") :] if _FORMULA.match(cell) else cell
 
 
 def first_line(error: BaseException) -> str:

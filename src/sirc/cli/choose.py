@@ -150,7 +150,7 @@ def _judge(
         cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
         if as_json:
             verdicts = [{"model": case.name, **judge(case).to_dict()} for case in cases]
-            typer.echo(json.dumps(verdicts, ensure_ascii=False, indent=1))
+            typer.echo(json.dumps(verdicts, indent=1))
             return
         for case in cases:
             result(f"{case.name}\n{judge(case)}\n" if runs else str(judge(case)))

@@ -93,11 +93,12 @@ def calibrate(
         promise: dict[str, Any] = {**target, "delta": None if plain else delta}
         selective.calibrate(data, **promise)
     assert selective.threshold is not None
+    if selective.threshold.feasible:
+        selective.save(out, overwrite=overwrite)
     result(f"{spec}\n{selective.threshold}")
     if not selective.threshold.feasible:
         say("error: nothing was written, as no threshold keeps this promise; see the advice above")
         raise typer.Exit(1)
-    selective.save(out, overwrite=overwrite)
     result(str(out))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -207,7 +208,7 @@ def table(
         made.save(out, overwrite=True)
         result(str(out))
     else:
-        typer.echo(getattr(made, format_)())
+        typer.echo(getattr(made, format_)(), file=sys.stdout)  # else click writes UTF-8 to an ASCII stream
 
 
 def plot(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.text import as_csv
 from sirc.data import DatasetReader, FileNames, FileSet, Preprocess, image_folder, printable
 from sirc.deploy.onnx import OnnxModel
 from sirc.deploy.selective import SelectiveClassifier
@@ -90,7 +91,7 @@ def predict_folder(
 def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = False) -> None:
     """Write the table as CSV, whole or not at all."""
     refuse_existing(path, overwrite)
-    text = table.to_csv(index=False, lineterminator="\n")
+    text = as_csv(table)
     atomic_write(path, lambda file: file.write(text.encode()))
 
 

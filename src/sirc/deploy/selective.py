@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +24,8 @@ from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_l
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, parse, reads_features, working_dtype
 
+LOWEST = -sys.float_info.max
+"""The confidence of an input that none can be computed for, such as one that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
 
@@ -216,7 +220,8 @@ class SelectiveClassifier(nn.Module):
 
     def _with(self, threshold: Threshold) -> Self:
         self.threshold = threshold
-        self.scoring.limit.fill_(threshold.value)
+        # Nothing is accepted whose confidence could not be computed, not even by a threshold of −∞.
+        self.scoring.limit.fill_(threshold.value if threshold.value != -math.inf else math.nextafter(LOWEST, 0))
         self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
         return self
 
@@ -246,7 +251,7 @@ class SelectiveClassifier(nn.Module):
         logits, features = self.outputs(images)
         with _precisely(logits.device):
             evaluator = self.scoring.evaluator(logits, features)
-            confidence = evaluator.confidence(self.scoring.spec)
+            confidence = self.scoring.confidence(evaluator)
             first, _ = evaluator.parts(self.scoring.spec)
             terms = evaluator.ood_terms(self.scoring.spec)
         accepted = confidence >= self.scoring.limit
@@ -302,6 +307,7 @@ class ConfidenceGraph(nn.Module):
 
     limit: Tensor
     """The threshold; nothing is accepted before it is set."""
+    lowest: Tensor
 
     def __init__(self, scorer: Scorer, spec: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -322,6 +328,7 @@ class ConfidenceGraph(nn.Module):
                     cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
                     self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
                     self.register_buffer(buffer, cast.clone(), persistent=False)
+        self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         for name, buffer in self._buffers.items():
@@ -331,7 +338,12 @@ class ConfidenceGraph(nn.Module):
 
     def forward(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """The confidence of each row, float64."""
-        return self.evaluator(logits, features).confidence(self.spec)
+        return self.confidence(self.evaluator(logits, features))
+
+    def confidence(self, evaluator: Evaluator) -> Tensor:
+        """The confidence of each row of a batch: `LOWEST`, which is never accepted, where it is no finite number."""
+        confidence = evaluator.confidence(self.spec)
+        return torch.where(confidence.abs() <= -LOWEST, confidence, self.lowest)
 
     def evaluator(self, logits: Tensor, features: Tensor | None) -> Evaluator:
         """The evaluator of a batch, for the confidence and its parts."""

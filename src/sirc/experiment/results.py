@@ -17,7 +17,7 @@ from torch import Tensor
 
 import sirc
 from sirc._utils.files import PathLike, keep_text, read_json, read_safetensors, write_safetensors
-from sirc._utils.text import shorten
+from sirc._utils.text import as_csv, shorten, unquoted
 from sirc.errors import StoreError
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
@@ -165,7 +165,7 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
 
 def write_results(table: pd.DataFrame, path: Path) -> None:
     """Write results in the one schema that all of them have."""
-    keep_text(path, table[SCHEMA].to_csv(index=False, lineterminator="\n"))
+    keep_text(path, as_csv(table[SCHEMA]))
 
 
 def read_results(path: PathLike) -> pd.DataFrame:
@@ -182,7 +182,8 @@ def read_results(path: PathLike) -> pd.DataFrame:
             raise ValueError(f"it has {shorten(', '.join(map(str, table.columns)))}")
         # Python's own float reads back every digit that was written; pandas' quick parser may not.
         numbers = {name: [float(text or "nan") for text in table[name]] for name in ("alpha", "beta", "value")}
-        return table.assign(seed=table["seed"].astype(int), **numbers)
+        names = {name: table[name].map(unquoted) for name in ("model", "score", "negative", "metric")}
+        return table.assign(**names, seed=table["seed"].astype(int), **numbers)
     except ValueError as error:
         raise ValueError(
             f"'{path}' must be a CSV table with the columns {', '.join(SCHEMA)}; {error}. Make it with `sirc run` or "

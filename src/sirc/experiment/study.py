@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -282,10 +283,20 @@ class _Worker:
         make("tables", lambda: save_tables(reported, folder, overwrite=True), {"scores": scores})
         make("page", lambda: [report(study.reported, folder / PAGE, overwrite=True, progress=progress)], shown)
         if formats is not None:
-            make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
+            with _unless_missing(progress):
+                make("figures", lambda: draw(formats), {"formats": list(formats), **shown})
 
     def _make(self, name: str, stage: Stage) -> None:
         self.step(name, [stage], lambda _: stage.run())
+
+
+@contextmanager
+def _unless_missing(progress: Progress) -> Iterator[None]:
+    """Go on without figures, with a note, where matplotlib is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        progress.note(f"note: no figures were drawn; {error}")
 
 
 def save_results(
@@ -298,7 +309,6 @@ def save_results(
     progress: Progress = SILENT,
 ) -> Study:
     """Write results, tables, page and figures of runs that belong to no experiment."""
-    from sirc.report.figures import figures as draw
     from sirc.report.page import report
     from sirc.report.tables import save_tables
 
@@ -313,5 +323,8 @@ def save_results(
     study.files += [file, *tables.made]
     study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
     if figures:
-        study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
+        with _unless_missing(progress):
+            from sirc.report.figures import figures as draw
+
+            study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
     return study

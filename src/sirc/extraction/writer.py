@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils import distributed
-from sirc._utils.files import PathLike, sweep_temporary
+from sirc._utils.files import PathLike
 from sirc.data import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.extraction.from_device import raise_fatal
@@ -85,7 +85,6 @@ class Extraction:
             mine = range(rank, store.num_shards, world)
             missing = sorted(set(store.missing).intersection(mine))
             for i in mine:
-                sweep_temporary(store.shard_path(i))
                 if i not in missing:
                     store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
             if self.on_error == "stop" and (skipped := store.skipped):

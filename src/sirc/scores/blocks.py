@@ -46,6 +46,12 @@ def constant(value: float, like: Tensor) -> Tensor | float:
     return value
 
 
+def unit(rows: Tensor) -> Tensor:
+    """Rows scaled to length 1, as torch's `normalize` does; NaN where the length is beyond the type."""
+    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / torch.where(length < torch.inf, length.clamp_min(1e-12), torch.nan)
+
+
 def working_dtype(features: torch.dtype) -> torch.dtype:
     """The type features are projected in: float64 stays, all others become float32."""
     return torch.float64 if features == torch.float64 else torch.float32

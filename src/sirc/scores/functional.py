@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_fraction, check_number
+from sirc._utils.checks import check_finite, check_fraction, check_number
 from sirc.outputs import Head, Outputs
 from sirc.scores import combine, registry
 from sirc.scores.bayes import least_aurc, least_aurr
-from sirc.scores.blocks import working_dtype
+from sirc.scores.blocks import unit, working_dtype
 from sirc.scores.formulas.boundary import inverse_distances
 from sirc.scores.formulas.feature import head_energy, unit_bank
 from sirc.scores.formulas.softmax import Softmax
@@ -83,7 +83,9 @@ def _formula(
         v = _logits(name, values["logits"]) if "logits" in values else None
         z = _features(values["features"], exact="precision" in values) if "features" in values else None
         fitted = {} if z is None or not given else parameters(**_checked(values, v, z))
-        return _evaluator(spec, v, z, fitted).value(spec)
+        found = _evaluator(spec, v, z, fitted).value(spec)
+        check_finite(name, found)
+        return found
 
     formula.__name__ = formula.__qualname__ = name
     formula.__doc__ = inspect.getdoc(score.compute)
@@ -131,7 +133,7 @@ relative_mahalanobis = _formula(
         "total": _root("total_precision", total_precision),
     },
 )
-knn = _formula("knn", lambda bank: {"bank": torch.nn.functional.normalize(bank, dim=-1)})
+knn = _formula("knn", lambda bank: {"bank": unit(bank)})
 nnguide = _formula(
     "nnguide",
     lambda bank, weight, bias=None: {

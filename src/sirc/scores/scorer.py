@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import final
@@ -97,7 +98,13 @@ class Scorer:
                 "`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
                 f"{type(outputs).__name__}"
             )
-        one = exact(lambda batch: formula(self.evaluator(batch, compile)))
+
+        @exact
+        def one(batch: Outputs) -> Mapping[str, Tensor]:
+            columns = formula(self.evaluator(batch, compile))
+            check_values(columns, batch)
+            return columns
+
         batches = [one(Outputs.of(batch)) for batch in ([outputs] if isinstance(outputs, Outputs) else outputs)]
         if not batches:
             raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
@@ -273,6 +280,25 @@ def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
             f"features are needed for {', '.join(f'`{leaf}`' for leaf in reading)}; these outputs have none. "
             "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
         )
+
+
+def check_values(columns: Mapping[str, Tensor], outputs: Outputs) -> None:
+    """Refuse NaN and infinity among the values of rows: they rank nothing. When all is well it waits for one number."""
+    # A sum carries a NaN or an infinity along; it may also overflow by itself, so each value is then looked at.
+    if math.isfinite(torch.stack([column.sum() for column in columns.values()]).sum()):
+        return
+    for name, column in columns.items():
+        if len(wrong := column.isfinite().logical_not().nonzero()):
+            row = int(wrong[0])
+            inputs = {"logits": outputs.logits, "features": outputs.features}
+            given = {key: x[row] for key, x in inputs.items() if x is not None}
+            sizes = " and ".join(f"{key} up to {float(x.abs().max()):.3g}" for key, x in given.items())
+            narrow = any(x.dtype != torch.float64 for x in given.values())
+            raise ValueError(
+                f"`{name}` must be a finite number for every row; got {column[row].item()} at row {row}, with {sizes}: "
+                "too large or too small to compute with. "
+                f"{'Pass `outputs.to(dtype=torch.float64)`' if narrow else 'Scale them'}, or leave the row out"
+            )
 
 
 def cast_parameters(

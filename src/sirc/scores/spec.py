@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ _RANGES = {
     "beta": (0.0, 1.0, "the cost of accepting ID✗, from 0 to 1"),
 }
 _DEEPEST, _LONGEST = 20, 2000
+_NUMBER = re.compile(r"(?<![\w.])[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_OPERATOR = re.compile(r"[^\w\s,=()\[\]]|[)\]]\s*[(\[]|\b(not|lambda|if|for|await|and|or|in|is)\b")
 _GRAMMAR = "A spec is a name (`msp`) or a combination such as `sirc(msp, residual)` or `linear(energy, l1, c=0.1)`"
 
 
@@ -126,28 +129,30 @@ def parse(text: str) -> Spec:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Spec:
-    quoted = shorten(text)
-    # Checked before parsing, whose own limits depend on the depth of the caller's stack.
+    # Checked before parsing, whose own limits depend on the depth of the caller's stack. Operators nest too.
     depth = max(accumulate((c in "([") - (c in ")]") for c in text), default=0)
-    if depth > _DEEPEST or len(text) > _LONGEST:
-        raise ValueError(f"specs nest at most {_DEEPEST} deep and have at most {_LONGEST} characters; got `{quoted}`")
+    if depth > _DEEPEST or len(text) > _LONGEST or len(_OPERATOR.findall(_NUMBER.sub("", text))) > _DEEPEST:
+        raise ValueError(
+            f"specs nest at most {_DEEPEST} deep and have at most {_LONGEST} characters; got `{shorten(text)}`"
+        )
+    text = text.strip()
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"`{quoted}` is not a score spec: {getattr(error, 'msg', error)}. {_GRAMMAR}") from None
-    return _spec(tree, quoted)
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError) as error:
+        raise ValueError(f"`{shorten(text)}` is not a score spec: {getattr(error, 'msg', error)}. {_GRAMMAR}") from None
+    return _spec(tree, text)
 
 
 def _spec(tree: ast.expr, text: str) -> Spec:
     if isinstance(tree, ast.Name):
         return _build(tree.id, (), {}, text)
     if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
-        raise ValueError(f"`{_source(tree)}` is not a score, in `{text}`. {_GRAMMAR}")
+        raise ValueError(f"`{_source(tree, text)}` is not a score, in `{shorten(text)}`. {_GRAMMAR}")
     options: dict[str, Value] = {}
     for keyword in tree.keywords:
         if keyword.arg is None or keyword.arg in options:
             given = f"`{shorten(keyword.arg)}` is given twice" if keyword.arg else "`**` is not a score spec"
-            raise ValueError(f"{given} in `{text}`. {_GRAMMAR}")
+            raise ValueError(f"{given} in `{shorten(text)}`. {_GRAMMAR}")
         options[keyword.arg] = _value(keyword.value, keyword.arg, text)
     return _build(tree.func.id, tuple(_spec(arg, text) for arg in tree.args), options, text)
 
@@ -156,7 +161,8 @@ def _value(tree: ast.expr, key: str, text: str) -> Value:
     if key in _WORDS:
         if isinstance(tree, ast.Name) and tree.id in _WORDS[key]:
             return tree.id
-        raise ValueError(f"`{key}` must be {' or '.join(_WORDS[key])}; got `{_source(tree)}` in `{text}`")
+        words = " or ".join(_WORDS[key])
+        raise ValueError(f"`{key}` must be {words}; got `{_source(tree, text)}` in `{shorten(text)}`")
     if isinstance(tree, ast.Tuple | ast.List):
         numbers = tuple(_number(item, key, text) for item in tree.elts)
         # One number in brackets is that number, so that both spellings are one spec.
@@ -170,15 +176,12 @@ def _number(tree: ast.expr, key: str, text: str) -> float:
         sign, tree = (-sign if isinstance(tree.op, ast.USub) else sign), tree.operand
     value = tree.value if isinstance(tree, ast.Constant) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-        raise ValueError(f"`{shorten(key)}` must be a finite number; got `{_source(tree)}` in `{text}`")
+        raise ValueError(f"`{shorten(key)}` must be a finite number; got `{_source(tree, text)}` in `{shorten(text)}`")
     return sign * float(value) + 0.0  # −0 is 0: equal specs have one text
 
 
-def _source(tree: ast.expr) -> str:
-    try:
-        return shorten(ast.unparse(tree))
-    except RecursionError:
-        return "a long expression"
+def _source(tree: ast.expr, text: str) -> str:
+    return shorten(ast.get_source_segment(text, tree) or "")
 
 
 def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
@@ -190,12 +193,12 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
         known = COMBINATIONS[name].keywords
     elif name not in known_names():
         raise ValueError(
-            f"unknown score `{shorten(name)}` in `{text}`.{closest(name, known_names())} Known: "
+            f"unknown score `{shorten(name)}` in `{shorten(text)}`.{closest(name, known_names())} Known: "
             f"{', '.join(known_names())}"
         )
     elif args:
         raise ValueError(
-            f"`{name}` is a score of its own and takes no other specs; got `{text}`. "
+            f"`{name}` is a score of its own and takes no other specs; got `{shorten(text)}`. "
             f"Combinations are {', '.join(COMBINATIONS)}"
         )
     else:
@@ -203,9 +206,10 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
     for key, value in options.items():
         if key not in known:
             takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"
-            raise ValueError(f"`{name}` has no parameter `{shorten(key)}` (in `{text}`): {takes}")
+            raise ValueError(f"`{name}` has no parameter `{shorten(key)}` (in `{shorten(text)}`): {takes}")
         if isinstance(value, tuple) and not (name in COMBINATIONS and key in ("a", "b")):
-            raise ValueError(f"`{key}` of `{name}` must be one number; got {shorten(_text(value))} in `{text}`")
+            got = f"{shorten(_text(value))} in `{shorten(text)}`"
+            raise ValueError(f"`{key}` of `{name}` must be one number; got {got}")
     return (_combination if name in COMBINATIONS else _leaf)(name, args, options, text)
 
 
@@ -219,7 +223,8 @@ def _leaf(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: st
         if not least <= value <= most or (whole and value != int(value)):
             limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             raise ValueError(
-                f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {value!r} in `{text}`"
+                f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {value!r} in "
+                f"`{shorten(text)}`"
             )
         # A tunable option stays even at its default: to give it is to ask for no tuning.
         if score.tune is not None or value != default:
@@ -231,7 +236,7 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
     combination = COMBINATIONS[name]
     if not 2 <= len(args) <= (combination.most or len(args)):
         count = "2" if combination.most == 2 else "at least 2"
-        raise ValueError(f"`{name}` combines {count} specs; got {len(args)} in `{text}`")
+        raise ValueError(f"`{name}` combines {count} specs; got {len(args)} in `{shorten(text)}`")
     spec = Spec(name, args, {k: options[k] for k, v in combination.keywords.items() if options.get(k, v) != v})
     if spec.has_bounded_first:
         _check_first(spec, text)
@@ -239,7 +244,7 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
         _check_others(spec, text)
     elif name == "linear" and "c" not in options and args != VIM.args:
         raise ValueError(
-            f"`linear` needs `c=` in `{text}`; only linear(energy, residual), which is `vim`, finds its own"
+            f"`linear` needs `c=` in `{shorten(text)}`; only linear(energy, residual), which is `vim`, finds its own"
         )
     return spec
 
@@ -250,20 +255,20 @@ def _check_first(spec: Spec, text: str) -> None:
     if first.name not in bounded:
         raise ValueError(
             f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got "
-            f"`{shorten(str(first))}` in `{text}`"
+            f"`{shorten(str(first))}` in `{shorten(text)}`"
         )
     score = registry.get(first.name)
     if spec.name == "bayes" and not {"logits", "softmax"}.issuperset(score.needs):
         raise ValueError(
             "the first score of `bayes` must be one of the logits alone: it is compared with what equal logits give; "
-            f"`{first}` needs {', '.join(score.needs)}, in `{text}`. Use it in `sirc`"
+            f"`{first}` needs {', '.join(score.needs)}, in `{shorten(text)}`. Use it in `sirc`"
         )
     for option, value in first.options.items():
         least, most = score.limits.get(f"{option}_bounded", (-math.inf, math.inf))
         if isinstance(value, int | float) and not least <= value <= most:
             raise ValueError(
                 f"`{option}` of `{first.name}` must be from {least:g} to {most:g} as the first score of `{spec.name}`, "
-                f"where it is bounded; got {value!r} in `{text}`"
+                f"where it is bounded; got {value!r} in `{shorten(text)}`"
             )
 
 
@@ -274,14 +279,14 @@ def _check_numbers(spec: Spec, text: str) -> None:
         if given is not None and len(given) != len(others):
             raise ValueError(
                 f"`{key}` of `{spec.name}` must give one number for each S2, {len(others)} here; got {len(given)} in "
-                f"`{text}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
+                f"`{shorten(text)}`. Write several as `{key}=({', '.join('…' for _ in others)})`"
             )
     for key, (least, most, rule) in _RANGES.items():
         for value in spec.numbers(key) or ():
             if not least <= value <= most:
-                raise ValueError(f"`{key}` of `{spec.name}` must be {rule}; got {value!r} in `{text}`")
+                raise ValueError(f"`{key}` of `{spec.name}` must be {rule}; got {value!r} in `{shorten(text)}`")
     if spec.tunes and {"a", "b"} & set(spec.options):
-        raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{text}`")
+        raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{shorten(text)}`")
 
 
 def _check_others(spec: Spec, text: str) -> None:
@@ -293,8 +298,8 @@ def _check_others(spec: Spec, text: str) -> None:
                 advice = {"linear": "Give its c= explicitly", "bayes": "Leave it out"}
                 where = "" if part is outer else f" inside `{shorten(str(outer))}`"
                 raise ValueError(
-                    f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in `{text}`. "
-                    f"{advice.get(part.name, 'Give its a= and b= explicitly')}"
+                    f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in "
+                    f"`{shorten(text)}`. {advice.get(part.name, 'Give its a= and b= explicitly')}"
                 )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import final
@@ -14,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import differences
-from sirc._utils.files import atomic_write, read_safetensors, sweep_temporary, write_safetensors
+from sirc._utils.files import atomic_write, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 _FORMAT = "sirc.training/1"
+_TIMES = ("seconds", "images_per_second")
 
 
 @final
@@ -50,12 +53,10 @@ class RunFiles:
         self.checkpoint = folder / "checkpoint.safetensors"
         self.history = folder / "history.csv"
 
-    def sweep(self, overwrite: bool = False) -> None:
-        """Delete the temporary files that processes left when they were killed, and an earlier run if asked to."""
+    def delete(self) -> None:
+        """Delete what an earlier run left."""
         for file in (self.weights, self.checkpoint, self.history):
-            sweep_temporary(file)
-            if overwrite:
-                file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     def finished(self, model: nn.Module) -> list[Epoch] | None:
         """Load the final weights and return the history, if this run was finished before."""
@@ -95,13 +96,14 @@ class RunFiles:
 
     def finish(self, model: nn.Module, history: list[Epoch]) -> None:
         """Write the final weights and delete the checkpoint."""
-        write_safetensors(self.weights, model.state_dict(), self._metadata(history), overwrite=True)
+        metadata = self._metadata(history, without=_TIMES)  # equal weights make equal files
+        write_safetensors(self.weights, model.state_dict(), metadata, overwrite=True)
         self._write_history(history)
         self.checkpoint.unlink(missing_ok=True)
-        self.sweep()
 
-    def _metadata(self, history: list[Epoch]) -> dict[str, str]:
-        lines = json.dumps([asdict(line) for line in history])
+    def _metadata(self, history: list[Epoch], without: Collection[str] = ()) -> dict[str, str]:
+        rows = [{key: value for key, value in asdict(line).items() if key not in without} for line in history]
+        lines = json.dumps(rows)
         return {"format": _FORMAT, "recipe": json.dumps(self.recipe, sort_keys=True), "history": lines}
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], list[Epoch]]:
@@ -113,7 +115,15 @@ class RunFiles:
                 f"'{path}' comes from another recipe: {differing}. Train into another folder (`out` or `name` in the "
                 "TOML), or delete what is there with `overwrite=True` (`--overwrite`; `sirc run` has `--redo train`)."
             )
-        return tensors, [Epoch(**row) for row in json.loads(metadata["history"])]
+        rows, times = json.loads(metadata["history"]), self._times()
+        return tensors, [Epoch(**dict.fromkeys(_TIMES, math.nan) | times.get(row["epoch"], {}) | row) for row in rows]
+
+    def _times(self) -> dict[int, dict[str, float]]:
+        """How long each epoch took, from the history; nothing where that is gone."""
+        with suppress(OSError, KeyError, TypeError, ValueError):
+            rows = csv.DictReader(self.history.read_text("utf-8").splitlines())
+            return {int(row["epoch"]): {key: float(row[key]) for key in _TIMES} for row in rows}
+        return {}
 
     def _write_history(self, history: list[Epoch]) -> None:
         text = io.StringIO()

@@ -120,8 +120,8 @@ def train(
 
     reported: set[str] = set()
     with _tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
-        if main:
-            files.sweep(overwrite)
+        if main and overwrite:
+            files.delete()
         for epoch in range(len(history), recipe.epochs):
             set_seed(random_key("network", seed, epoch, process.rank) % 2**32)  # NumPy takes 32 bits
             began = time.perf_counter()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, final
 
 from sirc._utils.checks import check_positive
-from sirc._utils.files import PathLike, atomic_write, sweep_temporary
+from sirc._utils.files import PathLike, atomic_write
 from sirc._utils.imports import missing_package
 from sirc.data.decode import printable
 from sirc.errors import ImageError
@@ -112,7 +112,6 @@ def download(
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"an address must start with http:// or https://; got {url!r}.")
-    sweep_temporary(path)
 
     def fetch(file: BinaryIO) -> None:
         total: int | None = None

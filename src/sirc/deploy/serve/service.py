@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 import sirc
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.deploy.selective import LOWEST
 from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError, Upload, busy, count_pixels, decode
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
@@ -198,7 +199,7 @@ class Metrics:
         self._errors = counter("sirc_errors", "Requests without a decision, by reason.", ["kind"])
         self._accepted = counter("sirc_accepted", "Images accepted.")
         self._rejected = counter("sirc_rejected", "Images rejected.")
-        self._nonfinite = counter("sirc_confidence_nonfinite", "Confidences that are not finite.")
+        self._nonfinite = counter("sirc_confidence_nonfinite", "Confidences that could not be computed.")
         text = "Confidences; the bounds are the calibration's twentieths, where it is known, and the threshold."
         self._confidence = Histogram("sirc_confidence", text, buckets=_buckets(model), registry=registry)
         text = "From the request's head to its answer."
@@ -218,8 +219,8 @@ class Metrics:
         self._accepted.inc(accepted)
         self._rejected.inc(len(decision.accepted) - accepted)
         for value in decision.confidence.tolist():
-            # One NaN would make the histogram's sum NaN for good.
-            if math.isfinite(value):
+            # One NaN would make the histogram's sum NaN for good, and one `LOWEST` would be all of it.
+            if abs(value) < -LOWEST:
                 self._confidence.observe(value)
             else:
                 self._nonfinite.inc()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import pandas as pd
 
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.text import as_csv
 from sirc.evaluation import WRONG
 from sirc.report.tables import formats
 from sirc.report.tables.cells import choose, id_errors, mark, summarise
@@ -123,7 +124,7 @@ class Table:
         """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
         frame = self.cells.copy()
         frame.insert(1, "id_error", frame["model"].map({model: error for model, (error, _) in self.errors.items()}))
-        return frame.to_csv(index=False, lineterminator="\n")
+        return as_csv(frame)
 
     def markdown(self) -> str:
         """A table for each model; the best is **bold**, second and third are underlined."""

@@ -217,9 +217,9 @@ def markdown(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    """Any text so that Markdown shows it as it is, in a cell of a table too."""
+    """Any text so that Markdown shows it as it is, in a cell of a table too, and makes no link of an address."""
     plain = html_escape(" ".join(escape(text, "text").split()), quote=False)
-    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", plain)
+    return re.sub(r"([\\`*_\[\]|~$]|:(?=//)|(?<=www)\.)", r"\\\1", plain, flags=re.IGNORECASE)
 
 
 def html(table: Table, *, page: bool) -> str:

@@ -14,7 +14,7 @@ from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, order_checksum
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, fold_of, under
-from sirc.scores.scorer import cast_parameters
+from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import Spec, is_vim
 from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
@@ -125,7 +125,9 @@ class SecondPass:
             parameters = self._parameters if self._solve_fold is None else self._solve_fold(fold)
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
         evaluator = Evaluator(batch.logits, batch.features, array_reads(self._terms.values()), self._cast[key])
-        return torch.stack([evaluator.value(term) for term in self._terms.values()], -1)
+        values = {name: evaluator.value(term) for name, term in self._terms.items()}
+        check_values(values, batch)
+        return torch.stack(list(values.values()), -1)
 
     def save(self) -> dict[str, Tensor]:
         """All that was read as named tensors, which `load` takes."""

@@ -9,12 +9,12 @@ from typing import Any, Literal, Self, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import differences, dtype_name
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
+from sirc.scores.blocks import unit
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, order_checksum
 from sirc.scores.fitting.second_pass import evidence_of, fitted_combinations, fitted_terms
@@ -340,8 +340,7 @@ def _add(moments: FeatureMoments, features: Tensor, labels: Tensor | None) -> No
             continue
         for start in range(0, len(features), _UNIT_ROWS):
             here = slice(start, start + _UNIT_ROWS)
-            unit = normalize(features[here].double(), dim=-1)
-            sums.add(unit, None if counted is None else counted[here])
+            sums.add(unit(features[here].double()), None if counted is None else counted[here])
 
 
 def _union(folds: Sequence[FeatureMoments]) -> FeatureMoments:
@@ -359,7 +358,16 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
     """The parameters of one fitted score."""
     score = registry.get(leaf.name)
     assert score.solve is not None
-    return score.solve(evidence, **{**score.options, **leaf.options})
+    try:
+        parameters = score.solve(evidence, **{**score.options, **leaf.options})
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        parameters = {}
+    if not parameters or not all(bool(value.isfinite().all()) for value in parameters.values()):
+        raise ValueError(
+            f"`{leaf}` cannot be fitted: the squares of the training features, or of the head's weights, are too large "
+            "or too small for float64. Scale them"
+        )
+    return parameters
 
 
 def _check_head(head: Head | None, leaves: Iterable[Spec]) -> None:

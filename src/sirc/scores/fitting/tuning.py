@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
-from sirc.scores.scorer import Scorer, check_features
+from sirc.scores.scorer import Scorer, check_features, check_values
 from sirc.scores.spec import Spec
 from sirc.scores.values import Evaluator, needed_leaves
 
@@ -115,6 +116,9 @@ class Tuning:
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
         columns = {name: scorer.evaluator(rows) for name, rows in self._named()} if tuned else {}
+        for part, (name, rows) in product(tuned.values(), self._named()):
+            first, others = _values(part, columns[name])
+            check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
         learnt: dict[tuple[Spec, ...], _Numbers] = {}
         parameters: Parameters = {}
         for name, part in tuned.items():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from sirc.scores.blocks import by_rows
+from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.feature import (
     _searched_bank,
     _whitened_classes,
@@ -30,7 +29,7 @@ from sirc.scores.registry import score
 )
 def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """`mahalanobis` of unit features: −min_k (ẑ−μ_k)ᵀ Σ⁺ (ẑ−μ_k), ẑ = z/‖z‖₂. Müller & Hein 2025."""
-    return mahalanobis(normalize(features, dim=-1), center=center, whitener=whitener, means=means)
+    return mahalanobis(unit(features), center=center, whitener=whitener, means=means)
 
 
 @score(
@@ -90,4 +89,4 @@ def nnguide(
             table = table.scatter_(1, nearest, -torch.inf)
         return table.topk(k, dim=-1, sorted=False).values.sum(-1, dtype=torch.float64) / k
 
-    return own_energy * by_rows(guidance, normalize(features, dim=-1), product=len(bank))
+    return own_energy * by_rows(guidance, unit(features), product=len(bank))

@@ -6,9 +6,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from sirc.scores.blocks import by_rows
+from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence, Moments
 from sirc.scores.registry import score
@@ -118,7 +117,7 @@ def _searched_bank(bank: Tensor, name: str, k: int, skip: int = 0) -> Tensor:
 
 def unit_bank(bank: Tensor) -> Tensor:
     """Rows scaled to unit length in float64, then cast to the type that features are compared in."""
-    return normalize(bank.double(), dim=-1).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
+    return unit(bank.double()).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
 
 
 @score(
@@ -131,12 +130,12 @@ def unit_bank(bank: Tensor) -> Tensor:
 )
 def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     """Minus the squared distance to the k-th neighbour among unit training features: −‖ẑ − ẑ₍ₖ₎‖². Sun et al. 2022."""
-    unit = normalize(features, dim=-1)
+    directions = unit(features)
 
     def neighbour(rows: Tensor) -> Tensor:
         return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
 
-    return -(unit - bank[by_rows(neighbour, unit, product=len(bank))]).square().sum(-1, dtype=torch.float64)
+    return -(directions - bank[by_rows(neighbour, directions, product=len(bank))]).square().sum(-1, dtype=torch.float64)
 
 
 def head_of(evidence: Evidence, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -191,7 +190,7 @@ def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 
     The main directions are those that explain 0.99 of the variance of unit training features; where that takes all
     of them, the last is left out.
     """
-    return -_norm((normalize(features, dim=-1) - center) @ outside.T, 2)
+    return -_norm((unit(features) - center) @ outside.T, 2)
 
 
 def _moments(evidence: Evidence) -> Moments:
