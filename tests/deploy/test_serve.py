@@ -655,10 +655,10 @@ def test_a_request_past_its_deadline_is_told_to_come_again_and_never_begun(graph
     service = app.state.service
 
     async def story():
-        first = Client(app, encoded(1))
+        first = Client(app, webp_of(2000, 2000))
         await until(lambda: gate.begun)
-        app.state.service.limits = dataclasses.replace(service.limits, answer_seconds=0.01)
-        status, headers, kind = await Client(app, encoded(2)).answer()
+        service.limits = dataclasses.replace(service.limits, answer_seconds=0.01)
+        status, headers, kind = await Client(app, webp_of(2000, 2000)).answer()
         assert (status, headers["retry-after"], kind) == (503, "1", "late")
         gate.open()
         assert (await first.answer())[0] == 200
@@ -683,6 +683,26 @@ def test_decoding_shares_its_memory_and_small_images_pass_large_ones(graph, gate
         gate.open()
         for client in (small, *large):
             assert (await client.answer())[0] == 200
+        await until(lambda: not running)
+
+    together(story())
+
+
+def test_light_work_has_a_thread_more_and_earlier_requests_end_first(graph, gate):
+    app = make_app(graph, concurrency=1)
+    running, many = app.state.service.turns.running, "multipart/form-data; boundary=b"
+
+    async def story():
+        first = Client(app, form(*[webp_of(2000, 3000)] * 3), kind=many)
+        await until(lambda: gate.begun)
+        second = Client(app, form(*[webp_of(3000, 2000)] * 2), kind=many)
+        await until(lambda: app.state.service.turns.waiting == [(16 * 6_000_000, 2)])
+        small = Client(app, encoded(1))
+        await until(lambda: len(gate.begun) == 2)
+        gate.open()
+        for client in (first, second, small):
+            assert (await client.answer())[0] == 200
+        assert gate.begun == [(2000, 3000), (24, 24), *[(2000, 3000)] * 2, *[(3000, 2000)] * 2]
         await until(lambda: not running)
 
     together(story())
