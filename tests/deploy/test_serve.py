@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -655,10 +656,10 @@ def test_a_request_past_its_deadline_is_told_to_come_again_and_never_begun(graph
     service = app.state.service
 
     async def story():
-        first = Client(app, encoded(1))
+        first = Client(app, webp_of(2000, 2000))
         await until(lambda: gate.begun)
-        app.state.service.limits = dataclasses.replace(service.limits, answer_seconds=0.01)
-        status, headers, kind = await Client(app, encoded(2)).answer()
+        service.limits = dataclasses.replace(service.limits, answer_seconds=0.01)
+        status, headers, kind = await Client(app, webp_of(2000, 2000)).answer()
         assert (status, headers["retry-after"], kind) == (503, "1", "late")
         gate.open()
         assert (await first.answer())[0] == 200
@@ -683,6 +684,26 @@ def test_decoding_shares_its_memory_and_small_images_pass_large_ones(graph, gate
         gate.open()
         for client in (small, *large):
             assert (await client.answer())[0] == 200
+        await until(lambda: not running)
+
+    together(story())
+
+
+def test_light_work_has_a_thread_more_and_earlier_requests_end_first(graph, gate):
+    app = make_app(graph, concurrency=1)
+    running, many = app.state.service.turns.running, "multipart/form-data; boundary=b"
+
+    async def story():
+        first = Client(app, form(*[webp_of(2000, 3000)] * 3), kind=many)
+        await until(lambda: gate.begun)
+        second = Client(app, form(*[webp_of(3000, 2000)] * 2), kind=many)
+        await until(lambda: app.state.service.turns.waiting == [(16 * 6_000_000, 2)])
+        small = Client(app, encoded(1))
+        await until(lambda: len(gate.begun) == 2)
+        gate.open()
+        for client in (first, second, small):
+            assert (await client.answer())[0] == 200
+        assert gate.begun == [(2000, 3000), (24, 24), *[(2000, 3000)] * 2, *[(3000, 2000)] * 2]
         await until(lambda: not running)
 
     together(story())
@@ -843,6 +864,52 @@ def test_slow_and_vanishing_clients_hold_nobody_up(server, reference):
     new = counters(port, before)
     assert new['sirc_errors_total{kind="timeout"}'] == 45  # for the image too, one gave way
     assert new['sirc_errors_total{kind="disconnected"}'] == 255
+
+
+NGINX = shutil.which("nginx", path=os.environ["PATH"] + os.pathsep + "/usr/sbin")
+
+
+@pytest.mark.skipif(NGINX is None, reason="there is no nginx")
+def test_the_documented_proxy_passes_whole_requests_on(server, reference, tmp_path):
+    _, port = server
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```nginx\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    place = tmp_path / "nginx.sock"
+    example = example.replace("listen 80;", f"listen unix:{place};").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    folders = " ".join(f"{kind}_temp_path {tmp_path};" for kind in kinds)
+    user = "user root;" if os.geteuid() == 0 else ""
+    start = f"{user} pid {tmp_path}/pid; daemon off; events {{}} http {{ access_log off; {folders}\n{example}}}"
+    (tmp_path / "nginx.conf").write_text(start)
+    call = [NGINX, "-e", str(tmp_path / "log"), "-c", str(tmp_path / "nginx.conf")]
+    assert subprocess.run([*call, "-t"]).returncode == 0, (tmp_path / "log").read_text()
+
+    def send(data):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(place))
+        connection.sendall(data)
+        return connection
+
+    def answer(connection):
+        with connection, contextlib.closing(http.client.HTTPResponse(connection)) as found:
+            found.begin()
+            return found.status, found.read()
+
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+    process = subprocess.Popen(call)
+    try:
+        while not place.exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+        image = encoded(3)
+        with send(head % 1000 + b"abc"):  # a body that does not end
+            status, text = answer(send(head % len(image) + image))
+            assert (status, json.loads(text)["decisions"]) == (200, reference(image))
+            assert counters(port)["sirc_requests_in_progress"] == 0
+        assert answer(send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 403
+        assert answer(send(head % (65 << 20)))[0] == 413
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def test_the_command_passes_its_limits_on(graph, monkeypatch):

@@ -16,6 +16,7 @@ from sirc.deploy.onnx import OnnxModel
 try:
     import PIL  # noqa: F401
     import python_multipart  # noqa: F401
+    import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, disable_created_metrics, generate_latest
@@ -42,13 +43,9 @@ def make_app(onnx_path: PathLike, *, threads: int = 0, **limits: float) -> FastA
     `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of `Limits`.
     """
     service = Service(OnnxModel(onnx_path, threads=threads), Limits(**limits))  # type: ignore[arg-type]
-    app = FastAPI(
-        title="sirc",
-        summary="A classifier that knows when to keep quiet.",
-        version=sirc.__version__,
-        docs_url=None,  # these pages would load scripts from elsewhere
-        redoc_url=None,
-    )
+    summary = "A classifier that knows when to keep quiet."
+    # The pages would load scripts from elsewhere.
+    app = FastAPI(title="sirc", summary=summary, version=sirc.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
 
     @app.post("/predict", openapi_extra=_BODY, summary="Decide about one image or several")
@@ -92,14 +89,9 @@ def run(
 ) -> None:
     """Serve until stopped. `started` gets the address; with port 0 the system chooses the port."""
     try:
-        import uvicorn
-    except ImportError as error:
-        raise ImportError("serving needs uvicorn: pip install 'sirc[serve]'") from error
-    try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"'{host}' port {port} cannot be listened on: {reason}. Choose another.") from error
+        raise OSError(f"'{host}' port {port} cannot be listened on: {error.strerror}. Choose another.") from error
     disable_created_metrics()  # type: ignore[no-untyped-call]  # they are half of all series
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
     logs["handlers"]["access"]["stream"] = "ext://sys.stderr"  # stdout is for the address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -13,6 +14,7 @@ from typing import TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -20,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 import sirc
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.deploy.selective import LOWEST
-from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError, Upload, busy, count_pixels, decode
+from sirc.deploy.serve.uploads import BUSY, FORMATS, REQUEST, Limits, Reader, RefusedError, Upload, count_pixels, decode
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
 
@@ -28,6 +30,7 @@ T = TypeVar("T")
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
 _PIXEL_BYTES = 16  # what decoding a pixel takes at most: WebP does, the others less
+_LIGHT = 1 << 24  # bytes: a million pixels; headers and the graph take none
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
 KINDS = (
@@ -50,7 +53,7 @@ class Service:
         self.turns = Turns(limits.concurrency, limits.max_memory)
         self._geometry, self._normalise = model.preprocess.geometry(), model.preprocess.normalise()
         self._reader = Reader(limits)
-        self._waiting = 0
+        self._waiting, self._numbers = 0, itertools.count(1)
         self._probing, self._answered = asyncio.Lock(), -math.inf
 
     async def predict(self, request: Request) -> Response:
@@ -62,6 +65,8 @@ class Service:
                 answer = JSONResponse(self._as_json(await self._answer(request)))
             except RefusedError as error:
                 refused = error
+            except ImageError as error:
+                refused = RefusedError(422, "wrong_size", str(error))
             except ClientDisconnect:
                 refused = RefusedError(400, "disconnected", "the client went away before it was answered")
             except Exception:  # the reason is for the log, not for the client
@@ -76,14 +81,14 @@ class Service:
     async def _answer(self, request: Request) -> OnnxDecision:
         """Read a request and decide about it, unless its time is up or its client gone before."""
         if self._waiting >= self.limits.max_waiting:
-            raise busy()
+            raise RefusedError(*BUSY)
         async with self._reader.uploads(request) as uploads:
             self._waiting += 1
             try:
                 async with asyncio.timeout(self.limits.answer_seconds) as timeout:
                     watch = asyncio.create_task(_end_with_client(request, timeout))
                     try:
-                        decision = await self._decide(uploads)
+                        return await self._decide(uploads)
                     finally:
                         has_left = not watch.cancel()
             except TimeoutError as error:
@@ -91,26 +96,24 @@ class Service:
                 raise ClientDisconnect if has_left else RefusedError(503, "late", text) from error
             finally:
                 self._waiting -= 1
+
+    async def _decide(self, uploads: list[Upload]) -> OnnxDecision:
+        run = partial(self.turns.run, next(self._numbers))
+        sizes = await run(count_pixels, uploads, self.model.preprocess, self.limits)
+        parts, batch = [], []
+        for upload, pixels in zip(uploads, sizes, strict=True):
+            batch.append(await run(self._prepare, upload, memory=pixels * _PIXEL_BYTES))
+            if len(batch) == _BATCH or upload is uploads[-1]:
+                parts.append(await run(self.model, np.stack(batch)))
+                batch = []
+        self._answered = time.monotonic()
+        decision = OnnxDecision(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         self.metrics.count_decisions(decision)
         return decision
 
-    async def _decide(self, uploads: list[Upload]) -> OnnxDecision:
-        sizes = await self.turns.run(count_pixels, uploads, self.model.preprocess, self.limits)
-        parts, batch = [], []
-        for upload, pixels in zip(uploads, sizes, strict=True):
-            batch.append(await self.turns.run(self._prepare, upload, memory=pixels * _PIXEL_BYTES))
-            if len(batch) == _BATCH or upload is uploads[-1]:
-                parts.append(await self.turns.run(self.model, np.stack(batch)))
-                batch = []
-        self._answered = time.monotonic()
-        return OnnxDecision(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
     def _prepare(self, upload: Upload) -> npt.NDArray[np.float32]:
         image = self._geometry(decode(upload))
-        try:
-            self.model.check_size(upload.name, image.height, image.width)
-        except ImageError as error:
-            raise RefusedError(422, "wrong_size", str(error)) from error
+        self.model.check_size(upload.name, image.height, image.width)
         return self._normalise(image).numpy()
 
     def _as_json(self, decision: OnnxDecision) -> dict[str, object]:
@@ -128,7 +131,7 @@ class Service:
         try:
             async with asyncio.timeout(_READY_SECONDS), self._probing:
                 if time.monotonic() - self._answered > 1:
-                    await self.turns.run(self.model, blank)
+                    await self.turns.run(0, self.model, blank)
                     self._answered = time.monotonic()
         except Exception:
             _log.exception("the graph does not answer")
@@ -149,43 +152,60 @@ class Service:
             "num_classes": facts.get("num_classes"),
             "model": facts.get("model"),
             "input": {"height": height, "width": width, "formats": FORMATS, "preprocess": facts["preprocess"]},
-            "limits": {**vars(self.limits), "max_request_pixels": self.limits.max_request_pixels},
+            "limits": {**vars(self.limits), "max_request_pixels": REQUEST * self.limits.max_pixels},
         }
 
 
 async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:
     """Let the time of a request be up when its client goes away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await request.receive()  # after the body, there is nothing else to come
     if not timeout.expired():
         timeout.reschedule(0)
 
 
 @final
 class Turns:
-    """Threads and memory that requests share: work waits for both; where memory is short, small work goes first."""
+    """Threads and memory that requests share. Light work goes first and has a thread more: it never waits for heavy."""
 
     def __init__(self, threads: int, memory: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "sirc-serve")
+        # Pillow's usual blocks, of 16 MiB, would stay in the heap of each thread once they are freed.
+        Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
+        self._pool = ThreadPoolExecutor(threads + 1, "sirc-serve")
         self._threads, self._memory = threads, memory
         self.running: list[int] = []
-        self._ended = asyncio.Event()
+        self.waiting: list[tuple[int, int]] = []
+        self._changed = asyncio.Event()
 
-    async def run(self, work: Callable[..., T], *args: object, memory: int = 0) -> T:
-        """Do this in a thread; until then it can be cancelled at no cost."""
-        while len(self.running) >= self._threads or (any(self.running) and sum(self.running) + memory > self._memory):
-            await self._ended.wait()
+    async def run(self, request: int, work: Callable[..., T], *args: object, memory: int = 0) -> T:
+        """Do this in a thread, for earlier requests first; until then it can be cancelled at no cost."""
+        turn = (memory, request)
+        self.waiting.append(turn)
+        try:
+            while turn != min(self.waiting) or not self._has_room(memory):
+                await self._changed.wait()
+        finally:
+            self.waiting.remove(turn)
+            self._tell()
         self.running.append(memory)
         job = self._pool.submit(work, *args)
-        # A thread cannot be stopped: even if nobody waits for it any more, it counts until it ends.
-        loop = asyncio.get_running_loop()
-        job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, memory))
-        return await asyncio.wrap_future(job)
+        try:
+            return await (done := asyncio.wrap_future(job))
+        finally:
+            if job.done():
+                self._tell(memory)
+            else:  # nobody waits for it any more; but a thread cannot be stopped, and counts until it ends
+                job.add_done_callback(lambda _: done.get_loop().call_soon_threadsafe(self._tell, memory))
 
-    def _end(self, memory: int) -> None:
-        self.running.remove(memory)
-        self._ended.set()
-        self._ended = asyncio.Event()
+    def _has_room(self, memory: int) -> bool:
+        taken = sum(self.running)
+        return len(self.running) < self._threads + (memory <= _LIGHT) and (not taken or taken + memory <= self._memory)
+
+    def _tell(self, *ended: int) -> None:
+        """Wake all that wait: what ends, begins or leaves may let another begin."""
+        for memory in ended:
+            self.running.remove(memory)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 @final
@@ -236,7 +256,6 @@ class Metrics:
 def _buckets(model: OnnxModel) -> Sequence[float]:
     """Bounds of the histogram: the calibration's quantiles, or steps around the threshold; and the threshold."""
     quantiles = [float(value) for value in model.facts.get("quantiles") or ()]
-    limit = model.threshold.value
-    centre = limit if math.isfinite(limit) else 0.0
+    centre = model.threshold.value if math.isfinite(model.threshold.value) else 0.0
     steps = quantiles or [centre + sign * step for step in _STEPS for sign in (-1, 1)]
     return sorted({value for value in (*steps, centre) if math.isfinite(value)})

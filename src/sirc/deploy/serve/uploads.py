@@ -20,17 +20,16 @@ from sirc.errors import ImageError
 
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+REQUEST = 4  # times the pixels of an image: what a request may have, as they take time
 _SCANS = 20  # of a JPEG: cameras and editors write about ten, and each further one visits every pixel again
 _QUOTED = 80  # characters of the client's text that an answer repeats
 _BINARY = "application/octet-stream"
+BUSY = (503, "busy", "too many requests wait already; try again in a moment")
 
 
 @final
-class RefusedError(MultiPartException):
-    """A request that gets no decision: the HTTP status, the kind that is counted, and the message to the client.
-
-    The parser of forms closes its files at a `MultiPartException`.
-    """
+class RefusedError(MultiPartException):  # at which the parser of forms closes its files
+    """A request that gets no decision: the HTTP status, the kind that is counted, and the message to the client."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -52,11 +51,6 @@ class Limits:
     concurrency: int = 2  # images that are decoded, or batches that are decided about, at once
     read_seconds: float = 30.0  # in which a request must arrive
     answer_seconds: float = 30.0  # after which a request that has arrived is given up
-
-    @property
-    def max_request_pixels(self) -> int:
-        """Pixels of all images of a request together; they bound the time that it takes."""
-        return 4 * self.max_pixels
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -111,7 +105,7 @@ class Reader:
         self.held += size
         while self.held > max(self.limits.max_held, body.size):  # a request alone is always read
             if len(self.reading) == 1:
-                raise busy()
+                raise RefusedError(*BUSY)
             self._drop_most_silent()
 
     def _drop_most_silent(self) -> None:
@@ -213,11 +207,6 @@ def _check_type(name: str, content_type: str) -> None:
         raise RefusedError(415, "content_type", f"{text}. Send image/…, or files as multipart/form-data")
 
 
-def busy() -> RefusedError:
-    """The answer to a request for which there is no room now."""
-    return RefusedError(503, "busy", "too many requests wait already; try again in a moment")
-
-
 def _too_large(name: str, limit: int) -> RefusedError:
     size = f"{limit / (1 << 20):.3g} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
     return RefusedError(413, "too_large", f"{name} must have at most {size}; it has more")
@@ -239,7 +228,7 @@ def count_pixels(uploads: list[Upload], preprocess: Preprocess, limits: Limits) 
                 if pixels > limits.max_pixels:
                     raise PixelsError(f"its {scans:,} scans take as long as {pixels:,} pixels. Save it with fewer")
             counts.append(pixels)
-            if sum(counts) > limits.max_request_pixels:
+            if sum(counts) > REQUEST * limits.max_pixels:
                 raise PixelsError("it is one too many for the pixels of one request. Send several requests")
     return counts
 
@@ -261,9 +250,9 @@ def _opened(upload: Upload) -> Generator[Image.Image, None, None]:
         file.seek(0)
         with Image.open(file, formats=FORMATS) as image:
             yield image
+    except MemoryError:
+        raise
     except Exception as error:  # a damaged file may raise anything in PIL: OSError, SyntaxError, struct.error, …
-        if isinstance(error, MemoryError):
-            raise
         large = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning | PixelsError)
         known = large or isinstance(error, ImageError | UnidentifiedImageError)
         kind = "too_many_pixels" if large else "not_an_image" if known else "damaged"
