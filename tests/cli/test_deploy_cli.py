@@ -7,7 +7,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +24,7 @@ from sirc import SelectiveClassifier
 from sirc.cli.deploy import read_confidences
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, fit_run, train_run
+from support.interpreters import Interpreter
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -390,10 +390,8 @@ def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
             program, *arguments = shlex.split(line.replace("8000", port))
             ran.append((program, arguments[0]))
             if arguments[0] == "serve":
-                server = subprocess.Popen(
-                    [sys.executable, "-m", program, *arguments], stdout=subprocess.PIPE, text=True
-                )
-                assert server.stdout.readline() == f"serving colours.onnx on http://127.0.0.1:{port}\n"
+                server = Interpreter("-m", program, *arguments)
+                assert server.first_line() == f"serving colours.onnx on http://127.0.0.1:{port}"
                 _wait(port)
             elif program == "sirc":
                 code, _, err = command(*arguments)
@@ -404,8 +402,8 @@ def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
                 pytest.fail(f"what is `{line}`?")
     finally:
         if server is not None:
-            server.terminate()
-            server.communicate(timeout=120)
+            server.process.terminate()
+            server.end(120)
     assert {("sirc", name) for name in ("run", "calibrate", "export", "predict", "monitor", "serve")} <= set(ran)
     table, by_graph = (pd.read_csv(name, keep_default_na=False) for name in ("colours.csv", "colours-by-graph.csv"))
     assert list(table["accepted"]) == list(by_graph["accepted"])
