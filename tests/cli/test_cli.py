@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import sirc
 from sirc.experiment.experiment import Experiment
+from support.interpreters import python
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
@@ -29,20 +30,6 @@ def study(tmp_path, monkeypatch):
     Path("tiny_model.py").write_text(MODEL)
     Path("tiny.toml").write_text(TOML)
     return tmp_path
-
-
-def start(*arguments, launch=0, **options):
-    """The same in an interpreter of its own."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(launch)] if launch else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
-    return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "sirc", *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
 
 
 @pytest.mark.slow
@@ -95,10 +82,12 @@ def test_from_images_to_a_fitted_scorer(study, command):
     assert command("fit", "tiny.toml", "--seed", "1", *more, "--overwrite", "--quiet")[0] == 0
     assert sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors").specs == ("energy",)
 
-    two = start("fit", "tiny.toml", "--seed", "1", "--overwrite", launch=2)
-    out, err = two.communicate()
-    assert two.returncode == 0, err
-    assert out == "runs/tiny/seed-1/scorer.safetensors  3 scores\n"  # said once
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sirc"]
+    given = ["fit", "tiny.toml", "--seed", "1", "--overwrite"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
+    two = subprocess.run([sys.executable, *launcher, *given], env=environment, capture_output=True, text=True)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout == "runs/tiny/seed-1/scorer.safetensors  3 scores\n"  # said once
     shared = sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors")
     expected = scorer(stores["test"].load())
     for name, values in shared(stores["test"].load()).items():
@@ -128,9 +117,8 @@ def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study, comma
     arguments = ["train", "tiny.toml", "--seed", "1", "--set", "model.name=mortal_model:small"]
     run = Path("cut/tiny/seed-1")
     monkeypatch.setenv("DIE_AFTER", str(run / "checkpoint.safetensors"))
-    killed = start(*arguments, "--set", "out=cut")
-    _, err = killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, err
+    killed = python("-m", "sirc", *arguments, "--set", "out=cut")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (run / "model.safetensors").exists()
     monkeypatch.delenv("DIE_AFTER")
     code, _, err = command(*arguments, "--set", "out=whole", "--quiet")

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from sirc import SelectiveClassifier
 from sirc.cli.deploy import read_confidences
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, fit_run, train_run
+from support.interpreters import Interpreter
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -388,10 +388,8 @@ def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
             program, *arguments = shlex.split(line.replace("8000", port))
             ran.append((program, arguments[0]))
             if arguments[0] == "serve":
-                server = subprocess.Popen(
-                    [sys.executable, "-m", program, *arguments], stdout=subprocess.PIPE, text=True
-                )
-                address, port = server.stdout.readline().strip().rsplit(":", 1)  # it listens already
+                server = Interpreter("-m", program, *arguments)
+                address, port = server.first_line().rsplit(":", 1)  # it listens already
                 assert address == "serving colours.onnx on http://127.0.0.1"
             elif program == "sirc":
                 code, _, err = command(*arguments)
@@ -402,8 +400,8 @@ def test_every_line_of_the_tutorial_runs(tmp_path, monkeypatch, command):
                 pytest.fail(f"what is `{line}`?")
     finally:
         if server is not None:
-            server.terminate()
-            server.communicate(timeout=120)
+            server.process.terminate()
+            server.end(120)
     assert {("sirc", name) for name in ("run", "calibrate", "export", "predict", "monitor", "serve")} <= set(ran)
     table, by_graph = (pd.read_csv(name, keep_default_na=False) for name in ("colours.csv", "colours-by-graph.csv"))
     assert list(table["accepted"]) == list(by_graph["accepted"])

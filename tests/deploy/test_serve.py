@@ -30,6 +30,7 @@ from sirc.deploy.onnx import OnnxDecision, _seal
 from sirc.deploy.serve import make_app
 from sirc.deploy.serve.service import _PIXEL_BYTES, KINDS
 from sirc.deploy.serve.uploads import Upload, decode
+from support.interpreters import Interpreter
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, described, encoded, pixels
 
 pytestmark = pytest.mark.slow  # all of it needs an exported graph
@@ -725,18 +726,10 @@ run(app, port=0, quiet=True, started=lambda address: print(address, flush=True))
 @pytest.fixture(scope="module")
 def server(graph):
     """The service in a process of its own: its process and its port."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(graph)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    address = process.stdout.readline().strip()
-    yield process, int(address.rpartition(":")[2])
-    process.terminate()
-    _, told = process.communicate(timeout=120)
+    service = Interpreter("-c", SERVER, graph)
+    yield service.process, int(service.first_line().rpartition(":")[2])
+    service.process.terminate()
+    told = service.end(120).stderr
     assert "Traceback" not in told, told
 
 
@@ -811,7 +804,7 @@ def test_under_load_nothing_crashes_is_lost_or_decided_otherwise(server, referen
         answer = json.loads(text)
         assert answer.get("decisions") == decisions
         assert ("error" in answer) == (wanted != 200)
-    assert process.poll() is None
+    assert process.is_alive()
 
     new = counters(port, counts)
     for status in {job[2] for job in jobs}:

@@ -249,6 +249,7 @@ SETS = ["--ood", "near=near.npz", "--ood", "far=far.npz"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
 def test_arrays_are_evaluated_like_a_study(arrays, command):
     code, out, err = command("evaluate", "--train", "train.npz", "--id", "test.npz", *SETS, "--format", "svg")
     assert code == 0, err

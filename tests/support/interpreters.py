@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,37 +21,47 @@ COPIES = multiprocessing.get_context(_METHOD)
 COPIES.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.nn"])
 
 
+class Interpreter:
+    """`python` with these words on its command line, started in the current folder."""
+
+    def __init__(self, *words, **variables):
+        self._folder = tempfile.TemporaryDirectory()
+        self._told = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
+        environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
+        arguments = ([str(word) for word in words], os.getcwd(), environment, self._told)
+        self.process = COPIES.Process(target=_be, args=arguments)
+        self.process.start()
+
+    def first_line(self):
+        """What it printed first; nothing if it ends without a word."""
+        while self.process.is_alive():
+            if self._told[0].exists() and "\n" in (text := self._told[0].read_text(encoding="utf-8")):
+                return text.partition("\n")[0]
+            time.sleep(0.01)
+        return ""
+
+    def end(self, seconds=600):
+        """Wait for its end: its `returncode`, `stdout` and `stderr`."""
+        with self._folder:
+            self.process.join(seconds)
+            self.process.kill()  # unless it has ended by itself
+            self.process.join()
+            stdout, stderr = (path.read_text(encoding="utf-8") for path in self._told)
+        return SimpleNamespace(returncode=self.process.exitcode, stdout=stdout, stderr=stderr)
+
+
 def python(*words, **variables):
-    """Run `python` with these words on its command line: its `returncode`, `stdout` and `stderr`."""
-    return _ended(_start(words, variables))
+    """Run one to its end."""
+    return Interpreter(*words, **variables).end()
 
 
 def launched(count, *words, **variables):
-    """The same by processes that belong together, as torchrun starts them: a list, one for each."""
+    """Run several that belong together, as torchrun starts them: a list of their ends."""
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     common |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, **variables}
-    started = [_start(words, common | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(count)]
-    return [_ended(each) for each in started]
-
-
-def _start(words, variables):
-    folder = tempfile.TemporaryDirectory()
-    environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
-    told = [Path(folder.name, name) for name in ("stdout", "stderr")]
-    process = COPIES.Process(target=_be, args=([str(word) for word in words], os.getcwd(), environment, told))
-    process.start()
-    return process, folder, told
-
-
-def _ended(started):
-    process, folder, told = started
-    with folder:
-        process.join(600)
-        process.kill()  # what has not ended by itself
-        process.join()
-        stdout, stderr = (path.read_text(encoding="utf-8") for path in told)
-    return SimpleNamespace(returncode=process.exitcode, stdout=stdout, stderr=stderr)
+    started = [Interpreter(*words, RANK=rank, LOCAL_RANK=rank, **common) for rank in range(count)]
+    return [each.end() for each in started]
 
 
 def _be(words, folder, environment, told):
