@@ -28,6 +28,8 @@ def as_tensor(name: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise ValueError(f"`{name}` must be a dense tensor; got {value.layout}. Use `{name}.to_dense()`.")
+        if value.is_meta:
+            raise ValueError(f"`{name}` must hold numbers; got a tensor on the meta device, which has none.")
         return value.detach()
     if isinstance(value, np.ndarray):
         return _from_numpy(name, value, type(value).__name__)

@@ -1,8 +1,12 @@
 """Checks that public functions share, so that one mistake has one wording."""
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy.typing as npt
 import torch
@@ -12,6 +16,31 @@ from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.text import shorten
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_type(name: str, value: object, kind: type | UnionType, what: str, hint: str = "") -> None:
+    """Require an object of some type, which `what` says in words; `hint` is the way out."""
+    if not isinstance(value, kind):
+        raise ValueError(f"`{name}` must be {what}; got {type(value).__name__}. {hint}".rstrip())
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """Require a path, whether or not there is something."""
+    check_type(name, value, str | os.PathLike, "a path, as text or `pathlib.Path`")
+    return Path(value)
+
+
+def check_device(value: torch.device | str) -> torch.device:
+    """Require a device that is there."""
+    try:
+        return torch.empty(0, device=value).device
+    except (TypeError, RuntimeError, AssertionError):
+        raise ValueError(f"`device` must be one that is there, as cpu or cuda:0; got {shorten(repr(value))}.") from None
+
+
+def iterates(value: object) -> TypeGuard[Iterable[Any]]:
+    """Whether a `for` takes it: unlike most arrays, those without a dimension cannot be."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
 
 
 def check_shape(name: str, x: Tensor | npt.NDArray[Any], *, hint: str, **least: int) -> None:
@@ -132,9 +161,10 @@ def check_at_least(name: str, value: SupportsIndex, least: int) -> int:
         number = operator.index(value)
     except TypeError:
         number = least - 1
-    if number < least or isinstance(value, bool):
+    if number < least or isinstance(value, bool) or number > sys.maxsize:
         raise ValueError(
-            f"`{name}` must be a whole number ≥ {least}; got {value!r}. Pass an int such as {256 if least else 0}."
+            f"`{name}` must be a whole number ≥ {least}{' and < 2⁶³' * (number > sys.maxsize)}; got "
+            f"{shorten(repr(value))}. Pass an int such as {256 if least else 0}."
         )
     return number
 

@@ -4,14 +4,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def closest(word: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Say ` Did you mean …?`, or nothing where no name is close."""
     match = closest_match(word, known, cutoff=cutoff)
     return f" Did you mean `{match}`?" if match else ""
 
 
-def closest_match(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+def closest_match(word: object, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Find the known name that is most similar to `word`, whatever its case; None where no name is close."""
     folded = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(word.strip().lower(), folded, n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(str(word).strip().lower(), folded, n=1, cutoff=cutoff)
     return folded[matches[0]] if matches else None

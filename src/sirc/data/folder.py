@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable, read_image
@@ -123,7 +124,7 @@ def image_folder(
     `labelled=False` takes every image below the folder, however deep. An empty class folder is an error, since it is
     usually an interrupted download, unless `allow_empty`: then the class keeps its number. Hidden files are ignored.
     """
-    path = Path(path)
+    path = check_path("path", path)
     require_folder(path)
     name = path.resolve().name if name is None else name
     names, classes, counts = images_of_classes(path) if labelled else (FileNames(images_below(path)), [], [])
@@ -159,7 +160,7 @@ def file_list(
     The last word is the label if it is a whole number; paths may hold spaces. `labelled=None` takes labels if every
     line has one. A leading folder named in `within` is dropped from the paths: not all lists have it.
     """
-    path, root = Path(path), Path(root)
+    path, root = check_path("path", path), check_path("root", root)
     names, labels = read_list(path, within)
     require_folder(root)
     name = path.stem if name is None else name

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, final
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.checks import check_number
+from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
@@ -67,17 +67,17 @@ class SelectiveClassifier(nn.Module):
         preprocess: Preprocess | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}")
+        check_type("model", model, nn.Module, "a torch.nn.Module")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             raise ValueError(
                 "`model` must not be compiled yet: features are caught inside it. Wrap the plain model, and compile "
                 "the selective classifier: `torch.compile(selective)`"
             )
-        if not isinstance(scorer, Scorer):
-            raise ValueError(f"`scorer` must be a `sirc.Scorer`, made by `sirc.fit`; got {type(scorer).__name__}")
+        check_type("scorer", scorer, Scorer, "a `sirc.Scorer`, made by `sirc.fit`")
         self.scorer = scorer.only(spec)
         self.spec = spec
+        if classes is not None and not iterates(classes):
+            raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
         self.classes = None if classes is None else [str(name) for name in classes]
         if self.classes is not None and scorer.num_classes not in (None, len(self.classes)):
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_choice, check_fraction, check_positive
+from sirc._utils.checks import check_choice, check_fraction, check_positive, check_type, iterates
 from sirc._utils.files import PathLike
+from sirc._utils.text import shorten
 from sirc.evaluation.inputs import (
     MEAN,
     ORACLE,
@@ -100,6 +101,8 @@ class Evaluation:
         pool: Pool = "samples",
         recall: float = 0.95,
     ) -> None:
+        check_type("confidences", confidences, Mapping, "a dict of confidences by score")
+        check_type("ood", ood, Mapping, "a dict of OOD sets, each with confidences by score")
         # Copied: metrics are computed when asked for, and must not change with the caller's arrays.
         self.confidences = {s: as_scores(f"confidence of {s!r}", c).clone() for s, c in confidences.items()}
         if ORACLE in self.confidences:
@@ -116,7 +119,7 @@ class Evaluation:
         self.recall = check_fraction("recall", recall)
         check_choice("pool", pool, ("samples", "datasets"))
         self.pool: Pool = pool
-        self.groups = check_groups(groups or {}, list(self.ood))
+        self.groups = check_groups({} if groups is None else groups, list(self.ood))
         self._rankings: dict[tuple[str, str], Ranking] = {}
         self._table: pd.DataFrame | None = None
 
@@ -405,8 +408,8 @@ class Evaluation:
         return wanted
 
     def _check_score(self, score: str) -> None:
-        if score not in self.confidences:
-            raise ValueError(f"unknown score {score!r}; this evaluation has {', '.join(self.confidences)}")
+        if not isinstance(score, str) or score not in self.confidences:
+            raise ValueError(f"unknown score {shorten(repr(score))}; this evaluation has {', '.join(self.confidences)}")
 
 
 def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
@@ -421,7 +424,7 @@ def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
     Takes evaluations or their tables, which must have the same rows. A table with a column `seed` holds the runs of
     several seeds, and models in a column `model` stay apart. One run alone has no std: it is NaN.
     """
-    if isinstance(runs, Evaluation | pd.DataFrame) or not isinstance(runs, Iterable):
+    if isinstance(runs, Evaluation | pd.DataFrame) or not iterates(runs):
         raise ValueError(f"`runs` must be a list of evaluations or of their tables; got {type(runs).__name__}")
     tables: list[pd.DataFrame] = []
     for run in runs:

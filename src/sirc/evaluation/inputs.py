@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_fraction, check_unit_interval
+from sirc._utils.checks import check_fraction, check_type, check_unit_interval, iterates
+from sirc._utils.text import shorten
 from sirc.metrics import as_flags, as_scores
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, Spec, parse
@@ -29,11 +30,8 @@ def id_confidences(
     scorer: Scorer | ConfidenceArrays, data: Data | None, scores: Sequence[str] | None, name: str
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Confidences on ID data, an argument called `name`, by score; and which predictions are right."""
-    if not isinstance(scorer, Scorer | Mapping):
-        raise ValueError(
-            f"`scorer` must be a `Scorer`, or {{score: (confidence, correct)}}; got {type(scorer).__name__}. Make one "
-            "with `sirc.fit`"
-        )
+    what = "a `Scorer`, or {score: (confidence, correct)}"
+    check_type("scorer", scorer, Scorer | Mapping, what, "Make one with `sirc.fit`")
     known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
     wanted = known if scores is None else as_names(scores)
     if not wanted:
@@ -68,7 +66,7 @@ def score_labelled(
     scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The columns that a scorer makes of labelled ID data, and which predictions are right."""
-    if not isinstance(data, Outputs | Iterable):
+    if not isinstance(data, Outputs) and not iterates(data):
         got = "none" if data is None else type(data).__name__
         raise ValueError(f"`{name}` must be labelled ID outputs, a store or batches of them; got {got}")
     parts, right = [], []
@@ -94,10 +92,7 @@ def check_fresh(scorer: Scorer, name: str, data: object) -> None:
 
 def as_sets(ood: Mapping[str, Set] | None) -> Mapping[str, Set]:
     """OOD sets by name; none is an empty dict."""
-    if ood is not None and not isinstance(ood, Mapping):
-        raise ValueError(
-            f"`ood` must be a dict of OOD sets; got {type(ood).__name__}. Name each: `ood={{'textures': outputs}}`"
-        )
+    check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': outputs}`")
     return ood or {}
 
 
@@ -124,6 +119,9 @@ def ood_confidences(
 
 def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str]) -> dict[str, Tensor]:
     """A copy of the confidences of one OOD set, the same samples for each score."""
+    check_type(f"ood[{name!r}]", by_score, Mapping, "a dict of confidences by score")
+    if missing := set(scores) - set(by_score):
+        raise ValueError(f"OOD set {name!r} must have confidences by each score; {sorted(missing)[0]!r} is missing")
     confidences = {score: as_scores(f"ood[{name!r}][{score!r}]", by_score[score]).clone() for score in scores}
     lengths = {len(values) for values in confidences.values()}
     if len(lengths) > 1 or 0 in lengths:
@@ -137,15 +135,14 @@ def check_groups(
     groups: Mapping[str, Sequence[str]], sets: Sequence[str], also_taken: Sequence[str] = ()
 ) -> dict[str, list[str]]:
     """Groups of OOD sets, whose names must differ from those of the sets."""
-    if not isinstance(groups, Mapping):
-        raise ValueError(f"`groups` must be a dict of lists of OOD sets; got {type(groups).__name__}")
+    check_type("groups", groups, Mapping, "a dict of lists of OOD sets")
     for name in (*sets, *groups):
         if name in (WRONG, MEAN, POOLED, *also_taken):
             raise ValueError(f"{name!r} has a meaning of its own in the table; name the OOD set or group otherwise")
     for name, members in groups.items():
         if name in sets:
             raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
-        distinct = set() if isinstance(members, str) else set(members)
+        distinct = set() if isinstance(members, str) else set(as_names(members))
         if not distinct or len(distinct) < len(members) or not distinct <= set(sets):
             raise ValueError(
                 f"group {name!r} must be a list of OOD sets among {', '.join(sets)}, each once; got {members!r}"
@@ -181,7 +178,10 @@ def parse_or_none(name: str) -> Spec | None:
 
 def as_names(names: Sequence[str]) -> list[str]:
     """A list of names; one name alone counts as a list of one."""
-    return [names] if isinstance(names, str) else list(names)
+    found: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
+    if not all(isinstance(name, str) for name in found):
+        raise ValueError(f"names of scores, sets or groups must be a list of texts; got {shorten(repr(names))}")
+    return found
 
 
 def as_fractions(name: str, value: ArrayLike) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sirc._utils import distributed
-from sirc._utils.checks import check_at_least, check_choice, check_positive
+from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.precision import Precision
 from sirc.data import Reader, check_repeatable, reader_of
@@ -102,8 +102,7 @@ def extract(
         progress: where to report progress.
         name: the name of this task there.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. Build it first.")
+    check_type("model", model, nn.Module, "a torch.nn.Module", "Build it first.")
     check_choice("on_error", on_error, ("stop", "skip"))
     check_choice("precision", precision, ("fp32", "bf16"))
     check_positive("shard_size", shard_size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_fraction
+from sirc._utils.checks import check_fraction, check_type
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.ranking import Negative, Ranking
 from sirc.metrics.registry import Metric, all_metrics
@@ -84,8 +84,7 @@ class SelectiveMetrics(_Base):
 
     def merge(self, other: SelectiveMetrics) -> SelectiveMetrics:
         """Take in all that another accumulator has seen; returns itself."""
-        if not isinstance(other, SelectiveMetrics):
-            raise ValueError(f"`other` must be a SelectiveMetrics; got {type(other).__name__}")
+        check_type("other", other, SelectiveMetrics, "a SelectiveMetrics")
         mine, theirs = ((m.alpha, m.beta, m.recall) for m in (self, other))
         if mine != theirs:
             raise ValueError(f"accumulators merge when α, β and recall are the same; got {mine} and {theirs}")

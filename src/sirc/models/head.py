@@ -9,6 +9,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from sirc._utils.checks import check_type
 from sirc._utils.hints import closest
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 from sirc.outputs import Head
@@ -142,6 +143,7 @@ def is_linear_layer(layer: nn.Module | None) -> TypeGuard[LinearLayer]:
 
 def linear_layer(model: nn.Module, name: str) -> LinearLayer:
     """Get a linear layer by its name; the error lists those that the model has."""
+    check_type("name", name, str, "the name of a layer")
     modules = dict(model.named_modules(remove_duplicate=False))
     layer = modules.get(name)
     if is_linear_layer(layer):

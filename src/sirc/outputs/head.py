@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_finite, check_floating, check_shape
+from sirc._utils.checks import check_device, check_finite, check_floating, check_shape
 
 
 @final
@@ -71,6 +71,7 @@ class Head:
 
     def to(self, device: torch.device | str) -> "Head":
         """Move to another device."""
+        device = check_device(device)
         return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device), self.name)
 
     def __repr__(self) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Self, final
 
 import torch
@@ -11,12 +10,15 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor, row_index
 from sirc._utils.checks import (
+    check_device,
     check_finite,
     check_floating,
+    check_path,
     check_positive,
     check_same_device,
     check_same_length,
     check_shape,
+    check_type,
     differences,
     dtype_name,
 )
@@ -121,6 +123,9 @@ class Outputs:
     @classmethod
     def cat(cls, parts: "Sequence[Outputs]") -> "Outputs":
         """One `Outputs` with the rows of all `parts`, in order."""
+        check_type("parts", parts, list | tuple, "a list of `Outputs`")
+        for number, part in enumerate(parts):
+            check_type(f"parts[{number}]", part, Outputs, "an `Outputs`")
         if len(parts) == 0:
             raise ValueError("`cat` must get at least one `Outputs`; got none. Check that the source has batches.")
         first, *others = parts
@@ -179,7 +184,9 @@ class Outputs:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Outputs":
         """Move to a device, or give logits and features another dtype; labels stay int64. May return self."""
+        device = None if device is None else check_device(device)
         if dtype is not None:
+            check_type("dtype", dtype, torch.dtype, "a torch.dtype")
             check_floating("dtype", dtype)
         moved = {}
         for field, x in self._tensors().items():
@@ -238,7 +245,7 @@ class Outputs:
 
 
 def _is_npz(path: PathLike) -> bool:
-    suffix = Path(path).suffix
+    suffix = check_path("path", path).suffix
     if suffix not in (".npz", ".safetensors"):
         raise ValueError(
             f"a path for outputs must end in `.npz` or `.safetensors`; got '{path}'. "

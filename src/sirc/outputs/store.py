@@ -11,7 +11,7 @@ from typing import SupportsIndex, final
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_positive, differences
+from sirc._utils.checks import check_path, check_positive, differences
 from sirc._utils.files import PathLike, atomic_write, read_metadata, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 from sirc.outputs.outputs import Layout, Outputs
@@ -43,7 +43,7 @@ class OutputStore:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+        self.path = check_path("path", path)
         self._meta = meta = _Meta.read(self.path)
         self._layout: Layout | None = None
         self._verified: set[int] = set()

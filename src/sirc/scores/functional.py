@@ -190,7 +190,7 @@ def additive(
     kappa: float = 0.1,
 ) -> Tensor:
     """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
-    if not (math.isfinite(kappa) and kappa > 0):
+    if not (math.isfinite(check_number("kappa", kappa)) and kappa > 0):
         raise ValueError(f"`kappa` must be positive: it is the weight of S2's part; got {kappa!r}")
     first, others, centers, slopes = _terms(log_gap, s2, a, b)
     return combine.additive(first, others, float(kappa), centers, slopes)
@@ -221,13 +221,14 @@ def bayes(
 def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float) -> Tensor:
     """The paper's C = −(S1max − S1)(1 + exp(−b[S2 − a])) as printed; overflows and cancels where `sirc` does not."""
     first, second = _columns(s1, s2)
-    return -(s1_max - first) * (1 + torch.exp(-b * (second - a)))
+    most, center, slope = (check_number(name, x) for name, x in (("s1_max", s1_max), ("a", a), ("b", b)))
+    return -(most - first) * (1 + torch.exp(-slope * (second - center)))
 
 
 def linear(s1: ArrayLike, s2: ArrayLike, c: float) -> Tensor:
     """S1 + c·S2."""
     first, second = _columns(s1, s2)
-    return combine.linear(first, second, c)
+    return combine.linear(first, second, check_number("c", c))
 
 
 def product(*scores: ArrayLike) -> Tensor:

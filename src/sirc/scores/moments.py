@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_finite, check_floating, check_integer, check_labels, check_shape
+from sirc._utils.checks import check_finite, check_floating, check_integer, check_labels, check_shape, check_type
 from sirc._utils.precision import exact
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Moments:
         check_floating("rows", z)
         check_finite("rows", z)
         y = None if labels is None else as_tensor("labels", labels)
+        if y is not None:
+            check_shape("labels", y, n=0, hint="Pass one class for each row.")
         if self.classes is not None and y is not None and len(y):
             check_integer("labels", y)
             check_labels("labels", y, self.classes)
@@ -80,6 +82,7 @@ class Moments:
     @exact
     def merge(self, other: Moments) -> Moments:
         """Add all rows of another instance; returns itself."""
+        check_type("other", other, Moments, "a `Moments`")
         if (self.second, self.classes) != (other.second, other.classes):
             raise ValueError(
                 "moments merge when they keep the same things; got "

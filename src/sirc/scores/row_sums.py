@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from sirc._utils.checks import check_type
+
 _log = logging.getLogger("sirc")
 
 # Elements of a float64 block: on a CPU a few MB, which the cache holds; elsewhere enough to fill the device.
@@ -25,6 +27,7 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
     """Prediction, v₁, v₂, t, w, q and ‖π − 1/K‖₁ of each row (see `softmax.py`), float64 but the first."""
     if torch.compiler.is_compiling():
         return _sums(logits)
+    check_type("compile", compile, bool | None, "True, False or None")
     kind, size = logits.device.type, logits.numel()
     fused: list[tuple[str, Callable[[Tensor], RowSums]]] = []
     if compile is None and kind == "cuda" and size and 1 < logits.shape[1] <= _WIDEST:

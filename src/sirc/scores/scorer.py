@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import as_tensor
+from sirc._utils.checks import check_path, check_type, iterates
 from sirc._utils.files import read_json, read_safetensors, write_safetensors
 from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
@@ -57,10 +58,12 @@ class Scorer:
         fitted_rows: int = 0,
     ) -> None:
         self.specs = check_specs(specs)
-        self.parameters = {
-            key: {name: as_tensor(f"{key}/{name}", value) for name, value in part.items()}
-            for key, part in (parameters or {}).items()
-        }
+        parameters = {} if parameters is None else parameters
+        check_type("parameters", parameters, Mapping, "a dict of dicts, by spec and name")
+        self.parameters: dict[str, dict[str, Tensor]] = {}
+        for key, part in parameters.items():
+            check_type("parameters", part, Mapping, "a dict of dicts, by spec and name")
+            self.parameters[key] = {name: as_tensor(f"{key}/{name}", value) for name, value in part.items()}
         self.num_classes = num_classes
         self.num_features = num_features
         self.fitted_on = fitted_on
@@ -93,11 +96,6 @@ class Scorer:
     ) -> dict[str, Tensor]:
         """The columns that `formula` makes with the evaluator of each batch, joined over all batches."""
         self.check_fitted()
-        if not isinstance(outputs, Iterable | Outputs):
-            raise ValueError(
-                "`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got "
-                f"{type(outputs).__name__}"
-            )
 
         @exact
         def one(batch: Outputs) -> Mapping[str, Tensor]:
@@ -105,7 +103,7 @@ class Scorer:
             check_values(columns, batch)
             return columns
 
-        batches = [one(Outputs.of(batch)) for batch in ([outputs] if isinstance(outputs, Outputs) else outputs)]
+        batches = [one(batch) for batch in _batches(outputs)]
         if not batches:
             raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
         if len(batches) == 1:
@@ -188,8 +186,7 @@ class Scorer:
         """
         if self.fitted_on is None or not len(self.fitted_on):
             return 0.0
-        batches = [outputs] if isinstance(outputs, Outputs) else outputs
-        marks = torch.cat([row_marks(Outputs.of(batch).logits).cpu() for batch in batches])
+        marks = torch.cat([row_marks(batch.logits).cpu() for batch in _batches(outputs)])
         # The share of the sample that is among these rows estimates the share of all fitting rows.
         share = float(matching_rows(self.fitted_on.cpu(), marks).double().mean())
         return min(1.0, share * self.fitted_rows / max(1, len(marks)))
@@ -214,7 +211,7 @@ class Scorer:
     @classmethod
     def load(cls, path: str | Path) -> Scorer:
         """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
-        tensors, metadata = read_safetensors(Path(path))
+        tensors, metadata = read_safetensors(check_path("path", path))
         header = read_json(path, metadata.get("sirc", "{}"))
         if header.get("format") != _FORMAT:
             raise StoreError(f"{path} is not a saved scorer: write one with `scorer.save(path)`")
@@ -239,6 +236,13 @@ class Scorer:
             ) from None
 
 
+def _batches(outputs: Outputs | Iterable[object]) -> Iterator[Outputs]:
+    if not isinstance(outputs, Outputs) and not iterates(outputs):
+        got = type(outputs).__name__
+        raise ValueError(f"`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got {got}")
+    return map(Outputs.of, [outputs] if isinstance(outputs, Outputs) else outputs)
+
+
 def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The parameters among the tensors of a file, which are named `spec/parameter`."""
     parameters: dict[str, dict[str, Tensor]] = {}
@@ -251,7 +255,7 @@ def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]
 
 def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
     """The specs as a tuple of distinct texts, each of which parses."""
-    if not isinstance(specs, Iterable):
+    if not iterates(specs):
         raise ValueError(f"`specs` must be a spec or a list of specs; got {type(specs).__name__}")
     texts = (specs,) if isinstance(specs, str) else tuple(specs)
     if not texts:

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sirc._utils.checks import check_type
 from sirc.errors import NotFittedError
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
@@ -105,8 +106,7 @@ def check_assumptions(
     iterables of batches). `s1` and `s2` pick some of the pairs. Intervals are in closed form: DeLong's for AUROC and
     for paired differences, Wilson's for shares, Bonett and Wright's for ρ.
     """
-    if not isinstance(scorer, Scorer):
-        raise ValueError(f"`scorer` must be a `Scorer`; got {type(scorer).__name__}. Make one with `sirc.fit`")
+    check_type("scorer", scorer, Scorer, "a `Scorer`", "Make one with `sirc.fit`")
     sets = as_sets(ood)
     check_fresh(scorer, "val", val)
     specs = {

@@ -9,6 +9,7 @@ from typing import final
 import torch
 
 from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_device, check_type
 from sirc._utils.distributed import world
 from sirc._utils.precision import exact
 from sirc.outputs import Head, Outputs, OutputStore
@@ -55,7 +56,8 @@ def fit(
     being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
     `progress` reports both passes, and scores that do not suit a network with such features.
     """
-    if device is not None and head is not None:
+    device = None if device is None else check_device(device)
+    if device is not None and isinstance(head, Head):
         head = head.to(device)
     one_shot = isinstance(train, Iterator)
     shared = distributed and world() > 1
@@ -130,6 +132,7 @@ class Fitter:
     @exact
     def merge(self, other: Fitter) -> Fitter:
         """Add all that another fitter with the same settings has read; returns itself."""
+        check_type("other", other, Fitter, "a `Fitter`")
         self.state.merge(other.state)
         return self
 

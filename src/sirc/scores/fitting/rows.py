@@ -9,6 +9,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from sirc._utils.checks import iterates
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import Progress
 from sirc.scores.moments import fold_of
@@ -26,7 +27,7 @@ def indexed_batches(train: OutputsLike, name: str = "train") -> Iterator[tuple[T
     batches: Iterable[object]
     if isinstance(train, Outputs):
         batches = train.batches(BLOCK_ROWS if train.device.type == "cpu" else _GPU_BLOCK_ROWS)
-    elif isinstance(train, Iterable) and not isinstance(train, dict | str | bytes):
+    elif iterates(train) and not isinstance(train, dict | str | bytes):
         batches = train
     else:
         raise ValueError(

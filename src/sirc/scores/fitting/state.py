@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import differences, dtype_name
+from sirc._utils.checks import check_type, differences, dtype_name
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import unit
@@ -371,15 +371,11 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
 
 
 def _check_head(head: Head | None, leaves: Iterable[Spec]) -> None:
-    if head is not None and not isinstance(head, Head):
-        raise ValueError(
-            f"`head` must be a `sirc.Head`; got {type(head).__name__}. Pass `sirc.find_head(model, example)` or "
-            "`sirc.Head(layer.weight, layer.bias)`"
-        )
+    way = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
+    check_type("head", head, Head | None, "a `sirc.Head`", way)
     if head is None and (wanting := [str(leaf) for leaf in leaves if registry.get(leaf.name).head]):
         raise ValueError(
-            f"`head` is needed for {_quoted(wanting)}: the weight and bias of the final linear layer. "
-            "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(weight, bias)`"
+            f"`head` is needed for {_quoted(wanting)}: the weight and bias of the final linear layer. {way}"
         )
 
 
