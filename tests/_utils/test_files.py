@@ -84,7 +84,7 @@ def test_writing_to_a_mapped_tensor_does_not_reach_the_file(path):
 
 
 @pytest.mark.slow
-def test_every_flipped_byte_is_noticed(path):
+def test_every_flipped_byte_is_noticed(path, attack):
     content = path.read_bytes()
     for at in range(len(content)):
         damaged = bytearray(content)
@@ -92,6 +92,7 @@ def test_every_flipped_byte_is_noticed(path):
         path.write_bytes(damaged)
         with pytest.raises(StoreError, match=r"x.safetensors' cannot be trusted: .*If sirc wrote it, delete it"):
             read_safetensors(path)
+    attack.tried("flipped bits in a safetensors file", len(content), "noticed by the checksum")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])

@@ -187,10 +187,11 @@ def test_what_is_no_image_is_refused_in_words(client, case):
 
 
 @pytest.mark.filterwarnings("ignore")  # PIL has opinions on odd metadata
-def test_random_damage_gets_a_decision_or_a_refusal(client, caplog):
+def test_random_damage_gets_a_decision_or_a_refusal(client, caplog, attack):
     random = np.random.default_rng(0)
     statuses = []
-    for number in range(280):
+    images, forms = attack.trials(280), attack.trials(60)
+    for number in range(images):
         kind = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")[number % 7]
         body = np.frombuffer(encoded(number, kind), np.uint8).copy()
         places = random.integers(0, min(len(body), 200 if number % 2 else len(body)), random.integers(1, 12))
@@ -202,13 +203,14 @@ def test_random_damage_gets_a_decision_or_a_refusal(client, caplog):
     assert set(statuses) == {200, 413, 422}
     assert not [record for record in caplog.records if record.name == "sirc.deploy.serve"]  # nothing went wrong inside
     whole = np.frombuffer(form(*(encoded(number) for number in range(3))), np.uint8)
-    for _ in range(60):
+    for _ in range(forms):
         body = whole.copy()
         places = random.integers(0, 200, random.integers(1, 8))
         body[places] = random.integers(0, 256, len(places))
         answer = post(client, body.tobytes(), "multipart/form-data; boundary=b")
         assert answer.status_code in (200, 400, 413, 415, 422), answer.text
     assert not [record for record in caplog.records if record.name == "sirc.deploy.serve"]
+    attack.tried("damaged images and forms sent to the service", images + forms, "a decision, or 4xx in words")
 
 
 def test_a_bomb_is_small_on_the_way_and_refused_before_it_is_decoded(client, monkeypatch):

@@ -63,16 +63,20 @@ def contents(folder):
     return {path.relative_to(folder): path for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def test_killed_inside_every_few_writes_it_leaves_the_same_files(tmp_path):
+def test_killed_inside_every_few_writes_it_leaves_the_same_files(tmp_path, attack):
     (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
     ends, told = run(tmp_path / "whole", 0)
     assert ends == [0], told
-    ends, told = run(tmp_path / "killed", 9)
-    assert set(ends[:-1]) == {signal.SIGKILL}, told
-    assert ends[-1] == 0
-    assert len(ends) > 3
-    whole, killed = contents(tmp_path / "whole" / "runs"), contents(tmp_path / "killed" / "runs")
-    assert killed.keys() == whole.keys()  # no temporary file among them
-    differing = [str(name) for name in whole if whole[name].read_bytes() != killed[name].read_bytes()]
-    assert differing == ["tiny/seed-1/history.csv"]  # which has times
+    whole = contents(tmp_path / "whole" / "runs")
+    for renames in range(9, 9 - min(5, attack.trials(1)), -1):
+        folder = tmp_path / f"killed-{renames}"
+        folder.mkdir()
+        ends, told = run(folder, renames)
+        assert set(ends[:-1]) == {signal.SIGKILL}, told
+        assert ends[-1] == 0
+        assert len(ends) > 3
+        killed = contents(folder / "runs")
+        assert killed.keys() == whole.keys()  # no temporary file among them
+        differing = [str(name) for name in whole if whole[name].read_bytes() != killed[name].read_bytes()]
+        assert differing == ["tiny/seed-1/history.csv"]  # which has times
+        attack.tried("kills inside a write of a study", len(ends) - 1, "resumed to the same files, nothing left over")

@@ -43,7 +43,7 @@ def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def attack(model, dataset, **options):
+def point_to(model, dataset, **options):
     """Make the finished study a stranger's, in which the settings and all stamps name this code."""
     file = Path("runs/tiny/experiment.toml")
     settings = tomllib.loads(file.read_text())
@@ -75,32 +75,33 @@ def looked_at(command):
 
 
 @pytest.mark.slow
-def test_looking_at_a_folder_runs_nothing_that_it_names(command, monkeypatch):
+def test_looking_at_a_folder_runs_nothing_that_it_names(command, monkeypatch, attack):
     honest = looked_at(command)
     for place in ("sirc.models.build", "sirc.models.builders.import_function", "sirc.data.wrapped.import_function"):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("what a file names was looked for"))
-    attack("marking:make", "marking:make")
+    point_to("marking:make", "marking:make")
     assert looked_at(command) == honest
-    attack("os:system", "os:system", command="touch called")
+    point_to("os:system", "os:system", command="touch called")
     assert looked_at(command) == honest
-    attack("sirc.data.wrapped:call_function", "torchvision:datasets.folder.find_classes", name="marking:make")
+    point_to("sirc.data.wrapped:call_function", "torchvision:datasets.folder.find_classes", name="marking:make")
     assert looked_at(command) == honest
     assert nothing_ran()
     code, out, err = command(*PLOT)
     assert code == 0, err
     assert "'test' is made by `torchvision:datasets.folder.find_classes`, which only `sirc run` calls" in err
     assert "samples" not in out
-    attack("marking:make", "folder")
+    point_to("marking:make", "folder")
     code, out, err = command(*PLOT)
     assert code == 0, err
     assert "samples" in out
     assert nothing_ran()
+    attack.tried("run folders that name code, looked at", 3 * len(LOOKING) + 2, "nothing was imported or called")
 
 
 @pytest.mark.parametrize("arguments", USING, ids=[words[0] for words in USING])
 def test_using_a_folder_from_elsewhere_asks_for_trust(command, arguments):
     Path("selective.safetensors").touch()
-    attack("marking:make", "marking:make")
+    point_to("marking:make", "marking:make")
     if arguments[0] in ("predict", "export"):  # which look into the other file first
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sirc.deploy.read", lambda _: ({"model": ""}, {}))
@@ -114,7 +115,7 @@ def test_using_a_folder_from_elsewhere_asks_for_trust(command, arguments):
 
 
 def test_what_this_user_made_or_trusted_once_is_used(experiment, command):
-    attack("marking:make", "folder")
+    point_to("marking:make", "folder")
     file = Path("runs/tiny/experiment.toml")
     for arguments, words in ((["--trust"], "must return a torch.nn.Module"), ([], "must return a torch.nn.Module")):
         code, _, err = command("calibrate", "runs/tiny", "--seed", 1, *arguments)
@@ -205,6 +206,7 @@ def test_results_that_were_changed_or_cut_are_not_shown(file, command):
     assert command("table", file) == command("table", "mine.csv")  # a table of one's own has no stamp
 
 
+DAMAGE, IN_WORDS = "damaged JSON and TOML of a run's folder", "read as they are, or refused in words"
 ODD = (None, True, -1, 1e308, "", "x" * 999, [], {}, [[[]]], {"a": {"b": 3}}, "../..", "\0")
 
 
@@ -237,36 +239,43 @@ def refusal(call, *arguments):
     return ""
 
 
-def test_any_damage_to_study_json_is_told_in_words():
+def test_any_damage_to_study_json_is_told_in_words(attack):
     file = Path("runs/tiny/study.json")
-    for text in damaged(json.loads(file.read_text())):
+    texts = [*damaged(json.loads(file.read_text()))]
+    for text in texts:
         file.write_bytes(text)
         words = refusal(load_studies, "runs/tiny")
         assert not words or ("runs/tiny" in words and len(words) > 60), text
+    attack.tried(DAMAGE, len(texts), IN_WORDS)
 
 
-def test_any_damage_to_a_stamp_is_told_in_words():
+def test_any_damage_to_a_stamp_is_told_in_words(attack):
     study = load_study("runs/tiny")
     file = Path("runs/tiny/seed-1/.made-from/extract-test.json")
-    for text in [*damaged(json.loads(file.read_text()))][::6]:
+    texts = [*damaged(json.loads(file.read_text()))][:: max(1, 6 // attack.trials(1))]
+    for text in texts:
         file.write_bytes(text)
         words = refusal(check_outputs, study, study.run(1), ["test"])
         assert not words or ("seed-1/outputs/test'" in words and "`sirc extract …" in words), text
     file = Path("runs/tiny/seed-1/.made-from/results.json")
-    for text in damaged(json.loads(file.read_text())["made"]):
+    more = [*damaged(json.loads(file.read_text())["made"])]
+    for text in more:
         file.write_bytes(text)
         words = refusal(read_results, "runs/tiny/seed-1/results.csv")
         assert not words or "was changed or cut" in words, text
+    attack.tried(DAMAGE, len(texts) + len(more), IN_WORDS)
 
 
-def test_any_damage_to_experiment_toml_is_told_in_words():
+def test_any_damage_to_experiment_toml_is_told_in_words(attack):
     file = Path("runs/tiny/experiment.toml")
     whole = file.read_text()
-    for settings in [*mutated(tomllib.loads(whole))][::25]:
+    mutants = [*mutated(tomllib.loads(whole))][:: max(1, 25 // attack.trials(1))]
+    for settings in mutants:
         with contextlib.suppress(TypeError, AttributeError):  # TOML has no null, and is a table
             file.write_text(tomli_w.dumps(settings))
         words = refusal(load_study, "runs/tiny")
         assert not words or "experiment.toml" in words, settings
+    attack.tried(DAMAGE, len(mutants), IN_WORDS)
     deep = f"[model.options.{'.'.join('a' * 5000)}]\nb = 1\n"
     for text in ((whole + deep).encode(), b"\xff" + whole.encode(), whole.encode("utf-16"), whole[:-40].encode()):
         file.write_bytes(text)
@@ -274,5 +283,5 @@ def test_any_damage_to_experiment_toml_is_told_in_words():
 
 
 def test_settings_of_every_type_are_compared():
-    attack("marking:make", "folder", since=datetime.date(2020, 1, 1))
+    point_to("marking:make", "folder", since=datetime.date(2020, 1, 1))
     assert refusal(load_runs, ["runs/tiny"]) == ""

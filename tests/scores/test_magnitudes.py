@@ -64,7 +64,7 @@ def scorer():
 
 @pytest.mark.parametrize("part", ["features", "logits"])
 @pytest.mark.parametrize(("dtype", "size"), SIZES)
-def test_rows_of_any_size_are_scored_or_refused(scorer, dtype, size, part):
+def test_rows_of_any_size_are_scored_or_refused(scorer, dtype, size, part, attack):
     extreme = rows(1, dtype, **{part: size})
     done = [spec for spec in SPECS if finite(lambda spec=spec: scorer.only(spec)(extreme))]
     assert {"max_logit", "energy"} <= set(done)
@@ -72,15 +72,17 @@ def test_rows_of_any_size_are_scored_or_refused(scorer, dtype, size, part):
         assert done == list(SPECS)
     if part == "features":
         assert {"msp", "doctor", "entropy"} <= set(done)
+    attack.tried("rows of extreme magnitude, by score", len(SPECS), "finite, or refused in words")
 
 
 @pytest.mark.parametrize("part", ["features", "logits"])
 @pytest.mark.parametrize(("dtype", "size"), SIZES)
 @pytest.mark.slow
-def test_fits_on_rows_of_any_size_are_done_or_refused(dtype, size, part):
+def test_fits_on_rows_of_any_size_are_done_or_refused(dtype, size, part, attack):
     train, test, val = (rows(seed, dtype, **{part: size}) for seed in range(3))
     done = [spec for spec in SPECS if finite(lambda spec=spec: sirc.fit(spec, train, head=HEAD, val=val)(test))]
     assert "energy" in done
+    attack.tried("fits on rows of extreme magnitude, by score", len(SPECS), "finite, or refused in words")
 
 
 @pytest.mark.parametrize("size", [1e-39, 1e19, 1e37])
@@ -114,7 +116,7 @@ def test_ordinary_directions_are_torch_s_own():
 
 
 @pytest.mark.parametrize(("dtype", "size"), [pair for pair in SIZES if pair[1] > 1])
-def test_a_deployed_score_is_finite_and_never_accepts_what_it_cannot_compute(scorer, dtype, size):
+def test_a_deployed_score_is_finite_and_never_accepts_what_it_cannot_compute(scorer, dtype, size, attack):
     extreme = rows(1, dtype, features=size)
     for spec in SPECS:
         graph = ConfidenceGraph(scorer, spec, dtype)
@@ -123,6 +125,7 @@ def test_a_deployed_score_is_finite_and_never_accepts_what_it_cannot_compute(sco
             raw = graph.evaluator(extreme.logits, extreme.features).confidence(graph.spec)
         assert confidence.isfinite().all()
         assert torch.equal(confidence == LOWEST, ~raw.isfinite())
+    attack.tried("extreme inputs to a deployed score", len(SPECS), "finite, and not accepted if not computable")
 
 
 def test_the_tuning_rows_are_checked():

@@ -64,6 +64,7 @@ class RunFiles:
             return None
         tensors, history = self._read(self.weights)
         model.load_state_dict(tensors)
+        self.checkpoint.unlink(missing_ok=True)  # of a run that was killed before it did so
         return history
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Epoch]:
