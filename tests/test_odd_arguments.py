@@ -158,7 +158,7 @@ CALLS = {name: (function, arguments) for name, function, arguments in _calls()}
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_odd_arguments_are_refused_in_words(name):
+def test_odd_arguments_are_refused_in_words(name, attack):
     function, valid = CALLS[name]
     broken = []
     for argument in valid:
@@ -175,3 +175,4 @@ def test_odd_arguments_are_refused_in_words(name):
             except Exception as error:
                 broken.append(f"{argument}={kind}: {type(error).__name__}: {str(error)[:80]}")
     assert not broken, "\n".join(broken)
+    attack.tried("odd arguments to public functions", len(valid) * len(ODD), "an answer, or words")
