@@ -247,6 +247,7 @@ def test_preprocessing_is_one_for_all_datasets_of_a_run(study, command):
     assert "extracted with other settings: extract.dtype is model, got float16" in err
 
 
+@pytest.mark.slow
 def test_test_images_have_the_class_numbers_of_the_training_images(study, command):
     """A test set that lacks a class must not shift the ones after it."""
     shutil.rmtree("data/held-out/b")
@@ -261,6 +262,7 @@ def test_test_images_have_the_class_numbers_of_the_training_images(study, comman
     assert "must be among those of the training images; 'unseen' is not" in err
 
 
+@pytest.mark.slow
 def test_a_pretrained_experiment_is_not_trained(study, command):
     Path("tiny.toml").write_text(TOML.replace("seeds = [1, 2]", "").split("[train]")[0])
     code, _, err = command("train", "tiny.toml")

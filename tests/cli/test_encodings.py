@@ -43,6 +43,7 @@ def test_what_the_encoding_lacks_is_replaced(command_in, encoding):
     assert ("1 − δ" in out, "1 ? ?" in out) == (False, True)
 
 
+@pytest.mark.slow
 def test_results_are_written_and_shown(command_in, files, tmp_path):
     out = tmp_path / "results"
     sources = ["--train", files / "train.npz", "--ood", f"Größe ✓={files / 'far.npz'}"]

@@ -154,6 +154,7 @@ def test_only_missing_shards_are_computed_and_a_whole_store_decodes_nothing(tiny
     assert store.shard_path(1).stat().st_mtime_ns == kept
 
 
+@pytest.mark.slow
 def test_damaged_images_are_counted_and_named_or_stop(tiny):
     experiment = tiny("seeds=[1]")
     (run,) = trained(experiment)

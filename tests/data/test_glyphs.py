@@ -69,6 +69,7 @@ def test_an_image_does_not_depend_on_how_many_there_are_or_which_came_first():
     assert (np.asarray(glyphs.letters(count=300).image(299)) == last).all()
 
 
+@pytest.mark.slow
 def test_splits_seeds_and_sets_share_no_random_numbers():
     streams = [f"{name} {split} {seed}" for name in SETS for split in ("train", "test") for seed in (0, 1)]
     first = [generator(stream, index).integers(2**63) for stream in streams for index in (0, 1, 2**40)]
@@ -106,6 +107,7 @@ def test_an_image_shows_its_character(name, monkeypatch):
     assert closeness.diagonal().min() > 0.97
 
 
+@pytest.mark.slow
 def test_images_vary_in_every_way_that_is_promised():
     grey = pixels(glyphs.letters(count=26 * 20))[::26].astype(float).mean(-1)  # twenty times A
     paper, ink = np.quantile(grey, 0.9, axis=(1, 2)), np.quantile(grey, 0.02, axis=(1, 2))
@@ -158,11 +160,13 @@ def test_handwritten_digits_are_scikit_learns_in_their_order():
         assert np.corrcoef(255 - grey.ravel(), theirs[index].ravel())[0, 1] > 0.97
 
 
+@pytest.mark.slow
 def test_noise_is_the_papers_at_this_size():
     ours, theirs = glyphs.noise(count=4, seed=3), Noise(4, seed=3, size=32)
     assert (pixels(ours) == pixels(theirs)).all()
 
 
+@pytest.mark.slow
 def test_photographs_give_thousands_of_patches_of_every_kind():
     drawn = pixels(glyphs.photos(count=400))
     assert len({patch.tobytes() for patch in drawn}) == 400

@@ -341,6 +341,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path, content):
         read_image(tmp_path / "x.png")
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_never_escapes_as_another_error(tmp_path):
     random = np.random.default_rng(1)
     for form in ("JPEG", "PNG", "TIFF", "WEBP"):

@@ -252,7 +252,7 @@ def test_a_function_that_gives_something_else_is_refused(own, module):
     module.make = lambda: [(torch.zeros(3, 4, 4), 1)]
     with pytest.raises(ImageError, match=r"image 0 of 'make' must be a PIL image.*got Tensor.*without a transform"):
         opened(own, dataset="users_data:make")[0]
-    module.make = list
+    module.make = lambda: ()
     with pytest.raises(ValueError, match="at least one image; 'make' is empty"):
         opened(own, dataset="users_data:make")
 

@@ -76,6 +76,7 @@ def networks():
     return {name: Network(name, model) for name, model in models.items()}
 
 
+@pytest.mark.slow
 def test_a_graph_never_accepts_what_it_cannot_compute(graph):
     x = np.random.default_rng(0).normal(size=(4, 3, tiny_selective.SIDE, tiny_selective.SIDE)).astype(np.float32)
     x[1] *= 1e30

@@ -353,6 +353,7 @@ def test_a_rejection_names_what_drove_it(model, head, train):
     assert set(alone.explain(x)[1]) == {"softmax"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learnt", [False, True])
 @pytest.mark.parametrize("spec", ["additive(msp, l1, residual)", "bayes(msp, l1, residual, alpha=0.2)"])
 def test_a_rejection_by_later_combinations_names_what_drove_it(model, head, train, spec, learnt):

@@ -243,6 +243,7 @@ def test_a_repr_says_what_is_inside():
 # Rankings, sweeps, curves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["samples", "datasets"])
 def test_a_sweep_is_the_grid_of_each_mixture(pool):
     given, ood = small_problem()

@@ -87,6 +87,7 @@ def test_every_number_has_an_independent_reference(scorer, val, found):
     assert one(found, **pair, metric="below a", negative="id").value == pytest.approx((norms < a).mean(), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_difference_agrees_with_a_paired_bootstrap(scorer, val, found):
     drawn = sirc.evaluate(scorer, val).compare("msp", draws=400, scores=["sirc(msp, l1)"])
     drawn = drawn[drawn["metric"] == "auroc"].iloc[0]
@@ -165,6 +166,7 @@ def test_a_premise_that_holds_is_never_said_not_to(scorer):
     assert verdicts.count("holds") >= 24
 
 
+@pytest.mark.slow
 def test_an_s2_that_ranks_right_predictions_low_breaks_it(scorer):
     found = check_assumptions(scorer, outputs(5000, tilt=2.0, norm=12))
     assert found.verdicts["l1"].startswith("does not hold: l1 ranks right predictions below wrong ones")
@@ -180,6 +182,7 @@ def test_an_s2_that_speaks_too_often_breaks_it(scorer):
     assert found.recommended in ("msp", "entropy")
 
 
+@pytest.mark.slow
 def test_a_sure_loss_of_wrong_against_correct_is_named(scorer):
     # Only right predictions have a few very small norms, so that the AUROC of l1 stays near 50%.
     plain = outputs(5000, seed=6)

@@ -129,6 +129,7 @@ def test_each_draw_has_the_metric_of_explicitly_repeated_samples(monkeypatch, me
                     assert float(got[draw, number, i, j]) == pytest.approx(float(want), abs=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["aurr", "aurc", "risk@95"])
 @pytest.mark.parametrize(("n", "size"), [(200, 300), (400, 100)])
 def test_groups_of_very_many_rows_are_drawn_with_small_ones(monkeypatch, metric, n, size):
@@ -300,6 +301,7 @@ def test_ranges_points_and_arrays():
     assert "(1 point)" in sirc.select(confidences, ood=ood, alpha=0.5, beta=0.3, draws=20).summary
 
 
+@pytest.mark.slow
 def test_the_worst_ood_set_is_told_for_information():
     confidences, ood = made(400, sets=(("a", 300), ("b", 200)), shifts=SHIFTS)
     choice = sirc.select(confidences, ood=ood, draws=20)

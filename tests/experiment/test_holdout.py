@@ -172,6 +172,7 @@ def test_images_that_were_held_out_are_not_fitted_on(tiny):
     extract_run(after, after.run(1), ["test"])
 
 
+@pytest.mark.slow
 def test_outputs_of_another_number_held_out_are_not_fitted(tiny):
     experiment = tiny()
     train_run(experiment, experiment.run(1), cpu=True)

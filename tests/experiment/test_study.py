@@ -334,6 +334,7 @@ def test_checks_and_choices_of_arrays_may_be_tuned(arrays, command):
         assert "not fitted on" in err
 
 
+@pytest.mark.slow
 def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
     code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
     assert code == 0, err

@@ -168,6 +168,7 @@ def test_only_code_from_outside_takes_trust(settings, named):
     assert words.partition("runs: ")[2].partition(". You")[0] == (f"`{named}`" if named else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["..", "/etc", "../other", "inside/../..", "link", "a\0b"])
 def test_a_study_lies_in_its_folder(part, command):
     Path("runs/tiny/link").symlink_to("/etc")
@@ -189,6 +190,7 @@ def test_a_kept_experiment_extends_no_file():
         load_study("runs/tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["runs/tiny/results.csv", "runs/tiny/seed-1/results.csv"])
 def test_results_that_were_changed_or_cut_are_not_shown(file, command):
     file = Path(file)
@@ -266,6 +268,7 @@ def test_any_damage_to_a_stamp_is_told_in_words(attack):
     attack.tried(DAMAGE, len(texts) + len(more), IN_WORDS)
 
 
+@pytest.mark.slow
 def test_any_damage_to_experiment_toml_is_told_in_words(attack):
     file = Path("runs/tiny/experiment.toml")
     whole = file.read_text()

@@ -141,6 +141,7 @@ def test_arrays_of_alpha_and_beta_give_the_grid_of_the_single_values(metric):
     assert isinstance(got(np.float64(0.5), torch.tensor(0.3)), float)
 
 
+@pytest.mark.slow
 def test_a_later_call_with_other_alphas_is_not_answered_from_the_first():
     groups = normal_groups((30, 12, 25))
     plain = Mixture(*(g.tolist() for g in groups))
@@ -359,6 +360,7 @@ def test_a_perfect_ranking_nears_the_oracle_as_samples_grow():
 # The exact mixture against resampling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.3, 0.8])
 def test_the_exact_mixture_is_the_mean_over_resamplings(alpha):
     correct, wrong, ood = normal_groups((400, 150, 4000), decimals=1)

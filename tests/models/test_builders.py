@@ -189,6 +189,7 @@ def test_a_cached_download_that_would_run_code_is_not_read(tmp_path, monkeypatch
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
+@pytest.mark.slow
 def test_without_a_network_the_error_says_what_to_fetch(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
@@ -233,6 +234,7 @@ def test_checkpoints_of_every_kind_are_loaded(tmp_path, resnet, suffix):
     assert same(build("torchvision:resnet18", num_classes=7, checkpoint=path), resnet)
 
 
+@pytest.mark.slow
 def test_variables_in_the_path_of_a_checkpoint_are_expanded(tmp_path, resnet, monkeypatch):
     torch.save(resnet.state_dict(), tmp_path / "x.pt")
     monkeypatch.setenv("WEIGHTS", str(tmp_path))
@@ -398,6 +400,7 @@ def test_a_bit_file_that_leaves_a_random_head_is_refused(bit):
     assert fingerprint(model) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drop", "words"),
     [

@@ -279,6 +279,7 @@ def test_densities_say_on_which_scale_a_confidence_is(spec, words):
     assert bool(words) == ("log" in label)
 
 
+@pytest.mark.slow
 def test_decision_contours_are_those_of_the_formulas(run):
     plane = figures.Plane.of(run.scorer, "sirc(msp, l1)", run.test, run.ood["far"])
     right = run.evaluation.correct.numpy()
@@ -394,6 +395,7 @@ class Squares(ImageSet):
         return self.name
 
 
+@pytest.mark.slow
 def test_samples_are_the_sets_own_images_with_their_number():
     figure = figures.sample_images({"letters": Squares("a", 1234, (40, 32)), "few": Squares("b", 2, (8, 300))}, count=4)
     shown = [axes.images[0].get_array()[0, 0, 0] for axes in figure.axes if axes.images]

@@ -232,6 +232,7 @@ def test_fewer_points_are_those_that_would_have_been_placed(score, size):
                 np.testing.assert_array_equal(getattr(fewer, name), getattr(expected, name))
 
 
+@pytest.mark.slow
 def test_thresholds_are_placed_once_however_small_the_page_must_be(monkeypatch):
     calls = []
     monkeypatch.setattr(payloads, "make_grid", lambda *given: calls.append(given) or make_grid(*given))
@@ -309,6 +310,7 @@ def test_two_pages_of_the_same_are_the_same_bytes(tmp_path):
     assert again.report(tmp_path / "third.html", title="A").read_bytes() == first.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_page_says_what_it_was_made_from(tmp_path):
     ev = evaluation(
         {"energy": normal(), "sirc(msp, l1)": normal(seed=3), "msp": normal(seed=4)},

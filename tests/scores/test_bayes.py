@@ -185,6 +185,7 @@ def test_the_density_ratio_has_the_order_of_the_true_one(name, kind):
         assert ood[part].mean() == pytest.approx(w[part].mean(), abs=0.08 if kind == "ood" else 0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 0.5, 0.75])
 def test_the_density_ratio_has_the_mean_one_on_id_rows(shift):
     toy = toys.Toy(shift)
@@ -206,6 +207,7 @@ def test_the_density_ratio_does_not_mind_into_how_many_sets_ood_rows_are_split()
     assert np.exp(found[1]).mean() == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ood", "unlabelled"])
 def test_learnt_confidence_never_falls_with_s2_or_with_s1(kind):
     toy = toys.STRONG
@@ -415,6 +417,7 @@ def test_a_typical_s2_leaves_the_order_of_s1(learnt, kind, metric):
     assert same_order(conf[f"bayes(msp, l1, metric={metric})"], conf["msp"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nothing", "val", "ood", "unlabelled"])
 def test_nothing_overflows_and_sure_rows_keep_their_order(learnt, kind):
     gaps = np.array([0.0, 1e-9, 1.0, 499.0, 500.0, 1e4, 1e4 + 1, 1e30])

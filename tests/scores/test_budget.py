@@ -158,6 +158,7 @@ def test_an_unfitted_budget_says_so(val):
         sirc.Scorer("sirc(msp, l1, budget=1)")(val)
 
 
+@pytest.mark.slow
 def test_a_budgeted_scorer_saves_and_loads_bit_for_bit(train, val, tmp_path):
     spec = "sirc(entropy, l1, budget=0.3)"
     fitted = sirc.fit(spec, train, val=val)

@@ -72,6 +72,7 @@ def test_any_source_gives_the_same_fit(source, crossfit, tmp_path):
     assert_same_fit(sirc.fit(SPECS, sources(tmp_path)[source], head=HEAD, crossfit=crossfit), whole)
 
 
+@pytest.mark.slow
 def test_batches_larger_and_smaller_than_a_block_give_the_same_fit(monkeypatch):
     whole = sirc.fit(SPECS, TRAIN, head=HEAD)
     monkeypatch.setattr(batches_module, "BLOCK_ROWS", 20)
@@ -171,6 +172,7 @@ def test_saved_states_load_and_merge_to_the_same_fit(crossfit):
     assert_same_fit(fitter.finish(TRAIN), sirc.fit(SPECS, TRAIN, head=HEAD, crossfit=crossfit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [[range(N), []], [[], range(N)], [[], range(100), [], range(100, N), []]])
 def test_a_worker_without_rows_changes_nothing(parts):
     assert_same_fit(merged(parts).finish(TRAIN), sirc.fit(SPECS, TRAIN, head=HEAD))

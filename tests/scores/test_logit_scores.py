@@ -318,6 +318,7 @@ def test_labels_of_one_class_still_have_a_temperature():
     assert found == 20.0 or nll[1] < min(nll[0], nll[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tune", [fit_temperature, choose_p])
 def test_narrow_logits_tune_as_the_same_values_in_float64(tune, dtype):

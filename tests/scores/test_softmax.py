@@ -121,6 +121,7 @@ def test_discordance_is_measured_over_all_pairs():
     assert worst_discordance(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [10, 1000])
 def test_float32_logits_keep_the_order_of_float64(classes):
     rng = np.random.default_rng(classes)

@@ -186,6 +186,7 @@ def test_another_recipe_is_refused(images, tmp_path, change, words):
     assert len(history) == (4 if "epochs" in words else 3)
 
 
+@pytest.mark.slow
 def test_other_images_are_refused_and_speed_settings_are_not(images, tmp_path):
     with pytest.raises(Stop):
         run(images, tmp_path / "run", progress=StopAt(1))
@@ -211,6 +212,7 @@ def test_workers_change_nothing(images, tmp_path):
     assert same(weights(alone), weights(helped))
 
 
+@pytest.mark.slow
 def test_bf16_channels_last_and_cosine_train_too(images, tmp_path):
     recipe = dataclasses.replace(
         QUICK, epochs=8, precision="bf16", channels_last=True, schedule="cosine", cache="device"
@@ -331,6 +333,7 @@ def test_the_label_of_an_unreadable_image_is_ignored_and_its_pixels_are_blank(im
     assert len(feed.unreadable) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_unreadable_validation_images_are_left_out_and_named(images, tmp_path, cache):
     other = image_folder(write_images(tmp_path / "others", count=12))
@@ -364,6 +367,7 @@ def test_a_machine_that_fails_is_never_skipped(images, monkeypatch):
         DeviceBatches(*given, SILENT)
 
 
+@pytest.mark.slow
 def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, tmp_path, monkeypatch):
     recipe = dataclasses.replace(QUICK, milestones=())
     whole, _ = run(images, tmp_path / "whole", recipe)
@@ -480,6 +484,7 @@ def test_a_compiled_network_trains_to_the_same_weights(images, tmp_path, monkeyp
         torch.testing.assert_close(model.state_dict()[name], value, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_graph_that_cannot_be_is_told_and_changes_nothing(images, tmp_path):
     expected, _ = run(images, tmp_path / "plain", model=normal_network())
     told = Told()
