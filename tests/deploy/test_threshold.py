@@ -244,6 +244,7 @@ CURVES = {
     "flat, just too high": lambda s: np.full_like(s, 0.101),
     "wavy": lambda s: 0.1 * (1 + 0.95 * np.sin(35 * s)),
     "errors on top": lambda s: np.where(s > 0.97, 0.5, 0.085),
+    "low, high, low, high": lambda s: np.select([s > 0.75, s > 0.65, s > 0.3], [0.02, 0.301, 0.02], 0.233),
 }
 
 
@@ -272,6 +273,30 @@ def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals
     if name in ("falling", "step") and decimals is None:
         assert np.mean(broken) >= delta / 10
         assert np.mean(found) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "risk", "known", "least"),
+    [(300, 0.1, 0.77, 0.49), (1500, 0.05, 0.49, 0.3), (1500, 0.1, 0.77, 0.68), (5000, 0.05, 0.49, 0.41)],
+)
+def test_a_risk_is_shown_near_the_coverage_that_any_test_could_reach(n, risk, known, least):
+    # Confidences are normal, and an error has the log odds −2 − 1.5·confidence, as on the page about thresholds.
+    rng, delta = np.random.default_rng(18), 0.1
+    grid = np.linspace(8, -8, 20_001)
+    density = stats.norm.pdf(grid)
+    to_come = np.cumsum(density / (1 + np.exp(2 + 1.5 * grid))) / np.cumsum(density)
+    reached, broken = [], []
+    for _ in range(300):
+        confidence = -np.sort(-rng.normal(size=n))
+        wrong = np.cumsum(rng.random(n) < 1 / (1 + np.exp(2 + 1.5 * confidence)))
+        at = risk_test.certified(np.arange(1, n + 1), wrong, risk, delta)
+        value = confidence[at] if at >= 0 else math.inf
+        reached.append(stats.norm.sf(value))
+        broken.append(at >= 0 and np.interp(-value, -grid, to_come) > risk)
+    assert stats.norm.sf(grid[to_come <= risk][-1]) == pytest.approx(known, abs=0.005)
+    assert np.mean(reached) > least
+    assert broken_at_most(np.array(broken), delta)
 
 
 def test_an_infeasible_risk_is_said_with_the_lowest_that_is_feasible():
