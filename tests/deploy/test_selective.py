@@ -18,6 +18,7 @@ from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
 from sirc.deploy.selective import LOWEST
 from sirc.experiment import PAPER_SPECS
+from sirc.models.small import resnet
 
 K, SIDE = 5, 8
 SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
@@ -156,7 +157,9 @@ def test_the_threshold_reaches_its_recall_on_the_calibration_data(selective, val
     accepted = confidence >= selective.threshold.value
     recall = accepted[val.correct].double().mean()
     assert recall >= 0.9
-    assert selective.threshold.value == sirc.Ranking(confidence[val.correct]).threshold(recall=0.9)
+    plain = sirc.Ranking(confidence[val.correct]).threshold(recall=0.9)
+    assert selective.threshold.value == plain - selective.threshold.margin
+    assert selective.threshold.margin == pytest.approx(1e-4 * max(abs(plain), confidence.abs().quantile(0.5)))
     assert torch.equal(selective.calibration, confidence)
 
 
@@ -583,3 +586,86 @@ def test_a_decision_is_not_rounded_as_the_process_may_round_products(monkeypatch
     entered.clear()
     selective(images)
     assert entered == ["in", "out"]
+
+
+# Inputs that repeat
+
+
+def mlp(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 5)
+    ).eval()
+
+
+def small_resnet(seed):
+    torch.manual_seed(seed)
+    return resnet(5, width=8).eval()
+
+
+def repeating(net, dtype=torch.float32, rows=300, batch=64):
+    """A classifier that promises to accept 95% of ID✓, on six images that repeat, and these images."""
+    g = torch.Generator().manual_seed(0)
+    fitting, prototypes = torch.randn(200, 3, 8, 8, generator=g), torch.randn(6, 3, 8, 8, generator=g)
+    x = prototypes[torch.randint(0, 6, (rows,), generator=g)].to(dtype)
+    net = net.to(dtype)
+    with torch.no_grad():
+        labels = net(x).argmax(-1)
+    head = sirc.find_head(net, x[:2])
+    train = sirc.extract(net, [fitting.to(dtype)], head=head)
+    scorer = sirc.fit("sirc(entropy, residual)", train, head=head, crossfit=0)
+    batches = [(x[i : i + batch], labels[i : i + batch]) for i in range(0, rows, batch)]
+    made = SelectiveClassifier(net, scorer, "sirc(entropy, residual)", head=head)
+    return made.calibrate(batches, recall=0.95, delta=0.05), x
+
+
+def shares(decide, x):
+    """The shares that are accepted one at a time, seven at a time and 64 at a time."""
+    return [np.concatenate([decide(part) for part in x.split(size)]).mean() for size in (1, 7, 64)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_inputs_that_repeat_are_accepted_in_batches_of_any_size(seed, dtype):
+    made, x = repeating(mlp(seed), dtype)
+    assert made.threshold.margin > 0
+    assert min(shares(lambda rows: made(rows).accepted.numpy(), x)) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("net", [mlp, small_resnet])
+def test_inputs_that_repeat_are_accepted_by_many_networks(net, dtype):
+    for seed in range(6):
+        made, x = repeating(net(seed), dtype)
+        assert min(shares(lambda rows, made=made: made(rows).accepted.numpy(), x)) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [mlp, small_resnet])
+def test_inputs_that_repeat_are_accepted_by_the_graph(net, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    for seed in (1, 3):
+        made, x = repeating(net(seed))
+        made.export_onnx(tmp_path / "model.onnx", x[:3], overwrite=True)
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+        got = shares(lambda rows, s=session: s.run(["accepted"], {"images": rows.numpy()})[0], x)
+        assert min(got) >= 0.95
+
+
+def test_a_network_that_changes_more_with_the_batch_gets_a_wider_margin():
+    class Uneven(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(192, 5)
+
+        def forward(self, x):
+            return self.fc(x.flatten(1) * (1 + 1e-3 * (len(x) > 1)))
+
+    torch.manual_seed(0)
+    made, x = repeating(Uneven())
+    outputs = sirc.extract(made.model, [(x, made.model(x).argmax(-1))])
+    wide, told = made.threshold, made.calibrate(outputs, recall=0.95, delta=0.05).threshold
+    assert wide.margin > 5 * told.margin > 0
+    made.calibrate([(x, made.model(x).argmax(-1))], recall=0.95, delta=0.05)
+    assert min(shares(lambda rows: made(rows).accepted.numpy(), x)) >= 0.95

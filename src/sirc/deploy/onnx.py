@@ -26,7 +26,6 @@ from sirc.errors import ImageError, StoreError
 
 _FACTS, _SEAL = "sirc", b"sirc-sha256"
 _FACTS_DIGEST = "sirc-digest"  # all that earlier versions had
-_CLOSE = 1e-4
 _OUTPUTS = ("label", "confidence", "accepted")
 
 
@@ -76,24 +75,27 @@ def export(
 def _check(session: Any, selective: SelectiveClassifier, example: Tensor) -> None:
     """Compare the graph with the module, for batches of one, of two and of more."""
     wide = torch.cat((example, example, example))
+    share, threshold = selective.tolerance(example.dtype), selective._check_threshold()
+    margin = threshold.margin or share
     for rows in sorted({1, 2, len(example), len(wide)}):
         expected = Decision(*(value.cpu() for value in selective(wide[:rows])))
         outputs = session.run(None, {"images": wide[:rows].cpu().numpy()})
         got = Decision(*(torch.as_tensor(value) for value in outputs))
-        half = torch.float16 in (expected.logits.dtype, wide.dtype)
-        tolerance = 1e-2 if half else _CLOSE
         close = all(
-            torch.allclose(value.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-            for value, want in ((got.confidence, expected.confidence), (got.logits, expected.logits))
+            torch.allclose(value.double(), want.double(), rtol=share, atol=near, equal_nan=True)
+            for value, want, near in (
+                (got.confidence, expected.confidence, margin),
+                (got.logits, expected.logits, share),
+            )
         )
         first, second = expected.logits.topk(2).values.unbind(1)
-        clear = first - second > 10 * _CLOSE * (1 + first.abs())
-        sure = (expected.confidence - selective.scoring.limit.cpu()).abs() > (1e-2 if half else 10 * _CLOSE)
+        clear = first - second > 10 * share * (1 + first.abs())
+        sure = (expected.confidence - threshold.value).abs() > margin
         same = (got.accepted == expected.accepted)[sure].all() and (got.label == expected.label)[clear].all()
         if not (close and same):
             raise ValueError(
-                f"the exported graph must give what the model gives; on {rows} images it gives something else. Export "
-                "from float32 on the CPU, or report the model"
+                f"the exported graph must give what the model gives, to a share of {share:g}; on {rows} images it does "
+                "not. Export from float32 on the CPU, or report the model"
             )
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
@@ -19,14 +19,17 @@ from sirc._utils.files import PathLike
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
+from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
-from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits
+from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits, rows_of
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, parse, reads_features, working_dtype
 
 LOWEST = -sys.float_info.max
 """The confidence of an input that none can be computed for, such as one that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_TRIED = 16  # images that are run one at a time to see how much confidences change
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
 
 
@@ -109,10 +112,13 @@ class SelectiveClassifier(nn.Module):
     def forward(self, images: Any) -> Decision:
         """Classify a batch: a tensor, or whatever batch the model's loader gives."""
         self._check_threshold()
+        logits, confidence = self._score(images)
+        return Decision(logits.argmax(-1), confidence, confidence >= self.scoring.limit, logits)
+
+    def _score(self, images: Any) -> tuple[Tensor, Tensor]:
         logits, features = self.outputs(images)
         with _precisely(logits.device):
-            confidence = self.scoring(logits, features)
-        return Decision(logits.argmax(-1), confidence, confidence >= self.scoring.limit, logits)
+            return logits, self.scoring(logits, features)
 
     def _check_threshold(self) -> Threshold:
         if self.threshold is None:
@@ -151,7 +157,7 @@ class SelectiveClassifier(nn.Module):
             if self._tap.name is not None:
                 return  # another thread found it
             try:
-                self._attach(find_head(self.model, _first_rows(images)).name)
+                self._attach(find_head(self.model, rows_of(images, slice(2))).name)
             except ValueError:
                 if self.scoring.needs_features:
                     raise
@@ -179,8 +185,12 @@ class SelectiveClassifier(nn.Module):
         a rejected input costing `reject_cost`, or under the floor `recall`.
 
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
+
+        The threshold allows for confidences that change with batch size, device and runtime: by `self.tolerance` for
+        these outputs, or, where `val` has images and more is seen when some are run one at a time, four times that.
         """
-        outputs = self._as_outputs(val, labelled=coverage is None)
+        with self._watched() as seen:
+            outputs = self._as_outputs(val, labelled=coverage is None)
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
             raise ValueError(
@@ -190,11 +200,19 @@ class SelectiveClassifier(nn.Module):
             )
         # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
+        tolerance = self._tolerance(outputs, confidence, seen)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
         if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
             other = self.scorer(self._as_outputs(ood, labelled=False), compile=False)[self.spec]
             threshold = at_cost(
-                confidence, outputs.correct, other, alpha=alpha, beta=beta, reject_cost=reject_cost, recall=recall
+                confidence,
+                outputs.correct,
+                other,
+                alpha=alpha,
+                beta=beta,
+                reject_cost=reject_cost,
+                recall=recall,
+                tolerance=tolerance,
             )
         elif goals != 1 or any(value is not None for value in (ood, alpha, beta, reject_cost)):
             raise ValueError(
@@ -202,14 +220,49 @@ class SelectiveClassifier(nn.Module):
                 "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall="
             )
         elif recall is not None:
-            threshold = at_recall(confidence, outputs.correct, recall, delta=delta)
+            threshold = at_recall(confidence, outputs.correct, recall, delta=delta, tolerance=tolerance)
         elif coverage is not None:
-            threshold = at_coverage(confidence, coverage, delta=delta)
+            threshold = at_coverage(confidence, coverage, delta=delta, tolerance=tolerance)
         else:
             assert risk is not None
-            threshold = at_risk(confidence, outputs.correct, risk, delta=0.05 if delta is None else delta)
+            delta = 0.05 if delta is None else delta
+            threshold = at_risk(confidence, outputs.correct, risk, delta=delta, tolerance=tolerance)
         self.calibration = confidence.cpu()
         return self._with(threshold)
+
+    @contextmanager
+    def _watched(self) -> Iterator[dict[int, Any]]:
+        """Keep the largest batch that the model is given meanwhile, by its size."""
+        seen: dict[int, Any] = {}
+
+        def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
+            if size > max(seen, default=0):
+                seen.clear()
+                seen[size] = args[0] if args else named
+
+        handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield seen
+        finally:
+            handle.remove()
+
+    def tolerance(self, *dtypes: torch.dtype) -> float:
+        """The share by which confidences may change with batch size, device and runtime.
+
+        It is that of the least precise type, among these and the model's: 1e-4 for float32.
+        """
+        return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
+
+    def _tolerance(self, outputs: Outputs, confidence: Tensor, seen: dict[int, Any]) -> float:
+        share = self.tolerance(*(x.dtype for x in (outputs.logits, outputs.features) if x is not None))
+        scale = typical_size(confidence.cpu().numpy())
+        for images in seen.values():
+            batch = self._score(images)[1][:_TRIED]
+            alone = torch.cat([self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))])
+            change = (alone - batch).abs() / batch.abs().clamp(min=scale)
+            share = max(share, min(0.5, 4 * float(change.nan_to_num(0, 0).max())))
+        return share
 
     def set_threshold(self, value: float) -> Self:
         """Take a threshold from elsewhere, which promises nothing."""
@@ -369,11 +422,3 @@ def _precisely(device: torch.device) -> AbstractContextManager[object]:
     if not torch.compiler.is_compiling():
         return _unrounded(device)
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-
-
-def _first_rows(images: Any) -> Any:
-    if isinstance(images, Tensor):
-        return images[:2]
-    if isinstance(images, tuple | list):
-        return [_first_rows(images[0])]
-    return {key: _first_rows(value) for key, value in images.items()} if isinstance(images, Mapping) else images

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from sirc._utils.checks import dtype_name
 from sirc._utils.precision import Precision
 from sirc.data import Reader
-from sirc.models import LABEL_KEYS, call_model, capture_features, evaluating, exact_logits, find_head, model_logits
+from sirc.models import (
+    LABEL_KEYS,
+    call_model,
+    capture_features,
+    evaluating,
+    exact_logits,
+    find_head,
+    model_logits,
+    rows_of,
+)
 from sirc.outputs import Head
 
 
@@ -48,7 +57,7 @@ class Runner:
             for start in range(0, len(reader), reader.batch_size):
                 for got in reader.read([range(start, min(start + 2, len(reader)))], workers=0):
                     if got.batch is not None:
-                        self.layer = find_head(self.model, _first_rows(self._formatted(got.batch))).name
+                        self.layer = find_head(self.model, rows_of(self._formatted(got.batch), slice(2))).name
                         return
 
     def how(self) -> str:
@@ -70,7 +79,7 @@ class Runner:
         batch = self._formatted(batch)
         if self.features and self._take is None:
             if self.layer is None:
-                self.layer = find_head(self.model, _first_rows(batch)).name
+                self.layer = find_head(self.model, rows_of(batch, slice(2))).name
             self._take = self._hooks.enter_context(capture_features(self.model, self.layer))
         logits = model_logits(call_model(self.model, batch))
         z = self._take() if self._take is not None else None
@@ -111,12 +120,3 @@ def _labels(batch: object, rows: int) -> Tensor | None:
             f"{tuple(labels.shape)}. Pass `labels=False` if these are no labels."
         )
     return labels
-
-
-def _first_rows(batch: object) -> object:
-    """The first two rows of a batch, to find the head with."""
-    if isinstance(batch, tuple | list):
-        return [_first_rows(batch[0])]
-    if isinstance(batch, Mapping):
-        return {key: _first_rows(value) for key, value in batch.items()}
-    return batch[:2] if isinstance(batch, Tensor) and batch.ndim else batch

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sirc.metrics.binomial import binomial_interval, least_count, lower_limit, too_few, upper_limit
+from sirc.metrics.binomial import binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.intervals import (
@@ -46,8 +46,6 @@ __all__ = [
     "parse_metric",
     "sorted_scores",
     "spearman",
-    "too_few",
-    "upper_limit",
     "wilson_interval",
 ]
 

@@ -14,15 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 
-def at_most(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
-    """P(X ≤ k)."""
-    from scipy.special import betaincc
-
-    k, n, p = _broadcast(k, n, p)
-    tail: Floats = betaincc(np.maximum(k, 0) + 1, np.maximum(n - k, 1), p)
-    return np.where(k < 0, 0.0, np.where(k >= n, 1.0, tail))
-
-
 def at_least(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:
     """P(X ≥ k)."""
     from scipy.special import betainc
@@ -53,11 +44,6 @@ def lower_limit(k: ArrayLike, n: ArrayLike, delta: ArrayLike) -> Floats:
 def binomial_interval(k: int, n: int, delta: float) -> tuple[float, float]:
     """Clopper–Pearson's interval: both limits, each at δ/2."""
     return float(lower_limit(k, n, delta / 2)[0]), float(upper_limit(k, n, delta / 2)[0])
-
-
-def too_few(k: ArrayLike, n: ArrayLike, p: float, level: float) -> NDArray[np.bool_]:
-    """P(X ≤ k) ≤ level: k of n is too few for a rate of p or more."""
-    return at_most(k, n, p) <= level
 
 
 def least_count(n: int, p: float, delta: float) -> int | None:

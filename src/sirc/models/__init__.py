@@ -1,7 +1,7 @@
 """Networks: built by name, their weights, their final layer and the features it receives."""
 
 from sirc.models.builders import build, preprocess_of
-from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, unwrap
+from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, rows_of, unwrap
 from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
 from sirc.models.head import find_head
 from sirc.models.stems import Stem
@@ -21,6 +21,7 @@ __all__ = [
     "load_weights",
     "model_logits",
     "preprocess_of",
+    "rows_of",
     "save_weights",
     "unwrap",
 ]

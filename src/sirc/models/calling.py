@@ -64,6 +64,15 @@ def call_model(model: nn.Module, batch: object) -> object:
     )
 
 
+def rows_of(batch: object, which: slice) -> object:
+    """Some rows of a batch that `call_model` takes."""
+    if _is_list(batch):
+        return [rows_of(batch[0], which)]
+    if isinstance(batch, Mapping):
+        return {key: rows_of(value, which) for key, value in batch.items()}
+    return batch[which] if isinstance(batch, Tensor) and batch.ndim else batch
+
+
 def model_logits(output: object) -> Tensor:
     """Read the logits (N, K) from the output of a model.
 

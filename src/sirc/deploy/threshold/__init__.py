@@ -3,6 +3,11 @@
 Each function takes confidences of ID validation rows and gives a `Threshold`: accept where confidence ≥ value. With δ,
 its promise holds with probability at least 1 − δ over the draw of those rows, for data from the same distribution. The
 rows must be fresh: not those that trained the model, or that fitted, tuned or chose the score.
+
+A confidence changes in its last digits with the batch size, the device and the runtime. `tolerance` is the share of it
+(of the median one, where it is smaller) by which it may change: the value lies that much below the row that sets it.
+Inputs that repeat, such as blank frames, are then accepted wherever they are scored, and the promise holds for every
+change within the tolerance. A risk is shown for all thresholds that such changes may amount to.
 """
 
 from __future__ import annotations
@@ -23,7 +28,12 @@ __all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
 
 
 def at_recall(
-    confidence: ArrayLike, correct: ArrayLike, recall: float = 0.95, *, delta: float | None = None
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    recall: float = 0.95,
+    *,
+    delta: float | None = None,
+    tolerance: float = 0.0,
 ) -> Threshold:
     """The highest threshold that accepts at least `recall` of ID✓.
 
@@ -32,32 +42,29 @@ def at_recall(
     ID✓ rows, the future recall at the j-th highest confidence is Beta(j, n + 1 − j), so j is the smallest with
     P(Binomial(n, recall) ≥ j) ≤ δ; ties only raise the recall. The plain threshold is then among the `estimates`.
     """
-    return _at_share("recall", _share("recall", recall), delta, as_rows(confidence, correct))
+    return _at_share("recall", _share("recall", recall), delta, as_rows(confidence, correct), tolerance)
 
 
-def at_coverage(confidence: ArrayLike, coverage: float, *, delta: float | None = None) -> Threshold:
+def at_coverage(
+    confidence: ArrayLike, coverage: float, *, delta: float | None = None, tolerance: float = 0.0
+) -> Threshold:
     """The highest threshold that accepts at least `coverage` of ID input; it needs no labels.
 
     Without δ it does so on these rows, with δ on future ID data with probability at least 1 − δ, by the order statistic
     of `at_recall` over all rows.
     """
-    return _at_share("coverage", _share("coverage", coverage), delta, as_rows(confidence, None))
+    return _at_share("coverage", _share("coverage", coverage), delta, as_rows(confidence, None), tolerance)
 
 
-def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: float = 0.05) -> Threshold:
+def at_risk(
+    confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: float = 0.05, tolerance: float = 0.0
+) -> Threshold:
     """The lowest threshold found whose selective risk, the share of errors among accepted ID input, is at most `risk`.
 
-    With probability at least 1 − δ the risk on future ID data is at most `risk`; if no threshold can be shown to keep
-    it, the result is not `feasible`. Thresholds are tested with the exact binomial tail, in an order fixed before any
-    label is seen; `risk_test` describes it. A larger `risk` may allow more starts of that sequence, each with a smaller
-    share of δ, and so be infeasible where a smaller one is feasible; the estimate "lowest_risk" of an infeasible result
-    is the lowest feasible risk above it, 1 if there is none.
-
-    Above a rank, the accepted rows are a random sample of all that is accepted there, so their errors are binomial and
-    each single test is exact. The whole sequence is exact if the risk crosses `risk` once as the threshold falls, as it
-    does if less confidence never means fewer errors. For any other shape it is exact for inputs with the confidences of
-    these rows: given those, errors are independent with different rates, and their sum spreads no more than the
-    binomial of the mean rate (Hoeffding 1956). A `risk` chosen after seeing what is feasible is not covered by δ.
+    With probability at least 1 − δ the risk on future ID data is at most `risk`, for any distribution, with ties or
+    without; `risk_test` has the test and its proof. If no threshold can be shown to keep it, the result is not
+    `feasible`, and its estimate "lowest_risk" is the lowest risk above it that can be shown, 1 if there is none. A
+    `risk` chosen after seeing what is feasible is not covered by δ.
     """
     risk, delta = check_inner("risk", risk), check_inner("delta", delta)
     rows = as_rows(confidence, correct)
@@ -68,13 +75,16 @@ def at_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, *, delta: fl
             f"a risk of {risk:g} with δ = {delta:g} needs at least {needed:,} ID rows, and no error among them; got "
             f"{accepted[-1]:,}. Label more rows, or allow a larger risk or δ."
         )
-    at = risk_test.certified(accepted, rows.wrong, risk, delta)
-    lowest = risk_test.lowest_risk(accepted, rows.wrong, risk, delta, feasible=at >= 0)
+    (margins, ends), reach = rows.under(tolerance), rows.under(min(1.0, 2 * tolerance))[1]
+    at = risk_test.certified(accepted, rows.wrong, risk, delta, reach)
+    lowest = risk_test.lowest_risk(accepted, rows.wrong, risk, delta, reach, feasible=at >= 0)
     if at >= 0:
         return Threshold(
-            float(rows.values[at]), "risk", risk, delta, True, rows.estimates(at), {"risk": risk}, rows.sizes,
+            float(rows.values[at] - margins[at]), "risk", risk, delta, True, rows.estimates(ends[at]), {"risk": risk},
+            rows.sizes,
             f"{chance(delta)}, at most {percent_above(risk)} of the accepted ID inputs are errors.",
             f"The lowest risk that these rows can show, if need be at a smaller coverage, is {percent_above(lowest)}.",
+            float(margins[at]),
         )  # fmt: skip
     larger = f"The lowest risk above it that these rows can show is {percent_above(lowest)}"
     if lowest == 1:
@@ -98,6 +108,7 @@ def at_cost(
     beta: float,
     reject_cost: float | None = None,
     recall: float | None = None,
+    tolerance: float = 0.0,
 ) -> Threshold:
     """The threshold of least expected cost per input, for a share α of ID input.
 
@@ -115,18 +126,22 @@ def at_cost(
     price = 0.0 if reject_cost is None else check_number("reject_cost", reject_cost)
     if not 0 <= price < math.inf:
         raise ValueError(f"`reject_cost` must be a cost of at least 0, in the unit of β and 1 − β; got {price:g}")
+    if ood is None:
+        raise ValueError("`ood` must hold the confidences of OOD rows, whose cost counts too; got None")
     rows = as_rows(confidence, correct, ood)
     first = 0  # the highest threshold allowed; index 0 accepts nothing
     if recall is not None:
         rank = first_reaching(rows.sizes["correct"], _share("recall", recall))
         first = 1 + int(np.searchsorted(rows.correct, rank))
-    # The mean cost of an ID and of an OOD input when nothing is accepted, and at each threshold.
-    wrong, accepted, others = (np.append(0, counts) for counts in (rows.wrong, rows.accepted, rows.ood))
+    # The mean cost of an ID and of an OOD input when nothing is accepted, and at the threshold under each value.
+    margins, ends = rows.under(tolerance)
+    values, margins, ends = np.append(rows.nothing(), rows.values - margins), np.append(0, margins), np.append(-1, ends)
+    wrong, accepted, others = (np.append(0, counts)[1 + ends] for counts in (rows.wrong, rows.accepted, rows.ood))
     inside = (beta * wrong + price * (accepted[-1] - accepted)) / accepted[-1]
     outside = ((1 - beta) * others + price * (others[-1] - others)) / others[-1]
     mixed = alpha * inside + (1 - alpha) * outside
     best = first + int(mixed[first:].argmin())  # the highest threshold among equals
-    estimates = rows.estimates(best - 1)
+    estimates = rows.estimates(ends[best])
     estimates["ood"] = int(others[best]) / rows.sizes["ood"]
     estimates["cost"] = float(mixed[best])
     misjudged = []
@@ -139,27 +154,30 @@ def at_cost(
     rule = [] if reject_cost is None else [f"a rejected input costs {price:g}"]
     rule += [] if recall is None else [f"at least {percent_below(recall)} of ID✓ is accepted"]
     return Threshold(
-        float(rows.values[best - 1]) if best else rows.nothing(), "cost", None, None, True, estimates, {}, rows.sizes,
+        float(values[best]), "cost", None, None, True, estimates, {}, rows.sizes,
         f"None, an estimate: the least cost on these rows for α = {alpha:g}, β = {beta:g}, where {' and '.join(rule)}.",
         f"If α is misjudged, the cost is {', '.join(misjudged)}.",
+        float(margins[best]),
     )  # fmt: skip
 
 
-def _at_share(rule: str, share: float, delta: float | None, rows: Rows) -> Threshold:
+def _at_share(rule: str, share: float, delta: float | None, rows: Rows, tolerance: float) -> Threshold:
     """The threshold at a recall of ID✓ or at a coverage, whose rows count as correct."""
     n = rows.sizes["correct"]
     group, sizes = ("ID✓", rows.sizes) if rule == "recall" else ("ID", {"id": n})
 
-    def reached(rank: int) -> tuple[float, dict[str, float]]:
-        at = int(np.searchsorted(rows.correct, rank))
-        estimates = rows.estimates(at)
-        return float(rows.values[at]), estimates if rule == "recall" else {"coverage": estimates["coverage"]}
+    margins, ends = rows.under(tolerance)
 
-    plain, estimates = reached(first_reaching(n, share))
+    def reached(rank: int) -> tuple[float, float, dict[str, float]]:
+        at = int(np.searchsorted(rows.correct, rank))
+        estimates = {name: x for name, x in rows.estimates(ends[at]).items() if rule in ("recall", name)}
+        return float(rows.values[at] - margins[at]), float(margins[at]), estimates
+
+    plain, margin, estimates = reached(first_reaching(n, share))
     if delta is None:
         guarantee = f"None, an estimate: at least {percent_below(share)} of the {group} rows at hand are accepted."
         advice = f"`delta=0.05` makes it a promise for future data; {_rows_for(share, 0.05, group)}."
-        return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice)
+        return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice, margin)
     delta = check_inner("delta", delta)
     rank = least_count(n, share, delta) if share < 1 else None
     if rank is None:
@@ -167,22 +185,22 @@ def _at_share(rule: str, share: float, delta: float | None, rows: Rows) -> Thres
             f"a {rule} of {share:g} with δ = {delta:g}: {_rows_for(share, delta, group)}; got {n:,}. Label more rows, "
             f"or ask for a smaller {rule} or a larger δ."
         )
-    value, guaranteed = reached(rank)
+    value, margin, guaranteed = reached(rank)
     both = {**guaranteed, "plain_threshold": plain, f"plain_{rule}": estimates[rule]}
     plain_text = f"{plain:.6g}, would accept {percent(estimates[rule])} of the rows at hand"
     takes = f"The guarantee takes {percent(guaranteed[rule])} of the rows at hand"
     if value < plain:
         comparison = f"The plain threshold, {plain_text}, without a promise."
-        margin = f"{takes}; four times the rows would halve that margin."
+        taken = f"{takes}; four times the rows would halve that margin."
     elif value == plain:
-        comparison, margin = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
+        comparison, taken = "The plain threshold is the same.", f"{takes}, as the plain threshold does."
     else:  # a large δ allows less than the share at hand
         comparison = f"The plain threshold, {plain_text}: it is lower, and keeps this too."
-        margin = f"{takes}, fewer than the plain threshold: δ = {delta:g} is large. A smaller δ takes more."
+        taken = f"{takes}, fewer than the plain threshold: δ = {delta:g} is large. A smaller δ takes more."
     promise = f"at least {percent_below(share)} of future {group} inputs are accepted."
     guarantee = f"{chance(delta)}, {promise} ({comparison})"
-    advice = f"{margin} The highest {rule} that {n:,} rows can promise is {percent_below(delta ** (1 / n))}."
-    return Threshold(value, rule, share, delta, True, both, {rule: share}, sizes, guarantee, advice)
+    advice = f"{taken} The highest {rule} that {n:,} rows can promise is {percent_below(delta ** (1 / n))}."
+    return Threshold(value, rule, share, delta, True, both, {rule: share}, sizes, guarantee, advice, margin)
 
 
 def _rows_for(share: float, delta: float, group: str) -> str:

@@ -27,6 +27,7 @@ class Rows:
     wrong: Counts
     ood: Counts
     sizes: dict[str, int]
+    scale: float
 
     @property
     def accepted(self) -> Counts:
@@ -42,6 +43,12 @@ class Rows:
             "risk": wrong / max(1, right + wrong),
         }
 
+    def under(self, tolerance: float) -> tuple[Floats, Counts]:
+        """How far to go below each value for the tolerance, and the index of the lowest value that is then accepted."""
+        size = np.where(np.isfinite(self.values), np.maximum(np.abs(self.values), self.scale), 0.0)
+        margins: Floats = check_fraction("tolerance", tolerance) * size
+        return margins, np.searchsorted(-self.values, margins - self.values, side="right") - 1
+
     def nothing(self) -> float:
         """A threshold that accepts none of these rows: +inf, or NaN where a confidence is itself +inf."""
         return float("nan") if self.values[0] == np.inf else float("inf")
@@ -50,6 +57,7 @@ class Rows:
 def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> Rows:
     """Check ID confidences, and OOD ones if given, and sort them; without labels, all rows count as correct."""
     values = as_confidences("confidence", confidence)
+    scale = typical_size(values)
     right = np.ones(len(values)) if correct is None else as_flags("correct", correct, torch.from_numpy(values)).numpy()
     groups = np.where(right, 0, 1).astype(np.int8)
     if ood is not None:
@@ -63,7 +71,7 @@ def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | N
         name: np.cumsum(groups == group, dtype=np.int64)[last] for group, name in enumerate(("correct", "wrong", "ood"))
     }
     sizes = {name: int(count[-1]) for name, count in counts.items() if name != "ood" or ood is not None}
-    return Rows(values[last], **counts, sizes=sizes)
+    return Rows(values[last], **counts, sizes=sizes, scale=scale)
 
 
 def as_confidences(name: str, values: ArrayLike) -> Floats:
@@ -80,6 +88,12 @@ def first_reaching(count: int, share: float) -> int:
         raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
     near = int(share * count)
     return next(j for j in range(max(1, near - 1), count + 1) if j / count >= share)
+
+
+def typical_size(values: Floats) -> float:
+    """The median |confidence|, of which a tolerance is a share: confidences near 0 are no more exact than others."""
+    finite = np.abs(values[np.isfinite(values)])
+    return float(np.median(finite)) if len(finite) else 0.0
 
 
 def check_inner(name: str, value: float) -> float:

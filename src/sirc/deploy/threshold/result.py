@@ -42,6 +42,8 @@ class Threshold:
     sizes: Mapping[str, int]
     guarantee: str
     advice: str
+    margin: float = 0.0
+    """How far the value lies below the row that set it, as confidences change a little from run to run."""
 
     def __str__(self) -> str:
         if not (self.feasible or self.rule == "given"):
@@ -56,6 +58,7 @@ class Threshold:
         parts = {
             "guarantee": self.guarantee,
             "here": ", ".join(shares) if self.feasible else "",
+            "margin": f"{self.margin:.2g} below the row that sets it, as confidences may change" if self.margin else "",
             "rows": ", ".join(f"{count:,} {_GROUPS.get(group, group)}" for group, count in self.sizes.items()),
             "advice": self.advice,
         }
@@ -72,6 +75,8 @@ class Threshold:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Threshold:
         """Read what `to_dict` wrote; anything else is refused."""
+        if isinstance(values, Mapping):
+            values = {"margin": 0.0, **values}  # older files have none
         if not isinstance(values, Mapping) or set(values) != set(_STORED):
             got = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
             raise ValueError(f"a stored threshold must have exactly the fields {', '.join(_STORED)}; got {got}")
@@ -82,7 +87,7 @@ class Threshold:
                     "calibrate again."
                 )
         plain = dict(values)
-        for name in ("value", "target", "delta"):
+        for name in ("value", "target", "delta", "margin"):
             plain[name] = None if plain[name] is None else float(plain[name])
         for name in ("estimates", "bounds"):
             plain[name] = {key: float(share) for key, share in plain[name].items()}
@@ -112,5 +117,6 @@ _STORED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sizes": (lambda sizes: _is_map(sizes) and all(float(n) >= 0 == float(n) % 1 for n in sizes.values()), "counts"),
     "guarantee": (lambda text: isinstance(text, str), "a text"),
     "advice": (lambda text: isinstance(text, str), "a text"),
+    "margin": (lambda margin: _is_number(margin) and 0 <= float(margin) < math.inf, "at least 0"),
 }
 """The fields of a stored threshold: whether a value fits, and the rule in words."""

@@ -1,25 +1,41 @@
-"""Risk test: certify thresholds by exact binomial tests, in an order fixed before labels are seen.
+"""Risk test: the thresholds whose share of errors is shown to be at most r*, by one walk of tossed coins.
 
-The hypothesis at a threshold t is "more than r* of the inputs with S > t are errors". It is rejected if so few errors
-among the accepted rows have probability at most the level under a rate of r*: the test of which Clopper–Pearson's limit
-is the inverse. The sequence runs through every distinct confidence, from few accepted rows to all, and ends at the
-first test that fails. To survive a failure by chance it may start again at other ranks, n/32, n/16, … n, as far as r*
-and δ let them succeed, each with an equal share of δ. A run that reaches the next start adds that share to its own (the
-fallback procedure, Wiens 2003), so that a run without failures ends with the whole δ. A grid of G coverages with δ/G
-each would have no more than that share anywhere.
+Go down the confidences and count the errors X among the first k rows. Let F count the heads of k independent coins that
+fall on heads with probability r*.
+
+Theorem. For any distribution, with ties or without, and with probability 1 in one coupling: at every threshold whose
+risk is above r*, X ≥ F at the same k.
+
+Proof. Break ties by a second, uniform variable: the risk is then continuous in the threshold, and exactly r* wherever
+it passes r*. So between two such points, and above the first, the rate of errors is r*, and given how many rows lie in
+each of these pieces, their errors are binomial at r*, as heads are. Inside a piece where the risk is above r*, each
+upper part of it has a rate of at least r*: errors lie higher than right rows do, stochastically. Start from rows whose
+labels are coins, independent of the confidence, and move the errors up to where they belong: every count grows. (In the
+last piece the rate may be above r*: calling its lowest errors right makes it r*, and only lowers counts.)
+
+So whatever F does with probability at most δ, X does at most as often at the thresholds that may not be accepted. Two
+limits share δ, and both come from one pass over the law of F:
+- the net, at every k at once: F ever at or below it has probability δ/2, spent evenly in log k (Lan and DeMets 1983);
+- the run, a fixed sequence of tests from a first k on, down to the first that fails. To go too far it must pass at the
+  first threshold that may not be accepted: there F is at or below the limit, and not yet in the net, with probability
+  δ/2. Where that is the end of a tie, the coupling gives X = F + d at k + d for a k that knows nothing of F, so it is
+  enough that the limit grows by at most one a row. A first k within a tie counts the errors of the tie first.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from statistics import NormalDist
 
 import numpy as np
 
 from sirc.deploy.threshold.counts import Counts
-from sirc.metrics import too_few, upper_limit
 
-MOST_STARTS = 6
+_STEPS = 512  # of the walk; more rows than that are tossed some at a time
+_START = 0.6  # the run starts where this share of r* would pass,
+_LATEST = 3  # but not below a third of the rows
+_LOST = 1e-15  # the probability of what is left out above, in each step
 
 
 def rows_needed(risk: float, delta: float) -> int:
@@ -27,95 +43,106 @@ def rows_needed(risk: float, delta: float) -> int:
     return max(1, math.ceil(math.log(delta) / math.log1p(-risk) - 1e-9))
 
 
-def _ranks(n: int, count: int) -> list[int]:
-    return [-(-n // 2**i) for i in range(count - 1, -1, -1)]
+class Limits:
+    """The most errors among k rows that show a risk: at any k by `net`, at each k from `start` on by `run`."""
+
+    def __init__(self, n: int, risk: float, delta: float) -> None:
+        from scipy.stats import binom
+
+        few = n < 2 * rows_needed(risk, delta)  # too few to share δ
+        spent, spend = 0.0, 0.0 if few else delta / 2
+        first = rows_needed(risk, delta / 2)
+        size = -(-n // _STEPS)
+        self.ends = np.append(np.arange(size, n, size), n)
+        self.net, self.run = np.full((2, len(self.ends)), -1)
+        highest = binom.isf(_LOST, self.ends, risk).astype(int)
+        tosses, before = np.empty(0), 0
+        law, lowest = np.ones(1), 0  # of F, where it has not met the net: P(F = lowest), P(F = lowest + 1), …
+        for step, k in enumerate(self.ends):
+            if len(tosses) != k - before + 1:
+                tosses = binom.pmf(np.arange(k - before + 1), k - before, risk)
+            law = np.convolve(law, tosses[: highest[step] + 1])[: highest[step] + 1 - lowest]
+            if spend and k >= first:
+                may = spend if k == n else spend * math.log(k / first) / math.log(n / first)
+                sums = np.cumsum(law)
+                met = int(np.searchsorted(sums, may - spent, side="right"))
+                spent += float(sums[met - 1]) if met else 0.0
+                law, lowest = law[met:], lowest + met
+            passing = lowest - 1 + int(np.searchsorted(np.cumsum(law), delta - spend, side="right"))
+            for limits, most in ((self.net, lowest - 1), (self.run, passing)):
+                limits[step] = min(most, (limits[step - 1] if step else -1) + k - before)
+            before = int(k)
+        able = self.ends[self.run >= 0].tolist()
+        decided = self.ends[self.run >= np.maximum(0, np.floor(_START * risk * self.ends))].tolist()
+        self.start = min(max(n // _LATEST, able[0]), *decided[:1], n) if able else n + 1
+
+    def at(self, limits: Counts, sizes: Counts) -> Counts:
+        """The limits for these numbers of rows; they grow by at most one with each row."""
+        # F never falls, and grows by at most one a toss: so it is bounded by the ends of steps on either side.
+        after = np.searchsorted(self.ends, sizes)
+        whole = np.append(limits, -1)  # index −1: no step lies before
+        before = np.where(self.ends[after] == sizes, after, after - 1)
+        bounds: Counts = np.maximum(whole[before], limits[after] - (self.ends[after] - sizes))
+        return np.maximum(bounds, -1)
 
 
-def _least_risk(n: int, count: int, delta: float) -> float:
-    """The least risk at which each of `count` starts can succeed if there are no errors."""
-    rows = n if count == 1 else _ranks(n, count)[0] - 1
-    return -math.expm1(math.log(delta / count) / rows) if rows > 0 else 1.0
+_limits = functools.lru_cache(maxsize=32)(Limits)
 
 
-def start_ranks(n: int, risk: float, delta: float) -> list[int]:
-    """The ranks at which the sequence may start, from few rows to all; they depend on n, r* and δ only."""
-    for count in range(MOST_STARTS, 0, -1):
-        if _least_risk(n, count, delta) <= risk * (1 + 1e-9):
-            return _ranks(n, count)
-    return []
+def certified(accepted: Counts, wrong: Counts, risk: float, delta: float, reach: Counts | None = None) -> int:
+    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value.
 
-
-def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int:
-    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value."""
-    n = int(accepted[-1])
-    ranks = start_ranks(n, risk, delta)
-    starts = [int(at) for at in np.searchsorted(accepted, ranks)]
-    share = delta / max(1, len(ranks))
-    best, level, alive = -1, 0.0, False
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(accepted)], strict=True)):
-        level = level + share if alive else share
-        if not alive:
-            # The rows above a rank are a random sample of what is accepted there, without the row at the rank itself.
-            # Rows that all tie at the top are such a sample too, and so are all rows.
-            is_sample = start == 0 or number == len(starts) - 1
-            alive = is_sample or bool(too_few(wrong[start - 1], accepted[start - 1], risk, level)[0])
-        if alive and end > start:
-            passed = too_few(wrong[start:end], accepted[start:end], risk, level)
-            alive = bool(passed.all())
-            count = len(passed) if alive else int(passed.argmin())
-            best = start + count - 1 if count else best
-    return best
-
-
-def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> float:
-    """The lowest risk for which `certified` finds a threshold; 1 if there is none.
-
-    A risk is feasible if one start succeeds: if the rows above its rank, and those down to it, pass. Starts at the same
-    value add up their shares once the rows above have passed. If the target is infeasible, it is the lowest feasible
-    risk above it, since a lower one may be feasible by having fewer starts with larger shares of δ.
+    `reach` has for each value the index of the lowest that a threshold there may accept, as confidences are not exact;
+    the risk is proved for all thresholds between the two.
     """
-    n = int(accepted[-1])
-    lowest = 1.0
-    for count in range(1, MOST_STARTS + 1):
-        at = np.searchsorted(accepted, _ranks(n, count))
-        above = np.maximum(at - 1, 0)
-        tied = (at[:, None] == at).sum(1)
-        down_to = upper_limit(wrong[at], accepted[at], delta / count * tied)
-        before = upper_limit(wrong[above], accepted[above], delta / count)
-        limits = np.where(at == 0, down_to, np.maximum(down_to, before))
-        whole = float(upper_limit(wrong[-1], n, delta / count)[0])  # all rows are a sample by themselves
-        proved = min(float(limits.min()), whole) * (1 + 1e-9)
-        within = max(proved, _least_risk(n, count, delta), 0.0 if feasible else risk)
-        if count == MOST_STARTS or within < _least_risk(n, count + 1, delta):
-            lowest = min(lowest, within)
-    return lowest
+    at = np.arange(len(wrong))
+    reach = at if reach is None else reach
+    limits = _limits(int(accepted[-1]), risk, delta)
+    more = wrong[reach] - wrong
+    shown = wrong[reach] <= limits.at(limits.net, accepted + more)
+    begun = accepted >= limits.start
+    fails = begun & (wrong > limits.at(limits.run, accepted))
+    if begun.any():  # within a tie the run starts with its errors
+        at_start = int(begun.argmax())
+        above = (int(accepted[at_start - 1]), int(wrong[at_start - 1])) if at_start else (0, 0)
+        errors = min(above[1] + limits.start - above[0], int(wrong[at_start]))
+        fails[at_start] |= bool(errors > limits.at(limits.run, np.array([limits.start]))[0])
+    stop = int(fails.argmax()) if fails.any() else len(at)
+    shown |= begun & (reach < stop)
+    return int(at[shown].max(initial=-1))
+
+
+def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, reach: Counts, *, feasible: bool) -> float:
+    """The lowest risk for which `certified` finds a threshold, to a twentieth of a percent; 1 if there is none.
+
+    It is looked for below a target that is feasible, and above one that is not.
+    """
+
+    def found(target: float) -> bool:
+        return certified(accepted, wrong, target, delta, reach) >= 0
+
+    least = -math.expm1(math.log(delta) / int(accepted[-1]))  # by rows without an error
+    low, high = (least * (1 - 1e-9), risk) if feasible else (risk, 1 - 1e-9)
+    if not feasible and not found(high):
+        return 1.0
+    while high / low > 1.0005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high
 
 
 def rows_for(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int | None:
     """About how many ID rows would prove a risk at the error rates seen, or None if no number would.
 
-    It is the least number over the starts, if their error rates stay, with half an error added to each. By the bound
-    P(X ≤ k) ≤ Φ(−√(2m·KL((k + 1)/m ‖ r*))) (Zubkov and Serov 2013), m accepted rows with k errors are enough where
-    m·KL((k + 1)/m ‖ r*) ≥ z²/2.
+    It is the least number over the coverages 1, 1/2, … 1/32, if their error rates stay, with half an error added to
+    each, at the level δ/8 of a normal error rate.
     """
-    from scipy.optimize import brentq
-    from scipy.special import rel_entr
-
-    def surplus(m: float, rate: float) -> float:
-        seen = rate + 1 / m
-        return float(m * (rel_entr(seen, risk) + rel_entr(1 - seen, 1 - risk)) - wanted)
-
     n = int(accepted[-1])
-    wanted = NormalDist().inv_cdf(delta / MOST_STARTS) ** 2 / 2
-    needed: list[float] = []
-    for at in np.searchsorted(accepted, _ranks(n, MOST_STARTS)):
-        size = int(accepted[at])
-        rate = (int(wrong[at]) + 0.5) / (size + 1)
-        gap = risk - rate
-        if gap > 0:
-            # At twice 1/gap half of the gap is left, and KL(p ‖ r) ≥ 2(r − p)² (Pinsker).
-            needed.append(brentq(surplus, 1 / gap, 2 / gap + 2 * wanted / gap**2, args=(rate,)) * n / size)
-    if not needed:
+    at = np.searchsorted(accepted, [-(-n // 2**i) for i in range(6)])
+    at = at[wrong[at] + 0.5 < risk * (accepted[at] + 1)]
+    if not len(at):
         return None
-    digits = int(10 ** max(0, math.floor(math.log10(min(needed))) - 1))
-    return math.ceil(min(needed) / digits) * digits
+    gap = risk - (wrong[at] + 0.5) / (accepted[at] + 1)
+    needed = NormalDist().inv_cdf(delta / 8) ** 2 * risk * (1 - risk) * float((n / accepted[at] / gap**2).min())
+    digits = int(10 ** max(0, math.floor(math.log10(needed)) - 1))
+    return math.ceil(needed / digits) * digits
