@@ -34,7 +34,7 @@ quick: $(DEV)
 
 # Tries to break what docs/security.md promises, for about ten minutes, and prints its table.
 attack: $(DEV)
-	$(BIN)/pytest -n auto --dist worksteal -m attack --attack-scale 20
+	$(BIN)/pytest -n auto --dist worksteal -m attack --attack-scale 10
 
 demo: $(DEMO)
 	$(BIN)/sirc demo

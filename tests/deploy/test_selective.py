@@ -635,15 +635,17 @@ def test_inputs_that_repeat_are_accepted_in_batches_of_any_size(seed, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("net", [mlp, small_resnet])
-def test_inputs_that_repeat_are_accepted_by_many_networks(net, dtype):
-    for seed in range(6):
+def test_inputs_that_repeat_are_accepted_by_many_networks(net, dtype, attack):
+    networks = attack.trials(6)
+    for seed in range(networks):
         made, x = repeating(net(seed), dtype)
         assert min(shares(lambda rows, made=made: made(rows).accepted.numpy(), x)) >= 0.95
+    attack.tried("networks on inputs that repeat", networks, "the promised recall in batches of 1, 7 and 64")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", [mlp, small_resnet])
-def test_inputs_that_repeat_are_accepted_by_the_graph(net, tmp_path):
+def test_inputs_that_repeat_are_accepted_by_the_graph(net, tmp_path, attack):
     onnxruntime = pytest.importorskip("onnxruntime")
     for seed in (1, 3):
         made, x = repeating(net(seed))
@@ -651,6 +653,7 @@ def test_inputs_that_repeat_are_accepted_by_the_graph(net, tmp_path):
         session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
         got = shares(lambda rows, s=session: s.run(["accepted"], {"images": rows.numpy()})[0], x)
         assert min(got) >= 0.95
+    attack.tried("ONNX graphs on inputs that repeat", 2, "the promised recall in batches of 1, 7 and 64")
 
 
 def test_a_network_that_changes_more_with_the_batch_gets_a_wider_margin():

@@ -66,9 +66,9 @@ def test_a_guaranteed_recall_is_an_order_statistic_and_tells_the_plain_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.02, 0.1])
-def test_a_promised_recall_is_broken_about_as_often_as_delta_says(delta):
-    rng = np.random.default_rng(4)
-    right, wrong = rng.random((REPEATS, 300)), rng.random((REPEATS, 40))
+def test_a_promised_recall_is_broken_about_as_often_as_delta_says(delta, attack):
+    rng, repeats = np.random.default_rng(4), attack.trials(REPEATS)
+    right, wrong = rng.random((repeats, 300)), rng.random((repeats, 40))
     correct = np.arange(340) < 300
     values = [at_recall(np.append(a, b), correct, 0.9, delta=delta).value for a, b in zip(right, wrong, strict=True)]
     broken = 1 - np.array(values) < 0.9  # the recall to come, of confidences even in [0, 1]
@@ -76,6 +76,7 @@ def test_a_promised_recall_is_broken_about_as_often_as_delta_says(delta):
     assert np.mean(broken) >= delta / 10
     plain = np.array([at_recall(a, np.ones(300), 0.9).value for a in right])
     assert np.mean(1 - plain < 0.9) > 0.3
+    attack.tried("promised recalls", repeats, "broken at most as often as δ says")
 
 
 @pytest.mark.slow
@@ -255,7 +256,7 @@ CURVES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("decimals", [None, 1])
-def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals):
+def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals, attack):
     rng = np.random.default_rng(8)
     risk, delta, n = 0.1, 0.1, 600
     curve = CURVES[name]
@@ -264,7 +265,8 @@ def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals
     levels = places if decimals is None else places.round(decimals)
     to_come = np.cumsum(curve(places)[::-1]) / np.arange(1, 20_001)  # accepting from the top down
     broken, found = [], []
-    for _ in range(REPEATS):
+    repeats = min(attack.trials(REPEATS), 2000)
+    for _ in range(repeats):
         s = np.sort(rng.random(n))[::-1]
         wrong = np.cumsum(rng.random(n) < curve(s))
         values = s if decimals is None else s.round(decimals)
@@ -277,6 +279,7 @@ def test_a_promised_risk_is_broken_at_most_as_often_as_delta_says(name, decimals
     if name in ("falling", "step") and decimals is None:
         assert np.mean(broken) >= delta / 10
         assert np.mean(found) > 0.9
+    attack.tried(f"promised risks, {name}", repeats, "broken at most as often as δ says")
 
 
 @pytest.mark.slow
