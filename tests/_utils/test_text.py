@@ -23,3 +23,4 @@ def test_no_cell_is_a_formula_and_each_comes_back(cell):
 
 def test_a_line_s_end_hides_no_formula():
     assert "'\r=1" in as_csv(pd.DataFrame({"name": ["\r=1"]}))
+    assert as_csv(pd.DataFrame({"=1": [1]})).startswith("'=1")

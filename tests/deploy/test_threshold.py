@@ -16,6 +16,7 @@ from scipy import stats
 from sirc import Ranking
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk, risk_test
 from sirc.deploy.threshold import text as words
+from sirc.deploy.threshold.counts import as_rows
 from support.examples import examples
 
 small = examples(80)
@@ -141,26 +142,27 @@ def limits_by_loops(n, risk, delta):
 
 
 def lowest_by_loops(confidence, correct, risk, delta, tolerance=0.0):
-    """The lowest confidence whose threshold keeps the risk, whatever lies within twice the tolerance below it."""
-    rows = list(zip(confidence, correct, strict=True))
-    net, run, start = limits_by_loops(len(rows), risk, delta)
+    """The lowest value whose threshold keeps the risk, with every error as high as twice the tolerance may take it."""
     scale = np.median(np.abs(confidence))
-    found, alive, passed = math.inf, True, set()
-    values = sorted(set(confidence), reverse=True)
-    for v in values:
+
+    def raised(s):
+        low, high = s, s + 1.0
+        for _ in range(60 if tolerance else 0):
+            middle = (low + high) / 2
+            inside = middle - 2 * tolerance * max(abs(middle), scale) <= s
+            low, high = (middle, high) if inside else (low, middle)
+        return low
+
+    rows = [(s if ok else raised(s), ok) for s, ok in zip(confidence, correct, strict=True)]
+    net, run, start = limits_by_loops(len(rows), risk, delta)
+    found, alive = math.inf, True
+    for v in sorted({s for s, _ in rows}, reverse=True):
         size, wrong = sum(s >= v for s, _ in rows), sum(s >= v and not ok for s, ok in rows)
         above, before = sum(s > v for s, _ in rows), sum(s > v and not ok for s, ok in rows)
         if above < start <= size:
             alive = min(before + start - above, wrong) <= run[start]
         alive = alive and (size < start or wrong <= run[size])
-        if alive and size >= start:
-            passed.add(v)
-    for v in values:
-        near = [(s, ok) for s, ok in rows if v > s >= v - 2 * tolerance * max(abs(v), scale)]
-        size, wrong = sum(s >= v for s, _ in rows), sum(s >= v and not ok for s, ok in rows)
-        errors = sum(not ok for _, ok in near)
-        in_net = wrong + errors <= net[size + errors]
-        if in_net or (v in passed and all(s in passed for s, _ in near)):
+        if wrong <= net[size] or (alive and size >= start):
             found = v
     return found
 
@@ -628,6 +630,28 @@ def test_a_promise_holds_for_inputs_that_repeat_however_their_confidences_change
             weight = 1 - rates if rule == "recall" else np.ones(6)
             broken.append(weight[low].sum() / weight.sum() < 0.8)
     assert broken_at_most(np.array(broken), delta)
+
+
+def test_a_promised_risk_holds_where_right_rows_sink_and_errors_rise():
+    confidence = np.repeat([2.0, 1.0, 0.9999, 0.9997, 0.99955], [16000, 100, 3500, 400, 5000])
+    correct = np.arange(25_000) < 19_600
+    found = at_risk(confidence, correct, 0.023, delta=0.05, tolerance=1e-4)
+    change = found.margin * np.where(correct, -1, 1)
+    for moved in (confidence, confidence + change, confidence - change):
+        accepted = moved >= found.value
+        assert np.mean(~correct[accepted]) <= 0.023
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3])
+def test_errors_are_raised_to_where_a_threshold_may_find_them(share):
+    rng = np.random.default_rng(3)
+    confidence, correct = rng.normal(size=300).round(1), rng.random(300) < 0.7
+    rows = as_rows(confidence, correct)
+    values, accepted, wrong = rows.with_errors_raised(share)
+    for value, both, errors in zip(values, accepted, wrong, strict=True):
+        low = value - share * max(abs(value), rows.scale)
+        assert errors == np.sum(~correct & (confidence >= low - 1e-12))
+        assert both == errors + np.sum(correct & (confidence >= value))
 
 
 def test_a_tolerance_is_a_share_of_the_confidence_or_of_the_median_one():

@@ -114,6 +114,14 @@ def test_using_a_folder_from_elsewhere_asks_for_trust(command, arguments):
     assert nothing_ran()
 
 
+def test_no_override_makes_a_kept_experiment_one_s_own(command):
+    point_to("marking:make", "marking:make")
+    code, _, err = command("run", "runs/tiny/experiment.toml", "--set", "seeds=[9]")
+    assert code == 2
+    assert "names code that this command runs" in err
+    assert nothing_ran()
+
+
 def test_what_this_user_made_or_trusted_once_is_used(experiment, command):
     point_to("marking:make", "folder")
     file = Path("runs/tiny/experiment.toml")

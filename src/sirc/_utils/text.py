@@ -43,7 +43,7 @@ def as_csv(table: pd.DataFrame) -> str:
         return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
     columns = {name: table[name].map(quoted) for name in map(str, table) if table[name].dtype.kind == "O"}
-    return table.assign(**columns).to_csv(index=False, lineterminator="\n")
+    return table.assign(**columns).rename(columns=quoted).to_csv(index=False, lineterminator="\n")
 
 
 def unquoted(cell: str) -> str:

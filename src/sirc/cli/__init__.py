@@ -58,9 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit as scripts expect."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that the encoding lacks is shown as "?"
-            stream.reconfigure(errors="replace")
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):  # what the encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
     try:
         app(args=arguments, prog_name="sirc")
     except ConfigError as error:

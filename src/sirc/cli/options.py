@@ -65,7 +65,8 @@ def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool
     from sirc.experiment import FILE, Experiment, require_trust
 
     study = Experiment.read(path, overrides or ())
-    if path.name == FILE and any((path.parent / run.folder.name).is_dir() for run in study.runs):
+    beside = (".made-from", "results.csv", "study.json", "seed-*")
+    if path.name == FILE and any(any(path.parent.glob(name)) for name in beside):
         require_trust(study, path, trust)
     return study, runs_of_seeds(study.runs, seeds) if seeds else study.runs
 

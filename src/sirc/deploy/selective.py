@@ -261,7 +261,7 @@ class SelectiveClassifier(nn.Module):
             batch = self._score(images)[1][:_TRIED]
             alone = torch.cat([self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))])
             change = (alone - batch).abs() / batch.abs().clamp(min=scale)
-            share = max(share, min(0.5, 4 * float(change.nan_to_num(0, 0).max())))
+            share = max(share, min(0.4, 4 * float(change.nan_to_num(0, 0).max())))
         return share
 
     def set_threshold(self, value: float) -> Self:

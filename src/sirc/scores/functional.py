@@ -228,7 +228,9 @@ def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float
 def linear(s1: ArrayLike, s2: ArrayLike, c: float) -> Tensor:
     """S1 + c·S2."""
     first, second = _columns(s1, s2)
-    return combine.linear(first, second, check_number("c", c))
+    found = combine.linear(first, second, check_number("c", c))
+    check_finite("linear", found)
+    return found
 
 
 def product(*scores: ArrayLike) -> Tensor:

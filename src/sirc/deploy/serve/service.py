@@ -197,8 +197,10 @@ class Turns:
                 job.add_done_callback(lambda _: done.get_loop().call_soon_threadsafe(self._tell, memory))
 
     def _has_room(self, memory: int) -> bool:
+        if memory <= _LIGHT:
+            return len(self.running) <= self._threads
         taken = sum(self.running)
-        return len(self.running) < self._threads + (memory <= _LIGHT) and (not taken or taken + memory <= self._memory)
+        return len(self.running) < self._threads and (not taken or taken + memory <= self._memory)
 
     def _tell(self, *ended: int) -> None:
         """Wake all that wait: what ends, begins or leaves may let another begin."""

@@ -7,7 +7,7 @@ rows must be fresh: not those that trained the model, or that fitted, tuned or c
 A confidence changes in its last digits with the batch size, the device and the runtime. `tolerance` is the share of it
 (of the median one, where it is smaller) by which it may change: the value lies that much below the row that sets it.
 Inputs that repeat, such as blank frames, are then accepted wherever they are scored, and the promise holds for every
-change within the tolerance. A risk is shown for all thresholds that such changes may amount to.
+change within the tolerance. A risk is shown for the worst of such changes.
 """
 
 from __future__ import annotations
@@ -75,16 +75,19 @@ def at_risk(
             f"a risk of {risk:g} with δ = {delta:g} needs at least {needed:,} ID rows, and no error among them; got "
             f"{accepted[-1]:,}. Label more rows, or allow a larger risk or δ."
         )
-    (margins, ends), reach = rows.under(tolerance), rows.under(min(1.0, 2 * tolerance))[1]
-    at = risk_test.certified(accepted, rows.wrong, risk, delta, reach)
-    lowest = risk_test.lowest_risk(accepted, rows.wrong, risk, delta, reach, feasible=at >= 0)
+    if not 0 <= tolerance < 0.5:
+        raise ValueError(f"`tolerance` must be a share below 0.5 for a risk to be shown; got {tolerance:g}")
+    # At worst a change takes right rows down and errors up, by the tolerance each: the test sees all errors raised.
+    values, worst, errors = rows.with_errors_raised(2 * tolerance)
+    at = risk_test.certified(worst, errors, risk, delta)
+    lowest = risk_test.lowest_risk(worst, errors, risk, delta, feasible=at >= 0)
     if at >= 0:
+        (margin,), (end,) = rows.under(tolerance, values[at : at + 1])
         return Threshold(
-            float(rows.values[at] - margins[at]), "risk", risk, delta, True, rows.estimates(ends[at]), {"risk": risk},
-            rows.sizes,
+            float(values[at] - margin), "risk", risk, delta, True, rows.estimates(end), {"risk": risk}, rows.sizes,
             f"{chance(delta)}, at most {percent_above(risk)} of the accepted ID inputs are errors.",
             f"The lowest risk that these rows can show, if need be at a smaller coverage, is {percent_above(lowest)}.",
-            float(margins[at]),
+            float(margin),
         )  # fmt: skip
     larger = f"The lowest risk above it that these rows can show is {percent_above(lowest)}"
     if lowest == 1:

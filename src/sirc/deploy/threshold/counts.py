@@ -43,11 +43,27 @@ class Rows:
             "risk": wrong / max(1, right + wrong),
         }
 
-    def under(self, tolerance: float) -> tuple[Floats, Counts]:
+    def under(self, tolerance: float, values: Floats | None = None) -> tuple[Floats, Counts]:
         """How far to go below each value for the tolerance, and the index of the lowest value that is then accepted."""
-        size = np.where(np.isfinite(self.values), np.maximum(np.abs(self.values), self.scale), 0.0)
+        values = self.values if values is None else values
+        size = np.where(np.isfinite(values), np.maximum(np.abs(values), self.scale), 0.0)
         margins: Floats = check_fraction("tolerance", tolerance) * size
-        return margins, np.searchsorted(-self.values, margins - self.values, side="right") - 1
+        return margins, np.searchsorted(-self.values, margins - values, side="right") - 1
+
+    def with_errors_raised(self, share: float) -> tuple[Floats, Counts, Counts]:
+        """Values from the highest on, with the accepted rows and errors, where each error counts at its highest.
+
+        That is the value v which lies above it by a share of max(|v|, scale).
+        """
+        raised = self.values + share * self.scale
+        raised = np.where(raised > self.scale, self.values / (1 - share), raised)
+        raised = np.where(raised < -self.scale, self.values / (1 + share), raised)
+        right, wrong = (np.diff(counts, prepend=0) for counts in (self.correct, self.wrong))
+        values, place = np.unique(-np.concatenate((self.values, raised)), return_inverse=True)
+        both = np.bincount(place, np.concatenate((right, wrong))).cumsum().astype(np.int64)
+        errors = np.bincount(place, np.concatenate((np.zeros_like(right), wrong))).cumsum().astype(np.int64)
+        last = np.flatnonzero(np.diff(both, prepend=0))  # where there is a row
+        return -values[last], both[last], errors[last]
 
     def nothing(self) -> float:
         """A threshold that accepts none of these rows: +inf, or NaN where a confidence is itself +inf."""

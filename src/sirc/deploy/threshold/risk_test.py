@@ -89,17 +89,11 @@ class Limits:
 _limits = functools.lru_cache(maxsize=32)(Limits)
 
 
-def certified(accepted: Counts, wrong: Counts, risk: float, delta: float, reach: Counts | None = None) -> int:
-    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value.
-
-    `reach` has for each value the index of the lowest that a threshold there may accept, as confidences are not exact;
-    the risk is proved for all thresholds between the two.
-    """
+def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int:
+    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value."""
     at = np.arange(len(wrong))
-    reach = at if reach is None else reach
     limits = _limits(int(accepted[-1]), risk, delta)
-    more = wrong[reach] - wrong
-    shown = wrong[reach] <= limits.at(limits.net, accepted + more)
+    shown = wrong <= limits.at(limits.net, accepted)
     begun = accepted >= limits.start
     fails = begun & (wrong > limits.at(limits.run, accepted))
     if begun.any():  # within a tie the run starts with its errors
@@ -108,18 +102,18 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float, reach:
         errors = min(above[1] + limits.start - above[0], int(wrong[at_start]))
         fails[at_start] |= bool(errors > limits.at(limits.run, np.array([limits.start]))[0])
     stop = int(fails.argmax()) if fails.any() else len(at)
-    shown |= begun & (reach < stop)
+    shown |= begun & (at < stop)
     return int(at[shown].max(initial=-1))
 
 
-def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, reach: Counts, *, feasible: bool) -> float:
+def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> float:
     """The lowest risk for which `certified` finds a threshold, to a twentieth of a percent; 1 if there is none.
 
     It is looked for below a target that is feasible, and above one that is not.
     """
 
     def found(target: float) -> bool:
-        return certified(accepted, wrong, target, delta, reach) >= 0
+        return certified(accepted, wrong, target, delta) >= 0
 
     least = -math.expm1(math.log(delta) / int(accepted[-1]))  # by rows without an error
     low, high = (least * (1 - 1e-9), risk) if feasible else (risk, 1 - 1e-9)
