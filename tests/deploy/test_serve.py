@@ -85,7 +85,7 @@ def test_one_image_gets_the_graph_s_decision(client, reference):
 
 
 def test_a_form_gets_its_decisions_in_the_order_of_its_files(client, reference):
-    images = [encoded(number) for number in range(20)]  # more than the graph sees at once
+    images = [encoded(number, times=1 + number % 3) for number in range(20)]  # more than the graph sees at once
     files = [("image", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
     answer = client.post("/predict", files=files)
     assert answer.json()["decisions"] == reference(*images)
@@ -411,7 +411,7 @@ def test_confidences_that_are_no_numbers_are_strings_and_do_not_spoil_the_histog
     values = [np.inf, -np.inf, np.nan, 1.5]
     fake = OnnxDecision(np.zeros(4, np.int64), np.array(values), np.array([True, False, False, True]))
     monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: fake)
-    answer = post(client, encoded(1))
+    answer = client.post("/predict", files=[("image", encoded(1))] * 4)
     decisions = json.loads(answer.text, parse_constant=pytest.fail)["decisions"]
     assert [decision["confidence"] for decision in decisions] == ["inf", "-inf", "nan", 1.5]
     np.testing.assert_array_equal([float(decision["confidence"]) for decision in decisions], values)

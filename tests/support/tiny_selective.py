@@ -35,10 +35,10 @@ def prepared(count):
     return np.stack([prepare(Image.fromarray(pixels(number))).numpy() for number in range(count)])
 
 
-def encoded(number, kind="PNG", **options):
-    """The bytes of an image."""
+def encoded(number, kind="PNG", times=1, **options):
+    """The bytes of an image, each of its pixels repeated in both directions."""
     file = io.BytesIO()
-    Image.fromarray(pixels(number)).save(file, kind, **options)
+    Image.fromarray(pixels(number).repeat(times, 0).repeat(times, 1)).save(file, kind, **options)
     return file.getvalue()
 
 

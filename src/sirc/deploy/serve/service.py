@@ -92,7 +92,7 @@ class Service:
                     finally:
                         has_left = not watch.cancel()
             except TimeoutError as error:
-                text = f"others came first for {self.limits.answer_seconds:g} s; try again in a moment"
+                text = f"it was not answered within {self.limits.answer_seconds:g} s; try again in a moment"
                 raise ClientDisconnect if has_left else RefusedError(503, "late", text) from error
             finally:
                 self._waiting -= 1
@@ -100,14 +100,16 @@ class Service:
     async def _decide(self, uploads: list[Upload]) -> OnnxDecision:
         run = partial(self.turns.run, next(self._numbers))
         sizes = await run(count_pixels, uploads, self.model.preprocess, self.limits)
+        # The largest first: a request that waits for the memory of one holds no prepared images meanwhile.
+        order = np.argsort(-np.array(sizes), kind="stable")
         parts, batch = [], []
-        for upload, pixels in zip(uploads, sizes, strict=True):
-            batch.append(await run(self._prepare, upload, memory=pixels * _PIXEL_BYTES))
-            if len(batch) == _BATCH or upload is uploads[-1]:
+        for place in order:
+            batch.append(await run(self._prepare, uploads[place], memory=sizes[place] * _PIXEL_BYTES))
+            if len(batch) == _BATCH or place == order[-1]:
                 parts.append(await run(self.model, np.stack(batch)))
                 batch = []
         self._answered = time.monotonic()
-        decision = OnnxDecision(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        decision = OnnxDecision(*(np.concatenate(column)[np.argsort(order)] for column in zip(*parts, strict=True)))
         self.metrics.count_decisions(decision)
         return decision
 
