@@ -17,13 +17,18 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests read and write text as UTF-8, whatever the locale.
 export PYTHONUTF8 := 1
 
-.PHONY: test quick attack demo screenshot lint bench clean
+.PHONY: test types suite quick attack demo screenshot lint bench clean
 
 test: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
 	@$(BIN)/python tests/support/browser.py --install >/dev/null
+	@$(MAKE) --no-print-directory --jobs=2 types suite
+
+types: $(DEV)
+	$(BIN)/mypy --strict src
+
+suite: $(DEV)
 	$(BIN)/pytest -n auto --dist worksteal
 
 quick: $(DEV)

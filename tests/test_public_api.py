@@ -43,6 +43,7 @@ def test_type_checkers_see_what_is_imported_on_first_use():
         sirc.nonsense  # noqa: B018
 
 
+@pytest.mark.slow
 def test_what_is_not_used_is_not_imported():
     subprocess.run([sys.executable, "-c", "import sys, sirc; assert 'torch' not in sys.modules"], check=True)
     program = """

@@ -626,6 +626,7 @@ def shares(decide, x):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.slow
 def test_inputs_that_repeat_are_accepted_in_batches_of_any_size(seed, dtype):
     made, x = repeating(mlp(seed), dtype)
     assert made.threshold.margin > 0

@@ -227,6 +227,7 @@ ADVERSARIES = {  # the mass and the share of errors of each confidence, from the
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
+@pytest.mark.slow
 def test_with_ties_the_exact_probability_of_a_broken_risk_is_at_most_delta(name):
     mass, rates = map(np.array, ADVERSARIES[name])
     risk, delta, levels = 0.4, 0.2, len(mass)
@@ -326,6 +327,7 @@ def test_an_infeasible_risk_is_said_with_the_lowest_that_is_feasible():
 
 
 @pytest.mark.parametrize("decimals", [None, 1, 0])
+@pytest.mark.slow
 def test_the_lowest_risk_is_feasible_and_a_little_less_is_not(decimals):
     rng = np.random.default_rng(13)
     for n in (30, 60, 200):
@@ -385,6 +387,7 @@ def test_too_few_rows_for_a_risk_say_how_many_are_needed():
     assert hopeless.advice.startswith("These rows can show no larger risk either")
 
 
+@pytest.mark.slow
 def test_equal_confidences_are_accepted_or_rejected_together():
     confidence, correct = np.repeat([2.0, 1.0], 200), np.repeat([True, False], 200)
     assert at_risk(confidence, correct, 0.05).value == 2.0
@@ -608,6 +611,7 @@ def test_what_cannot_be_is_refused(call, said):
 
 
 @pytest.mark.parametrize("rule", ["recall", "coverage", "risk"])
+@pytest.mark.slow
 def test_a_promise_holds_for_inputs_that_repeat_however_their_confidences_change(rule):
     rng = np.random.default_rng(17)
     prototypes, rates = np.array([3.1, 1.7, 0.4, -0.2, -0.9, -2.0]), np.array([0, 0.01, 0.02, 0.05, 0.4, 0.5])
