@@ -1,29 +1,53 @@
 """Every Python block of the README and the docs runs, top to bottom, as a reader would paste it."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from sirc.metrics import registry as metric_registry
 from sirc.scores import registry
+from support.reader import bring
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def blocks_of(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = blocks_of(page, "python")
     assert blocks, f"{page.name} has no Python to run"
     monkeypatch.chdir(tmp_path)
+    if page.name == "quickstart.md":
+        bring(tmp_path)
     # Pages may register scores and metrics of their own.
     monkeypatch.setattr(registry, "_SCORES", dict(registry._SCORES))
     monkeypatch.setattr(metric_registry, "REGISTRY", dict(metric_registry.REGISTRY))
     namespace = {"__name__": "docs"}
     for block in blocks:
         exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_quickstart_run(tmp_path, monkeypatch, command, few_figures):
+    page = ROOT / "docs" / "quickstart.md"
+    monkeypatch.chdir(tmp_path)
+    bring(tmp_path)
+    Path("photos.toml").write_text(*blocks_of(page, "toml"), encoding="utf-8")
+    (lines,) = blocks_of(page, "sh")
+    for line in lines.splitlines():
+        name, *words = shlex.split(line)
+        code, _, err = command(*words)
+        assert name == "sirc"
+        assert code == 0, err
+    assert Path("runs/photos/report.html").exists()
+    assert Path("decisions.csv").read_text(encoding="utf-8").count("\n") == 61
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
