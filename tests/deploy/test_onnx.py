@@ -361,3 +361,61 @@ def test_nonsense_is_refused(networks, tmp_path):
     onnx.save(other, tmp_path / "other.onnx")
     with pytest.raises(sirc.StoreError, match=r"other\.onnx.*does not say how it was calibrated"):
         _onnx.OnnxModel(tmp_path / "other.onnx")
+
+
+class Sentences(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.classifier = nn.Embedding(50, 16), nn.Linear(16, 3)
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask.unsqueeze(-1)
+        return {"logits": self.classifier((self.embed(input_ids) * mask).sum(1) / mask.sum(1))}
+
+
+@pytest.fixture
+def sentences():
+    """A classifier of sentences, and a batch as its loader gives it."""
+    torch.manual_seed(0)
+    scorer = sirc.Scorer("msp", num_classes=3)
+    ids = torch.randint(0, 50, (6, 7))
+    mask = (torch.rand(6, 7) < 0.5).long().index_fill(1, torch.tensor(0), 1)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 3}
+    return SelectiveClassifier(Sentences().eval(), scorer, "msp").set_threshold(0.4), batch
+
+
+def test_inputs_are_given_as_a_dict_or_by_name(sentences):
+    selective, batch = sentences
+    logits = selective.model(batch["input_ids"], batch["attention_mask"])["logits"]
+    for found in (selective(batch), selective(**batch)):
+        torch.testing.assert_close(found.logits, logits)
+        torch.testing.assert_close(found.confidence, selective.scorer(sirc.Outputs(logits.detach()))["msp"])
+    with pytest.raises(ValueError, match=r"`sel\(\*\*batch\)`; got neither"):
+        selective()
+    with pytest.raises(ValueError, match=r"`sel\(\*\*batch\)`; got both"):
+        selective(batch, labels=batch["labels"])
+
+
+@pytest.mark.slow
+def test_a_graph_of_inputs_by_name_decides_as_the_module_does(sentences, tmp_path):
+    selective, batch = sentences
+    path = tmp_path / "m.onnx"
+    selective.export_onnx(path, batch)
+    graph = _onnx.OnnxGraph(path)
+    assert graph.inputs == ["input_ids", "attention_mask"]
+    for rows in (1, 2, 6):
+        some = {name: values[:rows] for name, values in batch.items()}
+        found, expected = graph({name: values.numpy() for name, values in some.items()}), selective(some)
+        np.testing.assert_array_equal(found.label, expected.label)
+        np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-6)
+        np.testing.assert_array_equal(found.accepted, expected.accepted)
+    with pytest.raises(ValueError, match="the graph takes input_ids, attention_mask; got images"):
+        graph(batch["input_ids"].numpy())
+    with pytest.raises(sirc.StoreError, match="must take images and say how they are prepared"):
+        _onnx.OnnxModel(path)
+
+
+@pytest.mark.parametrize("example", [{}, {"labels": torch.zeros(2, 1)}, {"x": [1, 2]}, torch.zeros(0, 3), None, "x"])
+def test_an_example_is_a_batch_of_tensors(sentences, tmp_path, example):
+    with pytest.raises(ValueError, match="must be a batch of at least one input"):
+        sentences[0].export_onnx(tmp_path / "m.onnx", example)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -23,6 +23,7 @@ from sirc.deploy.saved import about, preprocess_from
 from sirc.deploy.selective import Decision, SelectiveClassifier
 from sirc.deploy.threshold import Threshold
 from sirc.errors import ImageError, StoreError
+from sirc.models import LABEL_KEYS
 
 _FACTS, _SEAL = "sirc", b"sirc-sha256"
 _FACTS_DIGEST = "sirc-digest"  # all that earlier versions had
@@ -30,7 +31,12 @@ _OUTPUTS = ("label", "confidence", "accepted")
 
 
 def export(
-    selective: SelectiveClassifier, path: Path, example: Tensor, *, overwrite: bool, opset: int | None = None
+    selective: SelectiveClassifier,
+    path: Path,
+    example: Tensor | Mapping[str, Tensor],
+    *,
+    overwrite: bool,
+    opset: int | None = None,
 ) -> None:
     """Export, and compare with the module on the example, whole and in other batch sizes."""
     refuse_existing(path, overwrite)
@@ -40,22 +46,20 @@ def export(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("exporting needs onnx, onnxruntime and onnxscript: pip install 'sirc[onnx]'") from error
-    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
-        raise ValueError("`example` must be a batch of at least one image, as the model takes it: (n, 3, H, W)")
+    inputs = _inputs(example)
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
     selective(example)  # finds the head, and says early what is wrong
     facts = json.dumps(about(selective))
-    # Two rows at least: a batch of one would be taken for a constant.
-    batch = example if len(example) > 1 else torch.cat((example, example))
+    size = torch.export.Dim("batch")
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             selective,
-            (batch,),
+            (_batch(_repeated(inputs, 2)),),  # a batch of one would be taken for a constant
             dynamo=True,
-            input_names=["images"],
+            input_names=list(inputs),
             output_names=["label", "confidence", "accepted", "logits"],
-            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            dynamic_shapes=(_batch({name: {0: size} for name in inputs}),),
             opset_version=opset,
             optimize=True,
             verbose=False,
@@ -68,18 +72,42 @@ def export(
     data = graph.SerializeToString()
     data += _seal(data)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    _check(session, selective, example)
+    _check(session, selective, inputs)
     atomic_write(path, lambda file: file.write(data))
 
 
-def _check(session: Any, selective: SelectiveClassifier, example: Tensor) -> None:
+def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs of the graph by name: one called images, or those of a dict but its labels."""
+    named = {"images": example} if isinstance(example, Tensor) else example
+    if isinstance(named, Mapping):
+        inputs = {name: value for name, value in named.items() if name not in LABEL_KEYS}
+        if inputs and all(isinstance(x, Tensor) and x.ndim > 1 and len(x) for x in inputs.values()):
+            return inputs
+    raise ValueError(
+        "`example` must be a batch of at least one input, as the model takes it: images (n, 3, H, W), or a dict "
+        "of such tensors"
+    )
+
+
+def _batch(inputs: dict[str, Any]) -> Any:
+    """What the model is called with: the images, or the dict."""
+    return inputs["images"] if list(inputs) == ["images"] else inputs
+
+
+def _repeated(inputs: dict[str, Tensor], times: int) -> dict[str, Tensor]:
+    return {name: torch.cat([value] * times) for name, value in inputs.items()}
+
+
+def _check(session: Any, selective: SelectiveClassifier, inputs: dict[str, Tensor]) -> None:
     """Compare the graph with the module, for batches of one, of two and of more."""
-    wide = torch.cat((example, example, example))
-    share, threshold = selective.tolerance(example.dtype), selective._check_threshold()
+    wide = _repeated(inputs, 3)
+    size = len(next(iter(inputs.values())))
+    share, threshold = selective.tolerance(*(value.dtype for value in inputs.values())), selective._check_threshold()
     margin = threshold.margin or share
-    for rows in sorted({1, 2, len(example), len(wide)}):
-        expected = Decision(*(value.cpu() for value in selective(wide[:rows])))
-        outputs = session.run(None, {"images": wide[:rows].cpu().numpy()})
+    for rows in sorted({1, 2, size, 3 * size}):
+        some = {name: value[:rows] for name, value in wide.items()}
+        expected = Decision(*(value.cpu() for value in selective(_batch(some))))
+        outputs = session.run(None, {name: value.cpu().numpy() for name, value in some.items()})
         got = Decision(*(torch.as_tensor(value) for value in outputs))
         close = all(
             torch.allclose(value.double(), want.double(), rtol=share, atol=near, equal_nan=True)
@@ -145,8 +173,7 @@ class OnnxDecision(NamedTuple):
     accepted: npt.NDArray[np.bool_]
 
 
-@final
-class OnnxModel:
+class OnnxGraph:
     """A graph that `export_onnx` wrote, run on the CPU; several threads may call it at the same time.
 
     `threads` is how many threads onnxruntime uses for one batch; 0 is one for each core.
@@ -172,16 +199,10 @@ class OnnxModel:
                 self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
             except Exception as error:  # onnxruntime has errors of its own, which share no class
                 raise StoreError(f"onnxruntime cannot run it ({str(error).partition(chr(10))[0]})") from error
-            self.facts = _facts_of(self._session, sealed)
-            self.spec = str(self.facts["spec"])
-            self.classes: list[str] | None = self.facts["classes"]
-            self.threshold = Threshold.from_dict(self.facts["threshold"])
-            preprocess = preprocess_from(self.facts["preprocess"])
-            if preprocess is None:
-                raise ValueError("it must say how images are prepared: give `SelectiveClassifier` a `preprocess=`")
+            self.inputs = [value.name for value in self._session.get_inputs()]
+            self._read(_facts_of(self._session, sealed))
             if missing := set(_OUTPUTS) - {output.name for output in self._session.get_outputs()}:
                 raise ValueError(f"it lacks the outputs {', '.join(sorted(missing))}")
-            _, _, height, width = self._session.get_inputs()[0].shape
         except (KeyError, TypeError, ValueError) as error:
             text = f"'{path}' must be an ONNX graph as `export_onnx` wrote it: {error}. Export it again."
             raise StoreError(text) from error
@@ -191,7 +212,32 @@ class OnnxModel:
                 "goes unnoticed. Export it again.",
                 stacklevel=2,
             )
+
+    def _read(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.spec = str(facts["spec"])
+        self.classes: list[str] | None = facts["classes"]
+        self.threshold = Threshold.from_dict(facts["threshold"])
+
+    def __call__(self, batch: npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]) -> OnnxDecision:
+        """Decide about a batch as the model took it: an array, or a dict of them by the names in `inputs`."""
+        named = batch if isinstance(batch, Mapping) else {"images": batch}
+        if not set(self.inputs) <= set(named):
+            raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(named)}")
+        return OnnxDecision(*self._session.run(list(_OUTPUTS), {name: named[name] for name in self.inputs}))
+
+
+@final
+class OnnxModel(OnnxGraph):
+    """A graph that decides about images, and knows how they are prepared."""
+
+    def _read(self, facts: dict[str, Any]) -> None:
+        super()._read(facts)
+        preprocess = preprocess_from(facts["preprocess"])
+        if preprocess is None or self.inputs != ["images"]:
+            raise ValueError("it must take images and say how they are prepared: give the classifier a `preprocess=`")
         self.preprocess: Preprocess = preprocess
+        _, _, height, width = self._session.get_inputs()[0].shape
         self.size = tuple(side if isinstance(side, int) else None for side in (height, width))
 
     def check_size(self, name: str, height: int, width: int) -> None:
@@ -199,7 +245,3 @@ class OnnxModel:
         if any(side not in (None, actual) for side, actual in zip(self.size, (height, width), strict=True)):
             wanted, has = (" × ".join(map(str, reversed(size))) for size in (self.size, (height, width)))
             raise ImageError(f"{name} must have {wanted} pixels once prepared; it has {has}")
-
-    def __call__(self, images: npt.NDArray[np.float32]) -> OnnxDecision:
-        """Decide about prepared images, (n, 3, H, W)."""
-        return OnnxDecision(*self._session.run(list(_OUTPUTS), {"images": images}))

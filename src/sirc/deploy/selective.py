@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
@@ -109,10 +109,15 @@ class SelectiveClassifier(nn.Module):
         """The layer whose input is the features, once it is known."""
         return self._tap.name
 
-    def forward(self, images: Any) -> Decision:
-        """Classify a batch: a tensor, or whatever batch the model's loader gives."""
+    def forward(self, images: Any = None, /, **named: Any) -> Decision:
+        """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name."""
         self._check_threshold()
-        logits, confidence = self._score(images)
+        if (images is None) == (not named):
+            got = "both" if named else "neither"
+            raise ValueError(
+                f"give one batch, `sel(batch)`, or what the model takes by name, `sel(**batch)`; got {got}"
+            )
+        logits, confidence = self._score(named if images is None else images)
         return Decision(logits.argmax(-1), confidence, confidence >= self.scoring.limit, logits)
 
     def _score(self, images: Any) -> tuple[Tensor, Tensor]:
@@ -330,10 +335,16 @@ class SelectiveClassifier(nn.Module):
         return load(Path(path), model)
 
     def export_onnx(
-        self, path: PathLike, example: Tensor, *, overwrite: bool = False, opset: int | None = None
+        self,
+        path: PathLike,
+        example: Tensor | Mapping[str, Tensor],
+        *,
+        overwrite: bool = False,
+        opset: int | None = None,
     ) -> None:
         """Write one graph, images → label, confidence, accepted, logits, for batches of any size, and test it.
 
+        `example` is a batch as the model takes it: a tensor, or a dict, whose keys become the names of the inputs.
         Needs `pip install 'sirc[onnx]'`. The metadata of the file has what `save` writes.
         """
         from sirc.deploy.onnx import export
