@@ -10,13 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from support import attacks, browser, page_driving
 
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
-settings.register_profile("quick", max_examples=20)  # where the default is 100: see `support.examples`
+# The same examples each time, however slow the machine: what fails, fails again.
+settings.register_profile("all", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("all"), max_examples=20)  # of 100: see `support.examples`
+settings.load_profile("all")
 gc.disable()  # until all is imported: that stays to the end, and need not be looked through again and again
 
 
@@ -27,6 +30,15 @@ def pytest_collection_finish():
 
 def pytest_unconfigure():
     gc.unfreeze()
+
+
+def pytest_runtest_setup():
+    """Begin each test, and before it its fixtures, with the same random numbers, whatever ran before."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
+
+
+pytest_runtest_call = pytest_runtest_setup
 
 
 def pytest_addoption(parser):

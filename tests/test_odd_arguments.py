@@ -67,6 +67,7 @@ SCORER = sirc.fit(["msp", "sirc(msp, residual)"], ROWS, head=HEAD)
 CONFIDENCE, CORRECT, OUTSIDE = torch.linspace(0, 1, 50), torch.arange(50) % 3 > 0, torch.linspace(-1, 0.5, 20)
 EVALUATION = sirc.evaluate({"msp": (CONFIDENCE, CORRECT)}, ood={"far": {"msp": OUTSIDE}})
 RANKING = sirc.Ranking(CONFIDENCE[CORRECT], CONFIDENCE[~CORRECT], OUTSIDE)
+torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
 IMAGES = torch.randn(4, 3, 2, 2)
 Z, V = ROWS.features[:4], ROWS.logits[:4]

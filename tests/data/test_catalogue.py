@@ -242,6 +242,14 @@ def test_an_unpacking_that_was_killed_is_not_taken_for_the_whole(tmp_path, monke
     assert "a run that did so was killed" in str(check("imagenet1k", root))
 
 
+def test_archives_are_left_alone_if_so_asked(tmp_path, monkeypatch):
+    root = archives(tmp_path / "imagenet", monkeypatch)
+    before = sorted(root.iterdir())
+    with pytest.raises(FileNotFoundError, match="ImageNet-1k must have its test images in"):
+        open_source(Source("imagenet1k"), root=tmp_path, split="test", preprocess=None, unpack=False)
+    assert sorted(root.iterdir()) == before
+
+
 def test_a_damaged_archive_is_said_to_be(tmp_path, monkeypatch):
     archives(tmp_path / "imagenet", monkeypatch)
     monkeypatch.undo()  # the real checksums, which these are not

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import subprocess
 import warnings
 
 import numpy as np
@@ -338,6 +339,13 @@ def test_a_file_cut_short_is_named(tmp_path, form, kept):
 def test_a_file_that_is_no_image_is_named(tmp_path, content):
     (tmp_path / "x.png").write_bytes(content)
     with pytest.raises(ImageError, match=r"x.png' cannot be read: it is empty or no image that PIL knows"):
+        read_image(tmp_path / "x.png")
+
+
+def test_no_other_program_is_started_to_draw_an_image(tmp_path, monkeypatch):
+    (tmp_path / "x.png").write_bytes(encoded("EPS"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    with pytest.raises(ImageError, match=r"x.png' cannot be read: it is an EPS, .* Convert it to 8 bits"):
         read_image(tmp_path / "x.png")
 
 

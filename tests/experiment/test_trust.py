@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,13 @@ def point_to(model, dataset, **options):
     Path("marking.py").write_text(MARKING)
 
 
+def settle_cityscapes(folder):
+    """Leave archives which torchvision unpacks when it opens the dataset."""
+    for name in ("leftImg8bit", "gtFine"):
+        with zipfile.ZipFile(Path(folder, f"{name}_trainvaltest.zip"), "w") as archive:
+            archive.writestr(f"{name}/test/somewhere/image.png", b"")
+
+
 def nothing_ran():
     """Whether the attack's code was neither imported nor called."""
     return not {"marker", "called"} & set(os.listdir()) and "marking" not in sys.modules
@@ -90,12 +98,18 @@ def test_looking_at_a_folder_runs_nothing_that_it_names(command, monkeypatch, at
     assert code == 0, err
     assert "'test' is made by `torchvision:datasets.folder.find_classes`, which only `sirc run` calls" in err
     assert "samples" not in out
+    settle_cityscapes("data/held-out")
+    point_to("marking:make", "torchvision:Cityscapes")
+    code, out, err = command(*PLOT)
+    assert code == 0, err
+    assert "'test' is made by `torchvision:Cityscapes`, which only `sirc run` calls" in err
     point_to("marking:make", "folder")
     code, out, err = command(*PLOT)
     assert code == 0, err
     assert "samples" in out
     assert nothing_ran()
-    attack.tried("run folders that name code, looked at", 3 * len(LOOKING) + 2, "nothing was imported or called")
+    assert not Path("data/held-out/leftImg8bit").exists()
+    attack.tried("run folders that name code, looked at", 3 * len(LOOKING) + 3, "nothing was imported or called")
 
 
 @pytest.mark.parametrize("arguments", USING, ids=[words[0] for words in USING])

@@ -1,6 +1,6 @@
 """Two or three processes that share the rows fit what one process fits, and fail together.
 
-Started as a program, this file is one of those processes: `python test_distributed_fit.py FOLDER PORT`. An interpreter
+Started as a program, this file is one of those processes: `python test_distributed_fit.py FOLDER`. An interpreter
 takes long to start, so three first work together, and then two of them do.
 """
 

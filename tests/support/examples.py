@@ -5,4 +5,4 @@ from hypothesis import settings
 
 def examples(count, **options):
     """Settings for a test that tries this many with hypothesis's own profile, and with another its share of them."""
-    return settings(max_examples=round(count * settings.default.max_examples / 100), deadline=None, **options)
+    return settings(max_examples=round(count * settings.default.max_examples / 100), **options)

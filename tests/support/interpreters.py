@@ -34,7 +34,9 @@ class Interpreter:
 
     def first_line(self):
         """What it printed first; nothing if it ends without a word."""
-        while self.process.is_alive():
+        alive = True
+        while alive:
+            alive = self.process.is_alive()  # asked before it is read: one that has ended has said all
             if self._told[0].exists() and "\n" in (text := self._told[0].read_text(encoding="utf-8")):
                 return text.partition("\n")[0]
             time.sleep(0.01)

@@ -28,7 +28,9 @@ def read_image(path: PathLike) -> Image:
         # PIL warns of odd metadata and of sizes below its limit; the pixels are whole, or it raises.
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return to_rgb(Image.open(file))
+            if (image := Image.open(file)).format == "EPS":
+                raise ImageError("it is an EPS, which another program would have to draw")
+            return to_rgb(image)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file reaches every corner of PIL: OSError, SyntaxError, struct.error, …
@@ -82,5 +84,5 @@ def _message(path: PathLike, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         advice = "Scale it down, or raise `PIL.Image.MAX_IMAGE_PIXELS`."
     elif isinstance(error, ImageError):
-        advice = "Convert it to 8 bits a channel."
+        advice = "Convert it to 8 bits a channel, in a PNG for example."
     return f"image '{name}' cannot be read: {reason_of(error)}. {advice}{FIND_ALL}"

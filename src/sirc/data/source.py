@@ -112,16 +112,18 @@ def open_source(
     preprocess: Preprocess | None,
     labelled: bool = True,
     name: str | None = None,
+    unpack: bool = True,
 ) -> ImageSet:
     """Open the part `split` of a dataset, unless the source names another; `labelled=False` for OOD sets.
 
-    `preprocess=None` gives the images themselves, for training, which preprocesses them in its own way.
+    `preprocess=None` gives the images themselves, for training, which preprocesses them in its own way. `unpack=False`
+    leaves the archives of a benchmark alone.
     """
     if split is not None:
         check_split(split)
     known, path, wanted = source.benchmark, source_path(source, Path(root)), source.split or split
     if known is not None:
-        opened = _open_benchmark(source, known, path, wanted, labelled)
+        opened = _open_benchmark(source, known, path, wanted, labelled, unpack)
     elif source.dataset in PLAIN:
         assert path is not None
         opened = _open_plain(source, path, wanted, labelled)
@@ -138,7 +140,9 @@ def open_source(
     return opened.with_transform(None if preprocess is None else eval_transform(source, preprocess))
 
 
-def _open_benchmark(source: Source, known: Benchmark, path: Path | None, split: str | None, labelled: bool) -> ImageSet:
+def _open_benchmark(
+    source: Source, known: Benchmark, path: Path | None, split: str | None, labelled: bool, unpack: bool
+) -> ImageSet:
     if labelled and known.role == "OOD":
         raise ValueError(
             f"`labelled` must be False for {known.title}, an OOD set whose labels mean nothing. Pass `labelled=False`, "
@@ -148,7 +152,7 @@ def _open_benchmark(source: Source, known: Benchmark, path: Path | None, split: 
     if path is None:
         return Noise(COUNT if source.count is None else source.count, seed=source.seed)
     path = Path(str(path).replace("{split}", part.name))
-    return open_split(known, path, part, labelled=labelled, list_name=source.list)
+    return open_split(known, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
 
 
 def _open_plain(source: Source, path: Path, split: str | None, labelled: bool) -> ImageSet:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from sirc._utils import distributed
 from sirc._utils.text import shorten
 from sirc.data import DeviceCache, ImageSet, Source, eval_transform, open_source
 from sirc.experiment.experiment import Experiment
-from sirc.experiment.trust import is_code
+from sirc.experiment.trust import is_own
 from sirc.progress import Progress
 from sirc.training import refuse_labels
 
@@ -49,15 +48,13 @@ def images_of(
 def sample_images(experiment: Experiment, *, run_code: bool = True) -> dict[str, ImageSet]:
     """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing.
 
-    With `run_code=False` a dataset that a function of the user's makes is an error, and nothing is downloaded.
+    With `run_code=False` all must be sirc's own kinds, whose files are read where they are: nothing is unpacked.
     """
     sources = {name: experiment.source(name) for name in ("test", *experiment.data.ood)}
     for name, source in sources.items():
-        if not run_code and is_code(source.dataset):
+        if not run_code and not is_own(source.dataset):
             raise ValueError(f"'{name}' is made by `{shorten(source.dataset)}`, which only `sirc run` calls")
-        if not run_code and source.options.get("download"):
-            sources[name] = replace(source, options={**source.options, "download": False})
-    return {name: _open_source(experiment, name, source) for name, source in sources.items()}
+    return {name: _open_source(experiment, name, source, unpack=run_code) for name, source in sources.items()}
 
 
 def needed_sets(experiment: Experiment) -> list[str]:
@@ -108,7 +105,7 @@ def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> Image
     return cache.opened(repr((experiment.source(name), str(experiment.root), name)), opened)
 
 
-def _open_source(experiment: Experiment, name: str, source: Source) -> ImageSet:
+def _open_source(experiment: Experiment, name: str, source: Source, *, unpack: bool = True) -> ImageSet:
     is_id = name in _ID_SETS
     images = open_source(
         source,
@@ -117,6 +114,7 @@ def _open_source(experiment: Experiment, name: str, source: Source) -> ImageSet:
         preprocess=None,
         labelled=is_id,
         name=name,
+        unpack=unpack,
     )
     if not len(images):  # as a function may return
         raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 # sirc's own functions are named one by one: others of its modules would call whatever their options say.
 _MODELS = re.compile(r"timm:[\w.-]+|torchvision:\w+|sirc\.(models\.)?small:(resnet|densenet)")
-_DRAWN = "letters|greek|cyrillic|digits|handwritten|photos|noise"
-_DATASETS = re.compile(rf"[^:]+|torchvision:[A-Za-z_]\w*|sirc\.data\.glyphs:({_DRAWN})")
+_OWN_DATASETS = re.compile(r"[^:]+|sirc\.data\.glyphs:(letters|greek|cyrillic|digits|handwritten|photos|noise)")
+_TORCHVISION = re.compile(r"torchvision:[A-Za-z_]\w*")
 _READING = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # files and addresses, in timm
 
 
-def is_code(dataset: str) -> bool:
-    """Whether a dataset is made by a function from outside sirc and torchvision."""
-    return not _DATASETS.fullmatch(dataset)
+def is_own(dataset: str) -> bool:
+    """Whether sirc itself reads or draws a dataset; others may unpack archives, or run code."""
+    return _OWN_DATASETS.fullmatch(dataset) is not None
 
 
 def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
@@ -34,7 +34,8 @@ def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
     Names of sirc, timm and torchvision need no trust, as their code is installed and runs nothing of the file's.
     """
     model = experiment.model
-    names = [source.dataset for source in map(experiment.source, experiment.names) if is_code(source.dataset)]
+    datasets = [experiment.source(name).dataset for name in experiment.names]
+    names = [name for name in datasets if not (is_own(name) or _TORCHVISION.fullmatch(name))]
     names += [] if _MODELS.fullmatch(model.name) else [model.name]
     names += [f"model.options.{key}" for key in sorted(_READING.intersection(model.options))]
     if names and trust:

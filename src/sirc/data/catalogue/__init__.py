@@ -152,12 +152,14 @@ def unfinished_unpacking(path: Path, split: Split) -> str | None:
     )
 
 
-def open_split(known: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None) -> FileSet:
+def open_split(
+    known: Benchmark, path: Path, part: Split, *, labelled: bool, list_name: str | None = None, unpack: bool = True
+) -> FileSet:
     """Open one part of a benchmark in the folder `path`; the error says what is missing there."""
     folder = find_folder(path, part)
     if unfinished := unfinished_unpacking(path, part):
         raise FileNotFoundError(f"{known.title} cannot be read: {unfinished}")
-    if folder is None and archives_of(path, known, part):
+    if folder is None and unpack and archives_of(path, known, part):
         folder = _unpack(path, part)
     if folder is None:
         names = "' or '".join(part.folders)
