@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it together wit
     from sirc import data, metrics, models
     from sirc._utils import distributed
     from sirc.deploy import Decision, SelectiveClassifier, monitor, threshold
-    from sirc.errors import NotFittedError, StoreError
+    from sirc.errors import DataWarning, NotFittedError, StoreError
     from sirc.evaluation import Choice, Evaluation, combine, evaluate, select
     from sirc.extraction import extract
     from sirc.metrics import Ranking, SelectiveMetrics
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Choice",
+    "DataWarning",
     "Decision",
     "Evaluation",
     "Fitter",
@@ -66,7 +67,7 @@ _MODULES = {
 }
 _NAMES = {
     "sirc.deploy": ("Decision", "SelectiveClassifier"),
-    "sirc.errors": ("NotFittedError", "StoreError"),
+    "sirc.errors": ("DataWarning", "NotFittedError", "StoreError"),
     "sirc.evaluation": ("Choice", "Evaluation", "combine", "evaluate", "select"),
     "sirc.extraction": ("extract",),
     "sirc.metrics": ("Ranking", "SelectiveMetrics"),

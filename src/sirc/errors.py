@@ -1,4 +1,4 @@
-"""Errors with a name of their own; all other bad input is a plain `ValueError`."""
+"""Errors and warnings with a name of their own; all other bad input is a plain `ValueError`."""
 
 from typing import Literal
 
@@ -20,3 +20,7 @@ class ConfigError(ValueError):
 
 class ImageError(ValueError):
     """An image cannot be read."""
+
+
+class DataWarning(UserWarning):
+    """Data that can be computed with, but is probably not what was meant."""

@@ -308,3 +308,18 @@ def test_a_report_reads_as_plain_text(tmp_path):
     assert lines[0] == f"Textures in '{tmp_path}/dtd': 1 problem"
     assert lines[1].startswith("  problem  test: 2 images in")
     assert lines[2] == "           Unpack or fetch the data again."
+
+
+def test_the_order_of_classes_is_shown_and_numbers_that_sort_as_text_are_pointed_out(tmp_path):
+    for name in ("0", "1", "2", "10", "11", "100"):
+        paint(tmp_path / "numbers" / name / "a.png")
+    report = check("folder", tmp_path / "numbers")
+    assert report.ok
+    shown = str(report)
+    assert "6 classes by name: 0 is '0', 1 is '1', 2 is '10', 3 is '100', …, 5 is '2'" in shown
+    assert "class 2 is '10', and by value '2'" in shown
+    assert 'write `sort = "natural"`' in shown
+    for name in ("cat", "dog"):
+        paint(tmp_path / "pets" / name / "a.png")
+    assert "2 classes by name: 0 is 'cat', 1 is 'dog'" in str(check("folder", tmp_path / "pets"))
+    assert "natural" not in str(check("folder", tmp_path / "pets"))

@@ -375,3 +375,45 @@ def test_names_that_no_terminal_can_show_are_escaped():
     assert printable(os.fsdecode(b"a\xff.png")) == "a\\xff.png"
     assert printable("line\nbreak\x1b[0m.png") == "line\\nbreak\\x1b[0m.png"
     assert printable("é ü.png") == "é ü.png"
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    for number in range(12):
+        paint(tmp_path / "numbered" / str(number) / "a.png", number)
+    return tmp_path / "numbered"
+
+
+def shades(images):
+    """The label of each image, by the number of the folder that it is in."""
+    return {images[i][0].getpixel((0, 0))[0]: images[i][1] for i in range(len(images))}
+
+
+def test_classes_are_numbered_as_text_by_value_or_as_listed(numbered):
+    assert image_folder(numbered).classes[:4] == ("0", "1", "10", "11")
+    natural = image_folder(numbered, sort="natural")
+    assert natural.classes == tuple(map(str, range(12)))
+    assert shades(natural) == {number: number for number in range(12)}
+    backwards = image_folder(numbered, classes=[str(number) for number in reversed(range(12))])
+    assert shades(backwards) == {number: 11 - number for number in range(12)}
+    assert len({image_folder(numbered).fingerprint, natural.fingerprint, backwards.fingerprint}) == 3
+
+
+def test_a_listed_class_without_a_folder_keeps_its_number(numbered):
+    images = image_folder(numbered, classes=["none", *map(str, range(12)), "../numbered/3"])
+    assert len(images.classes) == 14
+    assert shades(images) == {number: number + 1 for number in range(12)}
+    (numbered / "7" / "a.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"every class folder .* 1 \(7\) of 13 have none"):
+        image_folder(numbered, classes=["none", *map(str, range(12))])
+
+
+def test_an_order_of_classes_that_does_not_fit_is_refused(numbered):
+    with pytest.raises(ValueError, match=r"must name every class folder .*; 2 \(10, 11\) of 12 are not"):
+        image_folder(numbered, classes=[str(number) for number in range(10)])
+    with pytest.raises(ValueError, match=r"each class once; got '3' twice"):
+        image_folder(numbered, classes=[*map(str, range(12)), "3"])
+    with pytest.raises(ValueError, match='`sort` must be "name" or "natural"; got \'size\''):
+        image_folder(numbered, sort="size")
+    with pytest.raises(ValueError, match="`sort` must be left out where `classes`"):
+        image_folder(numbered, classes=list(map(str, range(12))), sort="natural")

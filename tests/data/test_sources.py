@@ -144,7 +144,7 @@ def test_nonsense_is_refused_by_the_name_of_its_field(fields, words):
 
 
 def test_fields_have_types_that_a_toml_can_give():
-    allowed = {str, int, float, bool, type(None)}
+    allowed = {str, int, float, bool, type(None), tuple[str, ...]}
     for hint in typing.get_type_hints(Source).values():
         parts = (
             typing.get_args(hint)

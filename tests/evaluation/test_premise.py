@@ -369,7 +369,7 @@ def test_bad_input_is_told_the_way_out(scorer, val):
     with pytest.raises(ValueError, match=r"`val` must have labels"):
         check_assumptions(scorer, outputs(50, labels=False))
     with pytest.raises(ValueError, match=r"at least one prediction must be right"):
-        check_assumptions(scorer, outputs(50, errors=1.0))
+        check_assumptions(scorer, outputs(20, errors=1.0))
     with pytest.raises(ValueError, match=r"`ood` must be a dict"):
         check_assumptions(scorer, val, val)
     with pytest.raises(ValueError, match=r"'id' has a meaning of its own"):

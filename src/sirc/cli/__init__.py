@@ -16,7 +16,7 @@ import typer
 
 from sirc import __version__
 from sirc.cli import choose, data, deploy, results, stages
-from sirc.cli.console import say
+from sirc.cli.console import say, telling_warnings
 from sirc.errors import ConfigError
 
 __all__ = ["main"]
@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
-        app(args=arguments, prog_name="sirc")
+        with telling_warnings():
+            app(args=arguments, prog_name="sirc")
     except ConfigError as error:
         say(f"error: {error}")
         sys.exit(2)

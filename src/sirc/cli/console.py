@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
+from sirc.errors import DataWarning
 from sirc.progress import SILENT, Progress, Task
 
 if TYPE_CHECKING:
@@ -55,6 +57,24 @@ def open_page(path: Path) -> None:
         opened = False
     if not opened:
         say(f"no browser could be opened; open '{path}' yourself")
+
+
+@contextmanager
+def telling_warnings() -> Iterator[None]:
+    """Print each warning about the data as a message, once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DataWarning)
+        plain, told = warnings.showwarning, set()
+
+        def tell(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+            if not issubclass(category, DataWarning):
+                plain(message, category, filename, lineno, *rest)
+            elif str(message) not in told and is_main():
+                told.add(str(message))
+                say(f"warning: {message}")
+
+        warnings.showwarning = tell
+        yield
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from sirc.progress import SILENT, Progress
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".rar", ".7z")
 _LEVELS_UP, _MOST_FOLDERS = 4, 200  # how far to look for a benchmark that is not at its path
+_FIRST = 4  # classes shown with their numbers
 _LISTED = 50  # broken images listed one by one
 _CHUNK = 16  # images decoded by one call of a worker
 
@@ -205,8 +206,10 @@ class _Checker:
         self.decode_all(part, folder, names)
 
     def check_classes(self, part: str, folder: Path) -> FileNames:
-        names, folders, counts = files.images_of_classes(folder)
+        folders = files.class_folders(folder)
+        names, counts = files.images_of_classes(folder, folders)
         self.classes[part] = len(folders)
+        self.lines.append(CheckLine(True, f"{part}: {_order(folders)}", "" if self.known else _order_hint(folders)))
         if loose := _loose_images(folder):
             self.bad(
                 f"{part}: {with_examples(loose)} images lie outside the class folders",
@@ -276,6 +279,28 @@ class _Checker:
 
 def _is_archive(name: str) -> bool:
     return name.lower().endswith(_ARCHIVES)
+
+
+def _order(folders: list[str]) -> str:
+    """Say how many classes there are, and which has which number: the first few and the last."""
+    numbers = [*range(min(_FIRST, len(folders))), *([len(folders) - 1] if len(folders) > _FIRST else [])]
+    shown = [f"{number} is '{printable(folders[number])}'" for number in numbers]
+    if len(folders) > _FIRST + 1:
+        shown.insert(-1, "…")
+    return f"{len(folders):,} classes by name: {', '.join(shown)}"
+
+
+def _order_hint(folders: list[str]) -> str:
+    """Warn of folders that have numbers in their names and stand in another order than that of the numbers."""
+    natural = sorted(folders, key=files.natural_key)
+    if natural == folders:
+        return ""
+    number = next(i for i, pair in enumerate(zip(natural, folders, strict=True)) if pair[0] != pair[1])
+    return (
+        f"The numbers in these names sort as text: class {number} is '{printable(folders[number])}', and by value "
+        f"'{printable(natural[number])}'.\n"
+        'If the network counts by value, write `sort = "natural"` in the TOML; `classes = …` gives any other order.'
+    )
 
 
 def _loose_images(folder: Path) -> list[str]:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_path
+from sirc._utils.checks import check_choice, check_path
 from sirc._utils.files import PathLike
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable, read_image
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+Sort = Literal["name", "natural"]
+"""The order of class folders: by name as text, which is torchvision's, or numbers by their value."""
 _EXAMPLES = 5
 _LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …)."
@@ -116,10 +118,15 @@ def image_folder(
     *,
     labelled: bool = True,
     allow_empty: bool = False,
+    classes: Sequence[str] | None = None,
+    sort: Sort = "name",
     name: str | None = None,
     transform: Transform | None = None,
 ) -> FileSet:
     """Open a folder with one subfolder for each class, in the order and with the labels of torchvision's `ImageFolder`.
+
+    That order is by name, as text: 0, 1, 10, 2. `sort="natural"` has 0, 1, 2, 10. `classes` lists the folders in the
+    order of the network's outputs; a class without a folder keeps its number.
 
     `labelled=False` takes every image below the folder, however deep. An empty class folder is an error, since it is
     usually an interrupted download, unless `allow_empty`: then the class keeps its number. Hidden files are ignored.
@@ -127,7 +134,8 @@ def image_folder(
     path = check_path("path", path)
     require_folder(path)
     name = path.resolve().name if name is None else name
-    names, classes, counts = images_of_classes(path) if labelled else (FileNames(images_below(path)), [], [])
+    ordered = ordered_classes(path, classes, sort) if labelled else []
+    names, counts = images_of_classes(path, ordered) if labelled else (FileNames(images_below(path)), [])
     if not len(names):
         if direct := next(images_below(path), None):
             raise FileNotFoundError(
@@ -135,15 +143,16 @@ def image_folder(
                 f"such as '{printable(direct)}'. Sort them into folders, or pass `labelled=False` for an OOD set."
             )
         raise FileNotFoundError(f"there is no image in or below '{printable(path)}'. {_EXPECTED}")
-    empty = [number for number, count in enumerate(counts) if not count]
+    there = {*class_folders(path)} if labelled else set()
+    empty = [number for number, count in enumerate(counts) if not count and ordered[number] in there]
     if empty and not allow_empty:
         raise FileNotFoundError(
-            f"every class folder of '{printable(path)}' must have images; {with_examples(classes, empty)} of "
-            f"{len(classes)} have none. Unpack the data again, delete a folder that is no class, or pass "
+            f"every class folder of '{printable(path)}' must have images; {with_examples(ordered, empty)} of "
+            f"{len(ordered)} have none. Unpack the data again, delete a folder that is no class, or pass "
             "`allow_empty=True`."
         )
-    labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor(counts)) if labelled else None
-    return FileSet(path, names, name=name, labels=labels, classes=classes, transform=transform)
+    labels = torch.repeat_interleave(torch.arange(len(ordered)), torch.tensor(counts)) if labelled else None
+    return FileSet(path, names, name=name, labels=labels, classes=ordered, transform=transform)
 
 
 def file_list(
@@ -216,18 +225,43 @@ def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, ar
     return names, labels if len(labels) == len(names) else None
 
 
-def images_of_classes(path: Path) -> tuple[FileNames, list[str], list[int]]:
-    """List the images of every class folder, the folders' names, and the number of images in each."""
-    classes = class_folders(path)
-    counts = [0] * len(classes)
+def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, list[int]]:
+    """List the images of every class folder, and the number of images in each; none where there is no folder."""
+    counts, there = [0] * len(classes), {*class_folders(path)}
 
     def count_images() -> Iterator[str]:
         for label, folder in enumerate(classes):
-            for file in images_of_class(path, folder):
+            for file in images_of_class(path, folder) if folder in there else ():
                 counts[label] += 1
                 yield file
 
-    return FileNames(count_images()), classes, counts
+    return FileNames(count_images()), counts
+
+
+def ordered_classes(path: Path, classes: Sequence[str] | None, sort: Sort) -> list[str]:
+    """List the class folders in the order of their numbers: as listed in `classes`, or sorted."""
+    check_choice("sort", sort, ("name", "natural"))
+    there = class_folders(path)
+    if classes is None:
+        return sorted(there, key=natural_key) if sort == "natural" else there
+    if sort != "name":
+        raise ValueError(f"`sort` must be left out where `classes` has the order; got {sort!r}. Drop one.")
+    ordered = list(classes)
+    if len(set(ordered)) < len(ordered):
+        twice = next(name for name in ordered if ordered.count(name) > 1)
+        raise ValueError(f"`classes` must name each class once; got '{printable(twice)}' twice. Drop one.")
+    if unlisted := sorted(set(there) - set(ordered)):
+        raise ValueError(
+            f"`classes` must name every class folder of '{printable(path)}'; {with_examples(unlisted)} of {len(there)} "
+            "are not among the names. Add them in the order of the network's outputs, or delete the folders."
+        )
+    return ordered
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """Sort numbers in a name by their value: 2 before 10."""
+    parts = re.split(r"([0-9]+)", name)  # text and numbers in turn
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
 
 
 def is_image(name: str) -> bool:

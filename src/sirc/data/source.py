@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, final
 from sirc._utils.checks import check_positive
 from sirc.data.base import ImageSet, Transform, check_seed, check_split
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
-from sirc.data.folder import file_list, image_folder
+from sirc.data.decode import printable
+from sirc.data.folder import Sort, file_list, image_folder
 from sirc.data.noise import COUNT, Noise
 from sirc.data.wrapped import call_function, torchvision_set
 
@@ -32,6 +34,10 @@ class Source:
     its usual folder there. `split` overrides the caller's. `list` is the file of a `list`, relative to `path`. `count`
     takes a random subset, chosen by `seed`; for Noise it is the number of images made. `options` go to the torchvision
     class or the function; a labelled folder takes `allow_empty`.
+
+    A labelled `folder` numbers its classes by name as text, as torchvision does, unless `sort` is "natural" (2 before
+    10), or `classes` has the names of the folders in the order of the network's outputs: a list, or a text file with
+    one on each line, its path relative to the data root.
     """
 
     dataset: str
@@ -42,6 +48,8 @@ class Source:
     count: int | None = None
     seed: int = 0
     options: dict[str, object] = field(default_factory=dict)
+    classes: str | tuple[str, ...] | None = None
+    sort: Sort | None = None
 
     def __post_init__(self) -> None:
         for name in ("dataset", "path", "split", "list"):
@@ -59,6 +67,9 @@ class Source:
         known = self.benchmark  # an error if there is none of this name
         if self.list is not None and self.dataset != "list" and not (known and known.lists):
             raise ValueError(f'`list` must be left out unless `dataset` is "list"; got {self.list!r}.')
+        for name in ("classes", "sort"):
+            if getattr(self, name) is not None and self.dataset != "folder":
+                raise ValueError(f'`{name}` must be left out unless `dataset` is "folder"; got "{self.dataset}".')
         if self.split is not None:
             check_split(self.split)
         if self.group not in (None, "Close", "Far"):
@@ -84,6 +95,12 @@ class Source:
         return find_benchmark("`dataset`", self.dataset, others=[*PLAIN, "torchvision:NAME"])
 
     @property
+    def class_order(self) -> dict[str, object]:
+        """What it says of the order of classes: its `classes` or `sort`, where given."""
+        order = {"classes": self.classes, "sort": self.sort}
+        return {key: value for key, value in order.items() if value is not None}
+
+    @property
     def in_group(self) -> str | None:
         """The group of OOD sets that this belongs to: as given here, or the benchmark's."""
         return self.group or (self.benchmark.group if self.benchmark else None)
@@ -96,11 +113,33 @@ def source_path(source: Source, root: Path) -> Path | None:
         if known is not None:
             return None if known.key == "noise" else root / known.folder
         return root if _TORCHVISION.fullmatch(source.dataset) else None
-    expanded = os.path.expanduser(os.path.expandvars(source.path))
+    return _below(root, "path", source.path)
+
+
+def class_names(source: Source, root: Path) -> Sequence[str] | None:
+    """Read the classes of a folder in the order of their numbers, where the source has it."""
+    if not isinstance(source.classes, str):
+        return source.classes
+    path = _below(root, "classes", source.classes)
+    try:
+        names = [line for line in map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()) if line]
+    except OSError as error:
+        raise FileNotFoundError(
+            f"`classes` must be a list of names, or a text file with one on each line; '{printable(path)}' cannot be "
+            f"read: {error.strerror}. Its path starts from the data root."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"'{printable(path)}' must be a text file in UTF-8 with a class on each line.") from error
+    if not names:
+        raise ValueError(f"'{printable(path)}' must name at least one class; it is empty.")
+    return names
+
+
+def _below(root: Path, name: str, text: str) -> Path:
+    """Expand `~` and variables of a path that starts from `root`."""
+    expanded = os.path.expanduser(os.path.expandvars(text))
     if left := re.search(r"\$(\w+|\{\w+\})", expanded):
-        raise ValueError(
-            f"`path` must use variables that are set; got {source.path!r}, where {left[0]} is not. Set it."
-        )
+        raise ValueError(f"`{name}` must use variables that are set; got {text!r}, where {left[0]} is not. Set it.")
     return root / expanded
 
 
@@ -126,7 +165,7 @@ def open_source(
         opened = _open_benchmark(source, known, path, wanted, labelled, unpack)
     elif source.dataset in PLAIN:
         assert path is not None
-        opened = _open_plain(source, path, wanted, labelled)
+        opened = _open_plain(source, path, wanted, labelled, Path(root))
     elif _TORCHVISION.fullmatch(source.dataset):
         assert path is not None
         kind, required = source.dataset.partition(":")[2], labelled or source.split is not None
@@ -155,7 +194,7 @@ def _open_benchmark(
     return open_split(known, path, part, labelled=labelled, list_name=source.list, unpack=unpack)
 
 
-def _open_plain(source: Source, path: Path, split: str | None, labelled: bool) -> ImageSet:
+def _open_plain(source: Source, path: Path, split: str | None, labelled: bool, root: Path) -> ImageSet:
     in_path = "{split}" in str(path)
     if split is None and (in_path or "{split}" in (source.list or "")):
         raise ValueError('`split` must be given where `path` or `list` has "{split}"; got none.')
@@ -165,7 +204,13 @@ def _open_plain(source: Source, path: Path, split: str | None, labelled: bool) -
         return file_list(listed, path, labelled=labelled, name=path.name)
     if split is not None and not in_path:
         path = split_folder(path, split, required=source.split is not None)
-    return image_folder(path, labelled=labelled, allow_empty=source.options.get("allow_empty", False) is True)
+    return image_folder(
+        path,
+        labelled=labelled,
+        allow_empty=source.options.get("allow_empty", False) is True,
+        classes=class_names(source, root),
+        sort=source.sort or "name",
+    )
 
 
 def eval_transform(source: Source, preprocess: Preprocess) -> Transform:

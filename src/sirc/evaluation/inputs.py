@@ -13,7 +13,7 @@ from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_fraction, check_type, check_unit_interval, iterates
 from sirc._utils.text import shorten
 from sirc.metrics import as_flags, as_scores
-from sirc.outputs import Outputs, OutputStore
+from sirc.outputs import Outputs, OutputStore, warn_of_labels
 from sirc.scores import Scorer, Spec, parse
 
 Set = TypeVar("Set")
@@ -69,16 +69,19 @@ def score_labelled(
     if not isinstance(data, Outputs) and not iterates(data):
         got = "none" if data is None else type(data).__name__
         raise ValueError(f"`{name}` must be labelled ID outputs, a store or batches of them; got {got}")
-    parts, right = [], []
+    parts, predicted, labels = [], [], []
     for batch in [data] if isinstance(data, Outputs) else data:
         outputs = Outputs.of(batch)
         if outputs.labels is None:
             raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
         parts.append(scorer(outputs))
-        right.append(outputs.correct)
+        predicted.append(outputs.predictions)
+        labels.append(outputs.labels)
     if not parts:
         raise ValueError(f"`{name}` must hold at least one batch; got an empty iterable")
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, torch.cat(right)
+    predictions, truth = torch.cat(predicted), torch.cat(labels)
+    warn_of_labels(name, predictions, truth)
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, predictions == truth
 
 
 def check_fresh(scorer: Scorer, name: str, data: object) -> None:

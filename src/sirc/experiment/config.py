@@ -157,6 +157,11 @@ class Data:
             known = source.benchmark if source is not None else None
             if known is not None and known.role == "OOD":
                 raise ValueError(f"`{name}` must be a labelled ID set; got {known.title}, an OOD set.")
+            if source is not None and source.class_order and source.class_order != self.train.class_order:
+                raise ValueError(
+                    f"`{name}` must have the `classes` and `sort` of `train`, or neither: its classes have the numbers "
+                    "that they have there. Write them in `data.train`."
+                )
         ours = {source.benchmark.key for source in (self.train, self.test) if source.benchmark is not None}
         taken = {"train", "test", "validation"}
         for name, source in self.ood.items():
@@ -167,6 +172,8 @@ class Data:
                     f"`{key}` must have a name of its own, in more than case; '{name}' is taken. Rename it."
                 )
             taken.add(name.casefold())
+            if source.class_order:
+                raise ValueError(f"`{key}` must have neither `classes` nor `sort`: OOD sets have no labels. Drop them.")
             shared = ours & set(source.benchmark.overlaps) if source.benchmark else set()
             if shared:
                 raise ValueError(

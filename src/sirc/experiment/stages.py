@@ -15,7 +15,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.files import read_json
 from sirc._utils.imports import stored_name
-from sirc.data import READ_ERRORS, DeviceCache, ImageSet, eval_geometry
+from sirc.data import READ_ERRORS, DeviceCache, ImageSet, Source, eval_geometry
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
@@ -23,7 +23,7 @@ from sirc.experiment.network import build, fingerprint_of, has_head, load_head, 
 from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
-from sirc.outputs import STORE_FILE, Head, OutputStore
+from sirc.outputs import STORE_FILE, Head, OutputStore, warn_of_store
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
@@ -53,10 +53,12 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
     model = asdict(experiment.model) | {"name": stored_name(experiment.model.name)}
     if model["stem"] == "own":  # outputs of versions without another stem do not mention it
         del model["stem"]
-    source = {key: value for key, value in asdict(experiment.source(name)).items() if key != "group"}
+    source = {key: value for key, value in _described(experiment.source(name)).items() if key != "group"}
     extraction = {key: getattr(experiment.extract, key) for key in ("precision", "dtype", "shard_size")}
     settings = _prefixed("model", model) | _prefixed("preprocess", asdict(experiment.preprocess))
     settings |= _prefixed(f"data.{name}", source) | _prefixed("extract", extraction)
+    if name in ("test", "validation"):
+        settings |= _prefixed("data.train", experiment.data.train.class_order)
     if name == "train":
         settings |= {"fit.count": experiment.fit.count, "fit.seed": experiment.fit.seed}
     if experiment.data.holdout and name in ("train", "validation"):
@@ -87,7 +89,7 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
     inputs |= {"rows": len(store), "model": store.model, "data": store.data}
     if experiment.tuned:
         val = OutputStore(run.store("validation"))
-        source = json.dumps(asdict(experiment.source("validation")), sort_keys=True, default=str)
+        source = json.dumps(_described(experiment.source("validation")), sort_keys=True, default=str)
         inputs |= {"validation": source, "validation rows": len(val), "validation data": val.data}
 
     def recorded(stamped: Inputs | None) -> Inputs | None:
@@ -245,6 +247,7 @@ def extract_run(
             with distributed.failing_together():
                 if distributed.is_main() and not stage.is_done():
                     stage.record()
+                    warn_of_store(name, stores[name])
     return stores
 
 
@@ -292,6 +295,12 @@ def fit_run(
 
 def _prefixed(table: str, settings: dict[str, object]) -> dict[str, object]:
     return {f"{table}.{key}": value for key, value in settings.items()}
+
+
+def _described(source: Source) -> dict[str, object]:
+    """The settings of a dataset; earlier versions do not mention an order of classes."""
+    unordered = {key: value for key, value in asdict(source).items() if key not in ("classes", "sort")}
+    return unordered | source.class_order
 
 
 def _check_held_out(

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sirc.metrics.binomial import binomial_interval, least_count, lower_limit
+from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.intervals import (
@@ -33,6 +33,7 @@ __all__ = [
     "all_metrics",
     "as_flags",
     "as_scores",
+    "at_least",
     "auroc_components",
     "binomial_interval",
     "bootstrap_grids",
