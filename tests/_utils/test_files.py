@@ -1,7 +1,6 @@
 """A file is whole or absent, and a file that is not what was written is never read as if it were."""
 
 import errno
-import fcntl
 import os
 import signal
 import stat
@@ -14,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from sirc._utils.files import _sweep_folder, atomic_write, read_metadata, read_npz, read_safetensors, write_safetensors
+from sirc._utils.files import _SWEPT, atomic_write, read_metadata, read_npz, read_safetensors, write_safetensors
 from sirc.errors import StoreError
 
 TENSORS = {
@@ -238,6 +237,12 @@ def _fork(work):
     return child
 
 
+def age(file, seconds=90):
+    """Let a file be written so long ago."""
+    then = file.stat().st_mtime - seconds
+    os.utime(file, (then, then))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tmp_path):
     path = tmp_path / "x"
@@ -245,6 +250,7 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tm
     killed = _fork(lambda: atomic_write(path, lambda file: os.kill(os.getpid(), signal.SIGKILL)))
     os.waitpid(killed, 0)
     (left,) = tmp_path.glob(".x.*.tmp")
+    age(left)
     assert path.read_bytes() == b"old"
 
     begun, go = os.pipe(), os.pipe()
@@ -257,7 +263,8 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tm
     writing = _fork(lambda: atomic_write(path, slowly))  # sees the folder as this process does: swept before
     os.read(begun[0], 1)
     (live,) = set(tmp_path.glob(".x.*.tmp")) - {left}
-    _sweep_folder.cache_clear()  # as in the next process
+    age(live)  # the lock alone says that its writer lives
+    _SWEPT.clear()  # as in the next process
     atomic_write(path, lambda file: file.write(b"new"))
     assert not left.exists()
     assert live.exists()
@@ -268,19 +275,22 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tm
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_temporary_file_that_is_swept_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    created, lock = [], fcntl.flock
+@pytest.mark.parametrize("clock", [0, -7200, 7200])
+def test_what_was_written_within_a_minute_by_the_clock_of_the_file_system_is_not_swept(tmp_path, monkeypatch, clock):
+    real = os.fstat
 
-    def late(file, how):
-        if not created:
-            created.append(file.name)
-            os.unlink(file.name)
-        lock(file, how)
+    def of_server(descriptor):
+        mode, ino, dev, _, *owner_and_size, atime, mtime, ctime = real(descriptor)
+        return os.stat_result((mode, ino, dev, 0, *owner_and_size, atime, mtime + clock, ctime))  # some count no links
 
-    monkeypatch.setattr(fcntl, "flock", late)
-    atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
-    assert (tmp_path / "x").read_bytes() == b"all"
-    assert len(created) == 1
+    young, old = (tmp_path / f".y.1-0123abc{digit}.tmp" for digit in (1, 2))
+    for file, seconds in ((young, 5), (old, 65)):
+        file.touch()
+        age(file, seconds - clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", of_server)
+        atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
+    assert {*tmp_path.iterdir()} == {tmp_path / "x", young}
 
 
 def test_only_what_looks_like_ours_is_swept(tmp_path):
@@ -288,5 +298,7 @@ def test_only_what_looks_like_ours_is_swept(tmp_path):
     for file in others:
         file.touch()
     (tmp_path / ".y.1-0123abcd.tmp").touch()
+    for file in tmp_path.iterdir():
+        age(file)
     atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
     assert {*tmp_path.iterdir()} == {*others, tmp_path / "x"}

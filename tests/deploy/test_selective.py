@@ -644,6 +644,21 @@ def test_inputs_that_repeat_are_accepted_by_many_networks(net, dtype, attack):
     attack.tried("networks on inputs that repeat", networks, "the promised recall in batches of 1, 7 and 64")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_outputs_that_were_computed_in_bfloat16_get_its_margin_in_whatever_type_they_are_stored(seed, tmp_path):
+    made, x = repeating(mlp(seed))
+    with torch.no_grad():
+        data = TensorDataset(x, made.model(x).argmax(-1))
+    for precision, share in (("fp32", 1e-4), ("bf16", 3e-2)):
+        options = {"precision": precision, "dtype": torch.float32, "head": made.head_name, "batch_size": 64}
+        store = sirc.extract(made.model, data, path=tmp_path / precision, **options)
+        made.calibrate(store, recall=0.95, delta=0.05)
+        set_by = made.threshold.value + made.threshold.margin
+        typical = made.calibration.abs().median().item()
+        assert made.threshold.margin == pytest.approx(share * max(abs(set_by), typical))
+        assert min(shares(lambda rows: made(rows).accepted.numpy(), x)) >= 0.95  # in float32
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("net", [mlp, small_resnet])
 def test_inputs_that_repeat_are_accepted_by_the_graph(net, tmp_path, attack):

@@ -7,6 +7,7 @@ import http.client
 import importlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from PIL import Image
 
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.onnx import OnnxDecision, _seal
-from sirc.deploy.serve import make_app
+from sirc.deploy.serve import make_app, run
 from sirc.deploy.serve.service import _PIXEL_BYTES, KINDS
 from sirc.deploy.serve.uploads import Upload, decode
 from support.interpreters import Interpreter
@@ -493,10 +494,26 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
             make_app(tmp_path / "damaged.onnx")
         model.metadata_props.pop()
     for name in (*LIMITS, "max_memory", "concurrency", "answer_seconds"):
-        with pytest.raises(ValueError, match=name):
-            make_app(graph, **{name: 0})
+        for odd in (0, -1, math.nan, math.inf, "9", None, [1]):
+            with pytest.raises(ValueError, match=rf"`{name}` must be (a (whole )?number|one number).*; got .*\. "):
+                make_app(graph, **{name: odd})
+    with pytest.raises(ValueError, match=r"a limit must be one of max_bytes, .*; got max_byte\. .*`max_bytes`\?"):
+        make_app(graph, max_byte=1)
     with pytest.raises(ValueError, match="threads"):
         make_app(graph, threads=-1)
+
+
+def test_only_the_process_of_a_service_takes_other_blocks_for_images(graph, monkeypatch):
+    seen = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: seen.append(Image.core.get_block_size()))
+    before = Image.core.get_block_size()
+    try:
+        app = make_app(graph)
+        assert Image.core.get_block_size() == before != 64 << 20
+        run(app, port=0)
+        assert seen == [64 << 20]
+    finally:
+        Image.core.set_block_size(before)
 
 
 class Client:
@@ -919,7 +936,5 @@ def test_the_command_passes_its_limits_on(graph, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_told(graph):
-    from sirc.deploy.serve import run
-
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="cannot be listened on"):
         run(make_app(graph), port=taken.getsockname()[1])

@@ -12,7 +12,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -32,6 +31,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
+_SWEPT: set[Path] = set()  # folders, by this process
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -56,9 +56,9 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep_folder(path.parent.absolute())
         file, temporary = _create_temporary(path)
         with file:
+            _sweep_folder(path.parent.absolute(), now=os.fstat(file.fileno()).st_mtime)
             writer(file)
             file.flush()
             os.fsync(file.fileno())
@@ -96,23 +96,28 @@ def keep_text(path: PathLike, text: str) -> None:
 
 def _create_temporary(path: Path) -> tuple[BinaryIO, Path]:
     """A new file beside `path`, which is locked as long as it is open: so others know that its writer lives."""
-    while True:
-        # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        file = open(temporary, "xb")  # noqa: SIM115
-        if sys.platform != "win32":
-            with suppress(OSError):  # a file system without locks: nothing is swept there
-                fcntl.flock(file, fcntl.LOCK_EX)
-        if sys.platform == "win32" or os.fstat(file.fileno()).st_nlink:
-            return file, temporary
-        file.close()  # swept before it was locked
+    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    file = open(temporary, "xb")  # noqa: SIM115
+    if sys.platform != "win32":
+        with suppress(OSError):  # a file system without locks: nothing is swept there
+            fcntl.flock(file, fcntl.LOCK_EX)
+    return file, temporary
 
 
-@cache
-def _sweep_folder(folder: Path) -> None:
-    """Delete what killed writers left in a folder, once in the life of a process."""
+def _sweep_folder(folder: Path, now: float) -> None:
+    """Delete what killed writers left in a folder, once in the life of a process.
+
+    Locks of another computer may not be seen here, so only what nobody has written to for a minute is deleted; `now`
+    is the time by the clock of the file system, which need not be that of this computer.
+    """
+    if folder in _SWEPT:
+        return
+    _SWEPT.add(folder)
     for file in filter(lambda file: _TEMPORARY.fullmatch(file.name), folder.glob(".*.tmp")):
         with suppress(OSError):  # its writer lives, and has it locked or, on Windows, open
+            if file.stat().st_mtime > now - 60:
+                continue
             if sys.platform == "win32":
                 file.unlink()
             else:

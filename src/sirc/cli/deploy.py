@@ -88,7 +88,7 @@ def calibrate(
         if val is None and study.extract.precision != "fp32":
             progress.note(
                 f"note: the outputs that set the threshold were computed in {study.extract.precision}; decisions are "
-                "in fp32, with confidences that differ a little. The promise needs `extract.precision` to be fp32."
+                "in fp32. The threshold allows for the difference; with `extract.precision` fp32 it would be tighter."
             )
         promise: dict[str, Any] = {**target, "delta": None if plain else delta}
         selective.calibrate(data, **promise)

@@ -192,7 +192,8 @@ class SelectiveClassifier(nn.Module):
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
         The threshold allows for confidences that change with batch size, device and runtime: by `self.tolerance` for
-        these outputs, or, where `val` has images and more is seen when some are run one at a time, four times that.
+        these outputs, and the precision of the forward pass if `val` is a store, which knows it; or, where `val` has
+        images and more is seen when some are run one at a time, four times that.
         """
         with self._watched() as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
@@ -205,7 +206,7 @@ class SelectiveClassifier(nn.Module):
             )
         # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
-        tolerance = self._tolerance(outputs, confidence, seen)
+        tolerance = self._tolerance(val, outputs, confidence, seen)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
         if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
             other = self.scorer(self._as_outputs(ood, labelled=False), compile=False)[self.spec]
@@ -259,8 +260,13 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, outputs: Outputs, confidence: Tensor, seen: dict[int, Any]) -> float:
-        share = self.tolerance(*(x.dtype for x in (outputs.logits, outputs.features) if x is not None))
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, seen: dict[int, Any]) -> float:
+        dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
+        if isinstance(val, OutputStore):
+            from sirc.extraction import ran_in_half
+
+            dtypes += [torch.bfloat16] if ran_in_half(val) else []
+        share = self.tolerance(*dtypes)
         scale = typical_size(confidence.cpu().numpy())
         for images in seen.values():
             batch = self._score(images)[1][:_TRIED]

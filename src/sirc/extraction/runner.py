@@ -23,7 +23,7 @@ from sirc.models import (
     model_logits,
     rows_of,
 )
-from sirc.outputs import Head
+from sirc.outputs import Head, OutputStore
 
 
 @final
@@ -102,6 +102,11 @@ class Runner:
         if isinstance(batch, Tensor) and batch.ndim == 4:
             return batch.contiguous(memory_format=torch.channels_last)
         return batch
+
+
+def ran_in_half(store: OutputStore) -> bool:
+    """Whether `Runner.how` told a store that the network ran in bfloat16, whatever type is stored."""
+    return ", bf16, stored " in (store.how or "")
 
 
 def _labels(batch: object, rows: int) -> Tensor | None:

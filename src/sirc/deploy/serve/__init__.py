@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 import sirc
 from sirc._utils.files import PathLike
+from sirc._utils.hints import closest
+from sirc._utils.text import shorten
 from sirc.deploy.onnx import OnnxModel
 
 try:
-    import PIL  # noqa: F401
     import python_multipart  # noqa: F401
     import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response
+    from PIL import Image
     from prometheus_client import CONTENT_TYPE_LATEST, disable_created_metrics, generate_latest
     from starlette.exceptions import HTTPException
 except ImportError as error:
@@ -42,15 +44,16 @@ def make_app(onnx_path: PathLike, *, threads: int = 0, **limits: float) -> FastA
 
     `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of `Limits`.
     """
+    known = vars(Limits())
+    for name in limits:
+        if name not in known:
+            raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
     service = Service(OnnxModel(onnx_path, threads=threads), Limits(**limits))  # type: ignore[arg-type]
     summary = "A classifier that knows when to keep quiet."
     # The pages would load scripts from elsewhere.
     app = FastAPI(title="sirc", summary=summary, version=sirc.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-
-    @app.post("/predict", openapi_extra=_BODY, summary="Decide about one image or several")
-    async def predict(request: Request) -> Response:
-        return await service.predict(request)
+    app.post("/predict", openapi_extra=_BODY, summary="Decide about one image or several")(service.predict)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the process is alive")
@@ -92,14 +95,14 @@ def run(
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise OSError(f"'{host}' port {port} cannot be listened on: {error.strerror}. Choose another.") from error
+    # Pillow's usual blocks, of 16 MiB, would stay in the heap of each thread once they are freed.
+    Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
     disable_created_metrics()  # type: ignore[no-untyped-call]  # they are half of all series
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
     logs["handlers"]["access"]["stream"] = "ext://sys.stderr"  # stdout is for the address
+    level = "warning" if quiet else "info"
+    config = uvicorn.Config(app, log_config=logs, log_level=level, timeout_keep_alive=30, timeout_graceful_shutdown=30)
     with listening:
-        level = "warning" if quiet else "info"
-        config = uvicorn.Config(
-            app, log_config=logs, log_level=level, timeout_keep_alive=30, timeout_graceful_shutdown=30
-        )
         name = f"[{host}]" if ":" in host else host
         started(f"http://{name}:{listening.getsockname()[1]}")
         uvicorn.Server(config).run(sockets=[listening])

@@ -14,7 +14,6 @@ from typing import TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -170,8 +169,6 @@ class Turns:
     """Threads and memory that requests share. Light work goes first and has a thread more: it never waits for heavy."""
 
     def __init__(self, threads: int, memory: int) -> None:
-        # Pillow's usual blocks, of 16 MiB, would stay in the heap of each thread once they are freed.
-        Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
         self._pool = ThreadPoolExecutor(threads + 1, "sirc-serve")
         self._threads, self._memory = threads, memory
         self.running: list[int] = []
@@ -230,8 +227,7 @@ class Metrics:
         self._seconds = Histogram("sirc_request_seconds", text, buckets=_SECONDS, registry=registry)
         self.in_progress = gauge("sirc_requests_in_progress", "Requests begun and not answered.")
         gauge("sirc_threshold", "Accepted is a confidence of at least this.").set(model.threshold.value)
-        promised = model.threshold.estimates.get("coverage")
-        if promised is not None:
+        if (promised := model.threshold.estimates.get("coverage")) is not None:
             text = "The share of the calibration's ID rows that is accepted."
             gauge("sirc_calibration_acceptance", text).set(promised)
         for kind in KINDS:

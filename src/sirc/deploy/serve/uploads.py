@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from io import BytesIO
@@ -14,6 +15,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from sirc._utils.checks import check_number, check_positive
 from sirc.data import Preprocess, printable, reason_of, to_rgb
 from sirc.deploy.predict import PixelsError, check_pixels
 from sirc.errors import ImageError
@@ -54,8 +56,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"`{name}` must be positive; got {value}")
+            if not name.endswith("seconds"):
+                check_positive(name, value)
+            elif not 0 < check_number(name, value) < math.inf:
+                raise ValueError(f"`{name}` must be a number of seconds above 0; got {value:g}. The default is 30.")
 
 
 class Upload(NamedTuple):
@@ -143,11 +147,12 @@ class _Body:
         async def whole() -> AsyncGenerator[bytes, None]:
             async for piece in self._pieces(self._limits.max_body, "the request"):
                 yield piece
-            if not parser.ended:
+            if not ended.is_set():
                 raise RefusedError(400, "malformed", "the form is malformed: it ends before its last boundary")
 
-        most = self._limits.max_images
-        parser = _Parser(self._headers, whole(), max_files=most, max_fields=most)
+        most, ended = self._limits.max_images, asyncio.Event()
+        parser = MultiPartParser(self._headers, whole(), max_files=most, max_fields=most)
+        parser.on_end = ended.set  # type: ignore[method-assign]  # at the last boundary
         try:
             form = await parser.parse()
         except (MultiPartException, ValueError) as error:
@@ -183,17 +188,6 @@ class _Body:
         """Give back the bytes that this request holds."""
         self._reader.held -= self.size
         self.size = 0
-
-
-@final
-class _Parser(MultiPartParser):
-    """Starlette's parser, which also notes whether the form was whole."""
-
-    ended = False
-
-    def on_end(self) -> None:
-        """Note the last boundary."""
-        self.ended = True
 
 
 def _media_type(content_type: str) -> str:
