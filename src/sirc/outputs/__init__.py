@@ -2,6 +2,6 @@
 
 from sirc.outputs.head import Head
 from sirc.outputs.outputs import Outputs
-from sirc.outputs.store import STORE_FILE, OutputStore
+from sirc.outputs.store import STORE_FILE, OutputStore, Overwrite
 
-__all__ = ["STORE_FILE", "Head", "OutputStore", "Outputs"]
+__all__ = ["STORE_FILE", "Head", "OutputStore", "Outputs", "Overwrite"]
