@@ -141,6 +141,11 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
     assert "stopped; what was finished is kept, and the same command goes on from there" in err
+    err = command("train", "tiny.toml", "--overwrite")[2]
+    assert "is kept, and the same command, without `--overwrite`, goes on from there" in err
+    monkeypatch.setattr("sirc.experiment.read_results", interrupted)
+    Path("results.csv").touch()
+    assert "stopped; nothing was written, and the same command begins anew" in command("table", "results.csv")[2]
 
 
 def test_unreadable_images_are_named_on_stderr_and_counted_on_stdout(study, command):
@@ -151,7 +156,7 @@ def test_unreadable_images_are_named_on_stderr_and_counted_on_stdout(study, comm
     assert code == 1
     assert out == ""
     assert "b/002.png" in err
-    assert '`--set extract.on_error=skip`, or `on_error = "skip"` in [extract]; in Python `on_error="skip"`.' in err
+    assert "skip, count and name such images: `--on-error skip`." in err
     code, out, err = command("extract", "tiny.toml", "--seed", "1", "--only", "Grey", "--on-error", "skip")
     assert code == 0
     assert out == "runs/tiny/seed-1/outputs/Grey  6 rows, 3 logits, 32 features, 1 unreadable\n"

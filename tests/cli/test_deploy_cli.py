@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,24 @@ def test_a_threshold_is_written_whatever_the_encoding_of_the_terminal(here, comm
     assert code == 0, err
     assert "of future ID?" in out.replace("\n            ", "")
     assert Path("selective.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_processes_share_the_images_and_write_one_file_in_their_order(here, command):
+    assert command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9, "--quiet")[0] == 0
+    arguments = ["predict", "data/images", "--model", "selective.safetensors", "--run", "runs/tiny", "--seed", "1"]
+    code, out, err = command(*arguments, "--batch-size", 4, "--out", "one.csv", "--quiet")
+    assert code == 0, err
+    # Without the `--`, torchrun takes `--run` for a short form of its own `--run-path`.
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "sirc"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
+    words = [*launcher, *arguments, "--batch-size", "4", "--out", "two.csv"]
+    two = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout == out.replace("one.csv", "two.csv")  # said once
+    assert "predict, process 1 of 2: 46/46 images" in two.stderr  # of 90, in batches of 4
+    assert Path("two.csv").read_bytes() == Path("one.csv").read_bytes()
+    assert not list(here.glob(".*"))
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import signal
+import sys
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.predict import COLUMNS, predict_folder, save_decisions
 from sirc.progress import Progress
+from support.interpreters import python
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, encoded, pixels
 
 GOOD = ["a.png", "b/c/d.jpg", "b/grey.png", "b/rgba.png", "b/sixteen.png", "z/ünï cödé 图.png", "z/upper.JPG"]
@@ -144,6 +147,113 @@ def test_the_file_is_whole_or_absent_and_reads_back(table, tmp_path, monkeypatch
         save_decisions(table[:2], path, overwrite=True)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["decisions.csv"]
+
+
+@pytest.fixture
+def deciding(monkeypatch):
+    """Count the images that are decided about, and stop at one of the batches."""
+    explain = SelectiveClassifier.explain
+
+    def watch(stop_at=0):
+        seen = []
+
+        def watching(self, images):
+            seen.append(len(images))
+            if len(seen) == stop_at:
+                raise KeyboardInterrupt
+            return explain(self, images)
+
+        monkeypatch.setattr(SelectiveClassifier, "explain", watching)
+        return seen
+
+    return watch
+
+
+def test_a_stopped_call_goes_on_and_other_settings_begin_anew(table, selective, folder, tmp_path, deciding):
+    path, options = tmp_path / "decisions.csv", {"batch_size": 3}
+    save_decisions(table, tmp_path / "whole.csv")
+
+    def stopped(**changes):
+        deciding(stop_at=3)
+        with pytest.raises(KeyboardInterrupt):
+            predict_folder(selective, folder, path=path, **options, **changes)
+        assert not path.exists()
+
+    stopped()
+    seen = deciding()
+    pd.testing.assert_frame_equal(predict_folder(selective, folder, path=path, **options), table)
+    assert 0 < sum(seen) < len(GOOD) - 3
+    assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["decisions.csv", "whole.csv"]  # and nothing left over
+
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        predict_folder(selective, folder, path=path, **options)
+    for changes in ({"overwrite": True}, {"batch_size": 2}, {"classifier": calibrated().set_threshold(0.5)}):
+        path.unlink()
+        stopped()
+        seen = deciding()
+        again = {"classifier": selective, "folder": folder, "path": path, **options, **changes}
+        predict_folder(**again)
+        assert sum(seen) == len(GOOD)
+        assert sorted(os.listdir(tmp_path)) == ["decisions.csv", "whole.csv"]
+
+
+def test_who_began_to_replace_a_file_may_go_on(selective, folder, tmp_path, deciding):
+    path = tmp_path / "decisions.csv"
+    path.write_text("older")
+    deciding(stop_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(selective, folder, path=path, overwrite=True, batch_size=3)
+    assert path.read_text() == "older"
+    seen = deciding()
+    predict_folder(selective, folder, path=path, batch_size=3)
+    assert sum(seen) < len(GOOD) - 3
+    assert path.read_text() != "older"
+
+
+def test_images_that_were_changed_are_decided_about_again(selective, tmp_path, deciding):
+    for number in range(4):
+        Image.fromarray(pixels(number)).save(tmp_path / f"{number}.bmp")
+    deciding(stop_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(selective, tmp_path, path=tmp_path / "d.csv", batch_size=1)
+    Image.fromarray(pixels(9)).save(tmp_path / "0.bmp")  # of the same size
+    os.utime(tmp_path / "0.bmp", ns=(1, 1))
+    deciding()
+    found = predict_folder(selective, tmp_path, path=tmp_path / "d.csv", batch_size=1)
+    pd.testing.assert_frame_equal(found, predict_folder(selective, tmp_path, batch_size=1))
+
+
+KILLED = """
+import os, signal, sys
+import sirc._utils.parts
+from sirc import SelectiveClassifier
+from sirc.deploy import predict_folder
+from support.tiny_selective import calibrated
+
+sirc._utils.parts.SECONDS = 0
+explain, batches = SelectiveClassifier.explain, []
+
+def dying(self, images):
+    batches.append(images)
+    if len(batches) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return explain(self, images)
+
+SelectiveClassifier.explain = dying
+predict_folder(calibrated(), sys.argv[1], path=sys.argv[2], batch_size=3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_killed_call_goes_on(table, selective, folder, tmp_path, deciding):
+    killed = python("-c", KILLED, folder, tmp_path / "decisions.csv")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    seen = deciding()
+    found = predict_folder(selective, folder, path=tmp_path / "decisions.csv", batch_size=3)
+    pd.testing.assert_frame_equal(found, table)
+    assert 0 < sum(seen) < len(GOOD) - 3
 
 
 def test_progress_counts_every_image(selective, folder):

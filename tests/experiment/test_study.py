@@ -588,6 +588,41 @@ def test_changed_settings_redo_what_follows_from_them_and_never_the_training(exp
 
 
 @pytest.mark.slow
+def test_an_interrupted_extraction_is_begun_anew_with_other_settings(experiment, command, monkeypatch):
+    write, written = sirc.OutputStore.write, []
+
+    def stop(self, i, *rest):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(write(self, i, *rest))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sirc.OutputStore, "write", stop)
+        code, _, err = command("run", "tiny.toml", "--no-figures", "--quiet")
+    assert code == 130
+    assert "stopped; what was finished is kept, and the same command goes on from there" in err
+    other = ["tiny.toml", "--set", "extract.precision=bf16", "--quiet"]
+    code, _, err = command("extract", *other)
+    assert code == 1
+    assert "is another store: it has other settings: how is" in err
+    assert "or pass `--overwrite` to delete its shards" in err
+    code, _, err = command("run", *other, "--no-figures")
+    assert code == 0, err
+    assert "bf16" in sirc.OutputStore("runs/tiny/seed-1/outputs/train").how
+
+
+@pytest.mark.slow
+def test_changed_images_of_a_finished_study_are_told_with_the_option_that_takes_them(experiment, finished, command):
+    next(Path("data/grey").rglob("*.png")).unlink()
+    code, _, err = command("run", "tiny.toml", "--no-figures", "--quiet")
+    assert code == 1
+    assert "outputs/Grey' is another store" in err
+    assert "or pass `--redo extract` to delete its shards" in err
+    code, _, err = command("run", "tiny.toml", "--no-figures", "--quiet", "--redo", "extract")
+    assert code == 0, err
+
+
+@pytest.mark.slow
 def test_scores_are_tuned_on_the_validation_images(experiment, command):
     for seed, name in enumerate(("held-out", "grey", "some", "others"), start=1):
         write_images(Path("data") / name, count=30, seed=seed)  # unlike the training images

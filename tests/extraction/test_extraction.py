@@ -353,7 +353,7 @@ def folder_of_images(root, broken=()):
 
 def test_an_unreadable_image_stops_the_run_and_is_named(tmp_path):
     images = folder_of_images(tmp_path / "images", broken={4})
-    with pytest.raises(ImageError, match=r"b/04\.png.*--set extract\.on_error=skip.*in Python `on_error=\"skip\"`"):
+    with pytest.raises(ImageError, match=r"b/04\.png.*skip, count and name such images: `on_error=\"skip\"`"):
         sirc.extract(network(), images, tmp_path / "s", batch_size=2, shard_size=4)
     assert sirc.OutputStore(tmp_path / "s").missing == [1, 2]
 
@@ -377,7 +377,7 @@ def test_unreadable_images_are_skipped_counted_and_named(tmp_path, workers):
     readable = [images[i] for i in range(12) if i not in store.skipped]
     check(store.load(), network(), readable)
     with pytest.raises(
-        sirc.StoreError, match=r"lacks 5 images that could not be read, such as .*b/04\.png.*extract\.on_error=skip"
+        sirc.StoreError, match=r"lacks 5 images that could not be read, such as .*b/04\.png.*`on_error=\"skip\"`"
     ):
         sirc.extract(network(), images, tmp_path / "s", batch_size=2, shard_size=4)
     (note,) = told.notes
@@ -386,6 +386,99 @@ def test_unreadable_images_are_skipped_counted_and_named(tmp_path, workers):
         assert name in note
     in_memory = sirc.extract(network(), images, batch_size=2, on_error="skip")
     assert torch.equal(in_memory.labels, store.load().labels)
+
+
+def stopping_at(batch, model, stop):
+    """Let a model do something else at one of its batches, whatever its fingerprint; the batches it has seen."""
+    seen = []
+
+    def watch(_, inputs):
+        seen.append(len(inputs[0]))
+        if len(seen) == batch:
+            stop()
+
+    model.register_forward_pre_hook(watch)
+    return seen
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_stop_within_a_shard_loses_no_batch(tmp_path):
+    data, options = rows(), {"batch_size": 7, "head": "4"}
+    whole = sirc.extract(network(), data, tmp_path / "whole", **options)
+    model = network()
+    stopping_at(6, model, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sirc.extract(model, data, tmp_path / "cut", **options)
+    model = network()
+    stopping_at(4, model, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sirc.extract(model, data, tmp_path / "cut", **options)
+    model = network()
+    seen = stopping_at(0, model, interrupt)
+    sirc.extract(model, data, tmp_path / "cut", **options)
+    assert sum(seen) == 100 - 8 * 7
+    assert whole.num_shards == 1
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")  # and nothing left over
+
+
+def test_an_unreadable_image_loses_no_batch_before_it(tmp_path):
+    images = folder_of_images(tmp_path / "images", broken={7})  # the seventh of twelve
+    with pytest.raises(ImageError, match=r"b/07\.png"):
+        sirc.extract(network(), images, tmp_path / "s", batch_size=2, head="4")
+    model = network()
+    seen = stopping_at(0, model, interrupt)
+    store = sirc.extract(model, images, tmp_path / "s", batch_size=2, head="4", on_error="skip")
+    assert (sum(seen), store.skipped) == (12 - 6 - 1, [6])
+    (tmp_path / "s" / "shard-00000.safetensors").unlink()
+    stopping_at(6, model, interrupt)
+    with pytest.raises(KeyboardInterrupt):  # what it keeps lacks an image
+        sirc.extract(model, images, tmp_path / "s", batch_size=2, head="4", on_error="skip")
+    with pytest.raises(ImageError, match=r"b/07\.png"):
+        sirc.extract(network(), images, tmp_path / "s", batch_size=2, head="4")
+
+
+KILLED = """
+import os, runpy, signal, sys
+import sirc._utils.parts
+
+sirc._utils.parts.SECONDS = 0
+here = runpy.run_path(sys.argv[1])
+model = here["network"]()
+here["stopping_at"](6, model, lambda: os.kill(os.getpid(), signal.SIGKILL))
+here["sirc"].extract(model, here["rows"](), sys.argv[2], batch_size=7, head="4")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_kill_within_a_shard_loses_what_came_after_the_last_part(tmp_path):
+    killed = python("-c", KILLED, __file__, tmp_path / "cut")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (parts,) = (tmp_path / "cut").glob(".*")
+    assert len(list(parts.iterdir())) == 5
+    damaged = sorted(parts.iterdir())[3]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    model = network()
+    seen = stopping_at(0, model, interrupt)
+    sirc.extract(model, rows(), tmp_path / "cut", batch_size=7, head="4")
+    assert sum(seen) == 100 - 3 * 7  # what follows a gap is computed again
+    sirc.extract(network(), rows(), tmp_path / "whole", batch_size=7)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_only_an_unfinished_store_of_other_settings_is_overwritten_where_that_is_asked(tmp_path):
+    model, options = network(), {"batch_size": 7, "head": "4", "overwrite": "unfinished"}
+    stopping_at(3, model, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sirc.extract(model, rows(), tmp_path / "s", **options)
+    with pytest.raises(sirc.StoreError, match="other settings: how is"):
+        sirc.extract(network(), rows(), tmp_path / "s", batch_size=7, head="4", labels=False)
+    assert not sirc.extract(network(), rows(), tmp_path / "s", labels=False, **options).has_labels
+    with pytest.raises(sirc.StoreError, match="other settings: how is"):
+        sirc.extract(network(), rows(), tmp_path / "s", **options)
 
 
 def test_a_failing_machine_is_not_a_broken_image(tmp_path):

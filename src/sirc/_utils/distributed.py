@@ -44,6 +44,21 @@ def barrier() -> None:
         gather_texts("")  # unlike `dist.barrier`, it needs no choice of device
 
 
+def require_joined(function: str) -> None:
+    """Refuse to run in one of several launched processes before they have joined: each would do all of the work."""
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
+    if launched > 1 and world() == 1:
+        raise ValueError(
+            f"the {launched} processes that were launched must have joined to share the work; this one has not. Call "
+            f"`{function}` inside `with sirc.distributed.process_group():`."
+        )
+
+
+def of_process(name: str) -> str:
+    """The name of a task that several processes share, with the number of this one."""
+    return name if world() == 1 else f"{name}, process {rank() + 1} of {world()}"
+
+
 @contextmanager
 def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(days=1)) -> Iterator[None]:
     """Join the processes that torchrun or accelerate launched, and leave them at the end; else do nothing.

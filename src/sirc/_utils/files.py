@@ -148,7 +148,7 @@ def write_safetensors(
     # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     buffers = {name: tensors[name].detach().cpu().contiguous() for name in names}
-    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: _digest(buffers, metadata)}}
+    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: content_digest(buffers, metadata)}}
     end = 0
     for name, buffer in buffers.items():
         start, end = end, end + buffer.nbytes
@@ -178,7 +178,7 @@ def read_safetensors(
     written = metadata.pop(_DIGEST, None)
     if written is None and not foreign:
         raise _damaged(path, "it has no checksum, so sirc did not write it")
-    if verify and written not in (None, _digest(tensors, metadata)):
+    if verify and written not in (None, content_digest(tensors, metadata)):
         raise _damaged(path, "its content does not match its checksum")
     return tensors, metadata
 
@@ -277,7 +277,8 @@ def _bytes(tensor: Tensor) -> memoryview:
     return array.data
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """The checksum of what a file holds."""
     described = {name: _describe(tensor) for name, tensor in tensors.items()}
     digest = hashlib.sha256(json.dumps([dict(metadata), described], sort_keys=True).encode())
     for name in sorted(tensors):

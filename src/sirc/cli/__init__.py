@@ -17,7 +17,7 @@ import typer
 from sirc import __version__
 from sirc.cli import choose, data, deploy, results, stages
 from sirc.cli.console import say, telling_warnings
-from sirc.errors import ConfigError
+from sirc.cli.endings import INTERRUPTED, ending
 
 __all__ = ["main"]
 
@@ -39,7 +39,6 @@ COMMANDS = (
     deploy.serve,
     deploy.monitor,
 )
-_INTERRUPTED = 130
 
 app = typer.Typer(
     name="sirc",
@@ -51,7 +50,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 for command in COMMANDS:
-    app.command()(command)
+    app.command()(ending(command))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -64,18 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with telling_warnings():
             app(args=arguments, prog_name="sirc")
-    except ConfigError as error:
-        say(f"error: {error}")
-        sys.exit(2)
-    except (ValueError, OSError, ImportError, MemoryError) as error:
-        say(f"error: {error}")
-        sys.exit(1)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        # Newer versions of typer turn an interrupt into an exit without a message.
-        if isinstance(stop, SystemExit) and stop.code != _INTERRUPTED:
-            raise
-        say("stopped; what was finished is kept, and the same command goes on from there")
-        sys.exit(_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):  # before the command began
+        say("stopped")
+        sys.exit(INTERRUPTED)
 
 
 def _print_version(requested: bool) -> None:

@@ -9,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import console, reporting, result
+from sirc.cli.endings import ending
 from sirc.cli.options import Quiet
 from sirc.errors import ConfigError
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 
 
 @app.command("list")
+@ending
 def list_() -> None:
     """List the paper's datasets: name, group, size, the folder each is looked for in, and where to get it.
 
@@ -39,6 +41,7 @@ def list_() -> None:
 
 
 @app.command()
+@ending
 def check(
     name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
     path: Annotated[Path, Argument(help="Where its files are.")],
@@ -65,6 +68,7 @@ def check(
 
 
 @app.command()
+@ending
 def noise(
     out: Annotated[Path, Argument(help="The folder to write to.")],
     count: Annotated[int, Option(help="How many images.", min=1)] = 10_000,
@@ -86,6 +90,7 @@ def noise(
 
 
 @app.command()
+@ending
 def colonoscopy(
     out: Annotated[Path, Argument(help="The folder to write to; it gets `videos/` and `images/`.")],
     videos: Annotated[int, Option(help="How many videos of each lesion class; the paper has 10.", min=1)] = 10,

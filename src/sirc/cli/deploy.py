@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,24 +120,26 @@ def predict(
     """Decide about every image of a folder: path, accepted, label, class, confidence, reason, error.
 
     The reason of a rejection is `softmax`, or the S2 that took the confidence away; a graph tells only `rejected`.
-    An image that cannot be read has its error in the table and is not accepted.
+    An image that cannot be read has its error in the table and is not accepted. A stopped run is taken up by the same
+    command.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 
     With an exported graph: `sirc predict photos --onnx model.onnx`
+
+    With four processes, one file: `torchrun --nproc-per-node 4 -m -- sirc predict …`
     """
-    from sirc.deploy import predict_folder, save_decisions
+    from sirc.deploy import predict_folder
 
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
-    refuse_existing(out, overwrite)
     with on_device(device, quiet) as (where, progress):
         classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None
-        table = predict_folder(classifier, folder, batch_size=batch_size, workers=workers, progress=progress)
-    save_decisions(table, out, overwrite=overwrite)
-    result(_summary(table))
-    result(str(out))
+        predict = partial(predict_folder, classifier, folder, path=out, overwrite=overwrite)
+        table = predict(batch_size=batch_size, workers=workers, progress=progress)
+        result(_summary(table))
+        result(str(out))
 
 
 def export(
@@ -293,7 +296,7 @@ def _calibration_data(
     try:
         check_outputs(study, run, ["validation"], weights=fingerprint(model))
     except FileNotFoundError:
-        extract_run(study, run, ["validation"], device=device, progress=progress)
+        extract_run(study, run, ["validation"], device=device, overwrite="unfinished", progress=progress)
     return OutputStore(run.store("validation"))
 
 

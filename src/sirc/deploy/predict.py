@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from torch import Tensor
 
+from sirc._utils import distributed
 from sirc._utils.checks import check_positive
-from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
+from sirc._utils.parts import Parts
 from sirc._utils.text import as_csv
-from sirc.data import DatasetReader, FileNames, FileSet, Preprocess, image_folder, printable
+from sirc.data import (
+    DatasetReader,
+    FileNames,
+    FileSet,
+    IndexedBatch,
+    Preprocess,
+    Unreadable,
+    image_folder,
+    printable,
+)
 from sirc.deploy.onnx import OnnxModel
+from sirc.deploy.saved import contents
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
@@ -22,6 +38,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"]
+_Row: TypeAlias = tuple[bool, int | None, float | None, str, str]  # accepted, label, confidence, reason, error
 _PIXELS = 178_956_970  # what PIL decodes at most
 
 
@@ -29,6 +46,8 @@ def predict_folder(
     classifier: SelectiveClassifier | PathLike,
     folder: PathLike,
     *,
+    path: PathLike | None = None,
+    overwrite: bool = False,
     preprocess: Preprocess | None = None,
     batch_size: int = 32,
     workers: int = 0,
@@ -40,9 +59,14 @@ def predict_folder(
     rejection is "softmax", or the S2 that took the confidence away; an exported graph gives only "rejected". An image
     that cannot be read has its error, no label, and is not accepted. `preprocess` is needed where the classifier has
     none.
+
+    With `path` the table is written there as CSV. Decisions that an interrupted call made are kept in a hidden folder
+    beside it, and the same call goes on from there; `overwrite=True` replaces the file and begins anew. Inside
+    `sirc.distributed.process_group()` the processes share the images, and each gets the whole table.
     """
     import pandas as pd
 
+    distributed.require_joined("predict_folder")
     if isinstance(classifier, str | Path):
         model: OnnxModel | SelectiveClassifier = OnnxModel(classifier)
     elif isinstance(classifier, SelectiveClassifier):
@@ -62,30 +86,43 @@ def predict_folder(
     images = FileSet(files.root, FileNames(names), name=files.name, transform=_Prepare(preprocess))
     # Images of different sizes cannot form a batch.
     one_size = preprocess.crop is not None or isinstance(preprocess.resize, tuple)
-    reader = DatasetReader(images, check_positive("batch_size", batch_size) if one_size else 1, workers)
-    rows: dict[int, tuple[object, ...]] = {}
-    with progress.task("predict", len(names)) as task:
-        for reading in reader.read([range(len(names))]):
-            for lost in reading.lost:
-                # Else it was deleted, or may not be read.
-                if lost.fatal and os.access(Path(files.root) / names[lost.index], os.R_OK):
-                    name = printable(names[lost.index])
-                    raise OSError(f"'{name}' could not be read, for a reason that is not its own: {lost.why}")
-            broken = {lost.index: lost.why for lost in reading.lost}
-            try:
-                answers = _answers(model, reading.batch) if isinstance(reading.batch, Tensor) else []
-            except (ImageError, RuntimeError) as error:
-                # A model may be unable to take one image of any size; in a batch of equal sizes the fault is its own.
-                if isinstance(error, RuntimeError) and one_size:
-                    raise
-                answers = []
-                broken |= {index: str(error) for index in reading.index}
-            for index, (accepted, label, confidence, reason) in zip(reading.index, answers, strict=False):
-                rows[index] = (accepted, label, model.classes and model.classes[label], confidence, reason, "")
-            rows |= {index: (False, None, None, None, "", why) for index, why in broken.items()}
-            task.advance(len(reading.index) + len(reading.lost))
-    table = pd.DataFrame([(printable(names[index]), *rows[index]) for index in sorted(rows)], columns=COLUMNS)
-    return table.astype({"accepted": "bool", "label": "Int64", "confidence": "float64"})
+    size = check_positive("batch_size", batch_size) if one_size else 1
+    parts: Parts | None = None
+    rows: dict[int, _Row] = {}
+    if path is not None:
+        work = {"batch": str(size), "preprocess": repr(preprocess), "images": _digest_of_files(files.root, names)}
+        parts = Parts(Path(path).with_name(f".{Path(path).name}.parts"), work | {"classifier": _digest_of(classifier)})
+        with distributed.failing_together():
+            if overwrite and distributed.is_main():
+                parts.remove()
+        with distributed.failing_together():
+            rows = dict(pair for _, about in parts.read() for pair in _loaded(about["rows"]))
+            refuse_existing(path, overwrite or bool(rows))  # who began to replace a file may go on
+    batches = [range(len(names))[start : start + size] for start in range(0, len(names), size)]
+    mine = [batch for batch in batches if batch.start not in rows][distributed.rank() :: distributed.world()]
+    with distributed.failing_together():
+        done, total = len(rows), len(rows) + sum(map(len, mine))
+        new: dict[int, _Row] = {}
+        with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
+            for reading in DatasetReader(images, size, workers).read(mine):
+                _refuse_failures(reading.lost, images)
+                new |= _decided(model, reading, one_size)
+                task.advance(len(reading.index) + len(reading.lost))
+                keep()
+    for text in distributed.gather_texts(json.dumps([*new.items()])):
+        rows |= _loaded(text)
+    classes = dict[int | None, str](enumerate(model.classes or ()))
+    cells = [
+        (printable(names[index]), accepted, label, classes.get(label), *rest)
+        for index, (accepted, label, *rest) in sorted(rows.items())
+    ]
+    table = pd.DataFrame(cells, columns=COLUMNS)
+    table = table.astype({"accepted": "bool", "label": "Int64", "confidence": "float64"})
+    with distributed.failing_together():
+        if path is not None and parts is not None and distributed.is_main():
+            save_decisions(table, path, overwrite=True)
+            parts.remove()
+    return table
 
 
 def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = False) -> None:
@@ -93,6 +130,72 @@ def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = Fal
     refuse_existing(path, overwrite)
     text = as_csv(table)
     atomic_write(path, lambda file: file.write(text.encode()))
+
+
+def _digest_of(classifier: SelectiveClassifier | PathLike) -> str:
+    """A digest of all that a classifier decides by."""
+    if isinstance(classifier, SelectiveClassifier):
+        return content_digest(*contents(classifier))
+    with open(classifier, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of_files(root: PathLike, names: Sequence[str]) -> str:
+    """A digest of the images' names, sizes and times of change."""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(os.fsencode(name) + b"\0")
+        with suppress(OSError):  # a link that leads nowhere is a broken image
+            found = os.stat(Path(root, name))
+            digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _loaded(text: str) -> list[tuple[int, _Row]]:
+    return [(index, tuple(row)) for index, row in json.loads(text)]
+
+
+@contextmanager
+def _kept(parts: Parts | None, rows: Mapping[int, _Row]) -> Iterator[Callable[[], None]]:
+    """Write the rows that are new to parts, now and then when asked to, and where the work ends early."""
+    count = 0
+
+    def write() -> None:
+        nonlocal count
+        if parts is not None and (new := list(rows.items())[count:]):
+            parts.write(new[0][0], {}, {"rows": json.dumps(new)})
+            count = len(rows)
+
+    try:
+        yield lambda: write() if parts is not None and parts.due else None
+    except BaseException:
+        with suppress(OSError):
+            write()
+        raise
+
+
+def _refuse_failures(lost: Sequence[Unreadable], images: FileSet) -> None:
+    """Stop where the machine failed and not the image."""
+    for item in lost:
+        # Else it was deleted, or may not be read.
+        if item.fatal and os.access(Path(images.root) / images._names[item.index], os.R_OK):
+            name = printable(images._names[item.index])
+            raise OSError(f"'{name}' could not be read, for a reason that is not its own: {item.why}")
+
+
+def _decided(model: OnnxModel | SelectiveClassifier, reading: IndexedBatch, one_size: bool) -> dict[int, _Row]:
+    """The rows of a batch: accepted, label, confidence, reason and error by the number of the image."""
+    broken = {item.index: item.why for item in reading.lost}
+    try:
+        answers = _answers(model, reading.batch) if isinstance(reading.batch, Tensor) else []
+    except (ImageError, RuntimeError) as error:
+        # A model may be unable to take one image of any size; in a batch of equal sizes the fault is its own.
+        if isinstance(error, RuntimeError) and one_size:
+            raise
+        answers = []
+        broken |= {index: str(error) for index in reading.index}
+    rows: dict[int, _Row] = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
+    return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
 
 
 def _answers(model: OnnxModel | SelectiveClassifier, images: Tensor) -> list[tuple[bool, int, float, str]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.files import read_json, read_safetensors, write_safetensors
+from sirc._utils.files import read_json, read_safetensors
 from sirc._utils.text import shorten
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
@@ -27,8 +27,8 @@ _VERSION = 1
 _SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random sample
 
 
-def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None:
-    """Write the scorer's tensors and the calibration's confidences, all else as JSON in the header, with a checksum."""
+def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a file holds: the scorer's tensors and the calibration's confidences, and all else as JSON."""
     scorer, spec = selective.scorer, parse(selective.spec)
     used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
@@ -36,7 +36,7 @@ def save(selective: SelectiveClassifier, path: Path, *, overwrite: bool) -> None
     tensors["calibration"] = _sample(selective.calibration)
     if scorer.fitted_on is not None:
         tensors["fitted_on"] = scorer.fitted_on
-    write_safetensors(path, tensors, {"sirc": json.dumps(about(selective))}, overwrite=overwrite)
+    return tensors, {"sirc": json.dumps(about(selective))}
 
 
 def about(selective: SelectiveClassifier) -> dict[str, Any]:

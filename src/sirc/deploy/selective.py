@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import check_number, check_type, iterates
-from sirc._utils.files import PathLike
+from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
@@ -329,9 +329,9 @@ class SelectiveClassifier(nn.Module):
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
         """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model."""
-        from sirc.deploy.saved import save
+        from sirc.deploy.saved import contents
 
-        save(self, Path(path), overwrite=overwrite)
+        write_safetensors(path, *contents(self), overwrite=overwrite)
 
     @classmethod
     def load(cls, path: PathLike, model: nn.Module) -> SelectiveClassifier:

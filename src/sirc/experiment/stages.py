@@ -23,7 +23,7 @@ from sirc.experiment.network import build, fingerprint_of, has_head, load_head, 
 from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
-from sirc.outputs import STORE_FILE, Head, OutputStore, warn_of_store
+from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, warn_of_store
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
@@ -189,14 +189,15 @@ def extract_run(
     *,
     device: torch.device | str = "cpu",
     on_error: OnError | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     progress: Progress = SILENT,
     cache: DeviceCache | None = None,
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all that a study needs.
 
-    These are train, test and every OOD set, and validation if scores are tuned on it. With `cache = "device"`, images
-    that are in `cache` already are not decoded again, and others stay in it.
+    These are train, test and every OOD set, and validation if scores are tuned on it. `overwrite="unfinished"` begins
+    anew where other settings were interrupted. With `cache = "device"`, images that are in `cache` already are not
+    decoded again, and others stay in it.
     """
     settings = experiment.extract
     options = asdict(settings) | {"on_error": on_error or settings.on_error}
@@ -232,7 +233,8 @@ def extract_run(
                 save_head(head, run.head, weights)
             stage = outputs_stage(experiment, run, name, weights)
             with distributed.failing_together():
-                if overwrite and distributed.is_main():
+                if overwrite is True and distributed.is_main():
+                    OutputStore.clear(run.store(name))  # first: killed in between, what has a stamp is not finished
                     stage.forget()
             stores[name] = extract(
                 model,
@@ -271,7 +273,7 @@ def fit_run(
         if changes := differences(stage.inputs_before, stage.inputs):
             raise FileExistsError(
                 f"'{run.scorer}' exists already and is another: {changes}. Give the experiment another `name`, or pass "
-                "`overwrite=True` (`--overwrite`) to fit again."
+                "`overwrite=True` to fit again."
             )
         return Scorer.load(run.scorer)
     scorer = fit(

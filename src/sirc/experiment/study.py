@@ -214,11 +214,11 @@ class _Worker:
                 check_trained(experiment, run)
 
         def extract(stale: list[Stage]) -> None:
+            extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
             if stale:
-                names = [name for name, stage in outputs.items() if stage in stale]
-                extract_run(experiment, run, names, device=device, overwrite=True, progress=progress, cache=cache)
+                extract([name for name, stage in outputs.items() if stage in stale], overwrite=True)
             if has_images:
-                extract_run(experiment, run, device=device, progress=progress, cache=cache)
+                extract(overwrite="unfinished")
 
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:

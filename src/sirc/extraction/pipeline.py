@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
@@ -21,7 +20,7 @@ from sirc.extraction.from_device import CachedSet
 from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
-from sirc.outputs import Head, Outputs, OutputStore
+from sirc.outputs import Head, Outputs, OutputStore, Overwrite
 from sirc.progress import SILENT, Progress
 
 
@@ -37,7 +36,7 @@ class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, o
     shard_size: int
     size: int | None
     on_error: OnError
-    overwrite: bool
+    overwrite: Overwrite
     progress: Progress
     name: str
 
@@ -66,7 +65,7 @@ def extract(
     shard_size: int = 8192,
     size: int | None = None,
     on_error: OnError = "stop",
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     progress: Progress = SILENT,
     name: str = "extract",
 ) -> Outputs | OutputStore:
@@ -98,7 +97,7 @@ def extract(
         shard_size: the rows of one shard.
         size: the number of rows in all, for an iterable that has no length.
         on_error: "stop" at an image that cannot be read, or "skip" it, counted and named.
-        overwrite: delete what a store at `path` holds.
+        overwrite: delete what a store at `path` holds; "unfinished": only where that has other settings and lacks rows.
         progress: where to report progress.
         name: the name of this task there.
     """
@@ -108,12 +107,7 @@ def extract(
     check_positive("shard_size", shard_size)
     check_positive("batch_size", batch_size)
     check_at_least("workers", workers, 0)
-    launched = int(os.environ.get("WORLD_SIZE") or 1)
-    if launched > 1 and distributed.world() == 1:  # else each would do all of the work
-        raise ValueError(
-            f"the {launched} processes that were launched must have joined to share the work; this one has not. Call "
-            "`extract` inside `with sirc.distributed.process_group():`."
-        )
+    distributed.require_joined("extract")
     runner = Runner(unwrap(model), head, features, labels, precision, channels_last, dtype)
     cached = replace(data, batch_size=batch_size) if isinstance(data, CachedSet) else None
     reader = cached or reader_of(data, batch_size=batch_size, workers=workers)
@@ -144,7 +138,7 @@ def _extract_in_order(
     path: PathLike | None,
     shard_size: int,
     size: int | None,
-    overwrite: bool,
+    overwrite: Overwrite,
     progress: Progress,
     name: str,
 ) -> Outputs | OutputStore:
@@ -178,5 +172,5 @@ def _extract_in_order(
             raise ValueError("`data` must hold at least one batch; it is empty. Was this iterator used up before?")
         return Outputs.cat(parts)
     return OutputStore.from_outputs(
-        path, outputs(), size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite
+        path, outputs(), size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite is True
     )

@@ -3,24 +3,27 @@
 import json
 import operator
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import SupportsIndex, final
+from typing import Literal, SupportsIndex, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_path, check_positive, differences
 from sirc._utils.files import PathLike, atomic_write, read_metadata, read_safetensors, write_safetensors
+from sirc._utils.parts import Parts
 from sirc.errors import StoreError
 from sirc.outputs.outputs import Layout, Outputs
 
+Overwrite: TypeAlias = bool | Literal["unfinished"]
 STORE_FILE = "meta.json"
 """The file that every store has, and nothing else."""
 _FORMAT, _VERSION = "sirc.OutputStore", 2
 _OTHER = {"model": "another model", "data": "other data (or preprocessing)"}
-_SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.tmp")  # temporary files of killed writers too
+_SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.(tmp|parts)")  # what killed writers left too
 
 
 @final
@@ -63,36 +66,43 @@ class OutputStore:
         model: str | None = None,
         data: str | None = None,
         how: str | None = None,
-        overwrite: bool = False,
+        overwrite: Overwrite = False,
     ) -> "OutputStore":
         """Make a store for `size` items, or open the one that is there if it was made with the same settings.
 
         `model` is a fingerprint of whatever computes the outputs, `data` one of what it computes them from, `how` says
         what else decides them, such as the layer and the precision.
-        `overwrite=True` deletes the shards of a store that is there; with several processes, one does so before
-        the others start.
+        `overwrite=True` deletes the shards of a store that is there, "unfinished" those of one that was made with other
+        settings and lacks some; with several processes, one does so before the others start.
         """
         path = Path(path)
         meta = _Meta(size, shard_size, model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
         if (path / STORE_FILE).exists():
-            if not overwrite:
+            if overwrite is not True:
                 store = cls(path)
-                if differing := store._meta.differences(meta):
+                if not (differing := store._meta.differences(meta)):
+                    return store
+                if not overwrite or store.complete:
                     raise StoreError(
                         f"'{path}' is another store: {differing}. Choose another folder, or pass `overwrite=True` to "
                         "delete its shards."
                     )
-                return store
             # Shards before meta.json: killed in between, this leaves an incomplete store and no orphans.
-            for name in filter(_SHARD_FILES.fullmatch, names):
-                (path / name).unlink(missing_ok=True)
+            cls.clear(path)
         elif any(not name.startswith(".") for name in names) or path.is_file():
             raise StoreError(f"a store must have a folder of its own; '{path}' is something else. Choose another path.")
         text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(meta)}, indent=1)
         atomic_write(path / STORE_FILE, lambda file: file.write(text.encode()))
         return cls(path)
+
+    @staticmethod
+    def clear(path: PathLike) -> None:
+        """Delete the shards of a store, and what is kept of unfinished ones, if there is a store."""
+        for file in Path(path).glob("*shard-*") if (Path(path) / STORE_FILE).exists() else ():
+            if _SHARD_FILES.fullmatch(file.name):
+                shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
 
     @classmethod
     def from_outputs(
@@ -231,6 +241,11 @@ class OutputStore:
         self._layout = outputs.layout
         self._verified.discard(i)
         self._skipped[i] = no_row
+        self.parts(i).remove()
+
+    def parts(self, i: int) -> Parts:
+        """What its writer keeps of shard `i` while that is not whole."""
+        return Parts(self.path / f".shard-{i:05}.parts", self._place(i))
 
     def shard(self, i: int) -> Outputs:
         """The rows of one shard, memory-mapped; the other shards need not be there yet."""

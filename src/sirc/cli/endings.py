@@ -1,0 +1,87 @@
+"""Endings of commands that fail or are stopped: what is kept, and errors in terms of the options at hand."""
+
+from __future__ import annotations
+
+import functools
+import re
+import typing
+from collections.abc import Callable, Mapping
+
+import typer
+from typer.models import OptionInfo
+
+from sirc.cli.console import say
+from sirc.errors import ConfigError
+
+INTERRUPTED = 130
+_STOPPED = {
+    **dict.fromkeys(
+        ("train", "extract", "run", "demo", "predict", "calibrate", "noise", "colonoscopy"),
+        "what was finished is kept, and the same command{} goes on from there",
+    ),
+    "fit": "the scores of finished seeds are kept, and the same command{} fits the others",
+    "evaluate": "what was written so far stays; `--overwrite` replaces it",
+    "plot": "the figures drawn so far stay, and the same command draws all of them again",
+}
+_NOTHING = "nothing was written, and the same command begins anew"
+_BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo"}  # where it has `--overwrite` or `--redo`
+# A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
+_KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
+_SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
+_TABLES = {"crossfit": "fit", "on_error": "extract", "num_classes": "model", "checkpoint": "model"}
+_TABLES["pretrained"] = "model"
+_OTHER_WORDS = {
+    "relative=False": "`--absolute`",
+    "labelled=False": "it as `data.ood.NAME`",
+    "labels=False": "it as `data.ood.NAME`",
+    "allow_empty=True": "`allow_empty = true` in its `options`",
+}
+
+
+def ending(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which says how it ended where it fails or is stopped, and exits as scripts expect."""
+
+    @functools.wraps(command)
+    def run(**options: object) -> None:
+        try:
+            command(**options)
+        except KeyboardInterrupt:
+            say(f"stopped; {what_stays(command.__name__, options)}")
+            raise typer.Exit(INTERRUPTED) from None
+        except (ValueError, OSError, ImportError, MemoryError) as error:
+            say(f"error: {in_options(command, str(error))}")
+            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+
+    return run
+
+
+def what_stays(name: str, options: Mapping[str, object]) -> str:
+    """What a stopped command leaves, and what the same command would do."""
+    used = [f"`--{option}`" for option in ("overwrite", "redo") if options.get(option) and name in _BEGINS_ANEW]
+    return _STOPPED.get(name, _NOTHING).format(f", without {used[0]}," if used else "")
+
+
+def in_options(command: Callable[..., None], text: str) -> str:
+    """An error of the library with the command's options, or the keys of its TOML, for arguments of functions."""
+    kinds = typing.get_type_hints(command, include_extras=True)
+    options = {
+        name.rstrip("_"): ((*(info.param_decls or ()), f"--{name.rstrip('_').replace('_', '-')}")[0], hint.__origin__)
+        for name, hint in kinds.items()
+        for info in getattr(hint, "__metadata__", ())
+        if isinstance(info, OptionInfo)
+    }
+
+    def replace(match: re.Match[str]) -> str:
+        keyword, value = match.groups()
+        plain = word[1] if (word := re.fullmatch(r'"?([\w.+-]+)"?', value)) else "…"
+        if keyword in options:
+            option, kind = options[keyword]
+            return f"`{option}`" if kind is bool else f"`{option} {plain}`"
+        if keyword == "overwrite" and "redo" in options:
+            return "`--redo extract`"
+        if keyword in _TABLES:
+            return f"`--set {_TABLES[keyword]}.{keyword}={plain.lower() if plain in ('True', 'False') else plain}`"
+        return _OTHER_WORDS.get(f"{keyword}={value}", match[0])
+
+    text = re.sub(r"(`--[^`]*`) or \1", r"\1", _KEYWORD.sub(replace, text))
+    return text if "set" in options else _SET.sub(r"`\1 = \2` in the TOML", text)

@@ -1,0 +1,99 @@
+"""What a command says when it fails or is stopped: true of it, and in terms of its own options."""
+
+import ast
+import re
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import sirc
+from sirc.cli import COMMANDS, app, data
+from sirc.cli.endings import _STOPPED, _TABLES, in_options, what_stays
+from sirc.experiment.config import Extract, Fit, Model
+
+SOURCE = Path(sirc.__file__).parent
+TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOURCE.parents[1] / "README.md"]
+NAMED = {command.__name__: command for command in COMMANDS}
+# Arguments that no command passes on, or that the words around them explain.
+PYTHON_ONLY = {
+    *("classes", "dtype", "index", "size", "skipped", "shuffle", "distributed", "one_pass", "second", "preprocess"),
+    *("reject_cost", "c", "key", "set", "features", "alpha", "beta"),
+}
+
+
+def said():
+    """Every text in the code that is no docstring, with a blank for what is filled in."""
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield path, "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in plain | inside:
+                yield path, node.value
+
+
+@cache
+def options_of(name):
+    command = get_command(app)
+    for part in name.split():
+        command = command.commands[part]
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_every_command_that_an_error_or_a_page_names_has_the_options_it_names():
+    found = 0
+    for path in TEXTS:
+        text = path.read_text(encoding="utf-8")
+        for name, rest in re.findall(r"`sirc ((?:data )?[a-z]+)\b([^`\n]*)`", text):
+            asked = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest))
+            assert asked <= options_of(name), (path, name, rest)
+            found += len(asked)
+    assert found > 30
+
+
+def test_every_argument_that_an_error_names_is_an_option_somewhere_or_is_known_to_be_none():
+    known = PYTHON_ONLY | _TABLES.keys() | {"labelled", "labels", "allow_empty", "relative", "overwrite"}
+    known |= {option.strip("-").replace("-", "_") for name in NAMED for option in options_of(name)}
+    for path, text in said():
+        if path.parent.name != "cli":
+            for keyword in re.findall(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=[^=`][^`]*`", text):
+                assert keyword in known, (path, text)
+
+
+def test_arguments_are_told_as_options_or_keys():
+    def told(name, text):
+        return in_options(NAMED.get(name) or getattr(data, name), text)
+
+    assert told("extract", "pass `overwrite=True` to replace it") == "pass `--overwrite` to replace it"
+    assert told("noise", "or pass `overwrite=True`.") == "or pass `--overwrite`."
+    assert told("run", "with `create(..., overwrite=True)`.") == "with `--redo extract`."
+    assert told("train", "with `overwrite=True` (`--overwrite`; …)") == "with `overwrite=True` (`--overwrite`; …)"
+    assert told("evaluate", "Pass `crossfit=0`") == "Pass `--crossfit 0`"
+    assert told("fit", "Pass `crossfit=0`") == "Pass `--set fit.crossfit=0`"
+    assert told("run", "`checkpoint=` with `pretrained=False`") == (
+        "`--set model.checkpoint=…` with `--set model.pretrained=false`"
+    )
+    assert told("evaluate", "Pass `fit(…, val=sirc.Outputs(logits, features, labels))`") == "Pass `--val …`"
+    assert told("evaluate", "`head=sirc.find_head(model, x)` or `head=sirc.Head(w, b)`") == "`--head …`"
+    assert told("extract", 'count them: `on_error="skip"`.') == "count them: `--on-error skip`."
+    assert told("run", 'count them: `on_error="skip"`.') == "count them: `--set extract.on_error=skip`."
+    assert told("calibrate", "say where: `--set data.root=…`.") == "say where: `data.root = …` in the TOML."
+    assert told("select", "Pass `relative=False`") == "Pass `--absolute`"
+    assert told("serve", "use `Outputs(..., classes=…)`") == "use `Outputs(..., classes=…)`"
+
+
+def test_keys_are_those_of_the_toml():
+    tables = {"model": Model, "extract": Extract, "fit": Fit}
+    for key, table in _TABLES.items():
+        assert key in {field.name for field in fields(tables[table])}
+
+
+@pytest.mark.parametrize("name", _STOPPED)
+def test_what_stays_is_said_of_commands_that_there_are(name):
+    command = NAMED.get(name) or getattr(data, name)
+    assert "{" not in what_stays(command.__name__, {})
