@@ -184,10 +184,11 @@ def merged_difference(crossfit: int, device: torch.device) -> float:
     """The largest relative difference of a, b and c when four shards are fitted apart, out of order, and merged."""
     generator = torch.Generator().manual_seed(1)
     n, classes, features = 20_000, 100, 512
-    head = sirc.Head(torch.randn(classes, features, generator=generator), torch.randn(classes, generator=generator))
+    weight = torch.randn(classes, features, generator=generator) / features**0.5
+    head = sirc.Head(weight, torch.randn(classes, generator=generator))
     z = torch.randn(n, features, generator=generator) * torch.linspace(0.1, 2, features) + 1
     labels = torch.randint(classes, (n,), generator=generator)
-    train = sirc.Outputs(z @ head.weight.T / features**0.5 + head.bias, z, labels).to(device)
+    train = sirc.Outputs(z @ weight.T + head.bias, z, labels).to(device)
     specs = [*SPECS, "sirc(msp, mahalanobis)", "sirc(entropy, vim)"]
     whole = sirc.fit(specs, train, head=head, crossfit=crossfit)
     total = Fitter(specs, head=head, crossfit=crossfit)

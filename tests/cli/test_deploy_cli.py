@@ -19,6 +19,7 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli.deploy import read_confidences
+from sirc.experiment.choice import choices, outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, fit_run, train_run
 from support.interpreters import Interpreter
@@ -437,3 +438,91 @@ def _curl(arguments, line):
         assert {row["class"] for row in rows} <= {"red", "green", "blue"}
     else:
         assert ("sirc_accepted_total" in done.stdout) or (json.loads(done.stdout) == {"ready": True})
+
+
+def confidences(run, spec, rows=None):
+    store = sirc.OutputStore(run.store("validation"))
+    values = sirc.Scorer.load(run.scorer)(store.load())[spec].double().cpu()
+    return values if rows is None else values[rows]
+
+
+def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command):
+    study = Experiment.read("tiny.toml")
+    for run in study.runs:
+        extract_run(study, run, ["validation"])
+    call = ("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--overwrite", "--device", "cpu")
+    code, _, err = command(*call)
+    assert code == 0, err
+    assert "the score is `sirc(msp, residual)`, the default" in err
+    saved = SelectiveClassifier.load("selective.safetensors", _network(1))
+    assert torch.equal(saved.calibration.sort()[0], confidences(study.run(1), saved.spec).sort()[0])
+
+    code, out, err = command("select", "runs/tiny", "--score", "msp", "--score", "l1", "--draws", 20)
+    assert code == 0, err
+    assert out.count("Chosen on a random half of the validation images; `sirc calibrate` takes this score and the") == 2
+    half = re.search(r"(\d+) ID✓ and (\d+) ID✗", out.replace("\n", " "))
+    assert int(half[1]) + int(half[2]) == 60
+    chosen = json.loads(study.run(1).choice.read_text())["select"]["score"]
+    assert chosen in ("msp", "l1")
+
+    for more, words in (((), f"the score is `{chosen}`, which `sirc select` chose"), (("--score", "msp"), "")):
+        code, out, err = command(*call, *more)
+        assert code == 0, err
+        assert words in err
+        assert "`sirc select` chose a score on one half of the validation images; the other half, 60 rows" in err
+    assert out.startswith("msp\n")
+    saved = SelectiveClassifier.load("selective.safetensors", _network(1))
+    rows = torch.randperm(120, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(saved.calibration, confidences(study.run(1), "msp", rows[1::2].sort()[0]))
+    chooser = outputs_to_choose(study, study.run(1), "validation")
+    store = sirc.OutputStore(study.run(1).store("validation")).load()
+    assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
+
+
+def test_a_damaged_or_foreign_note_of_a_choice_is_none(here, command):
+    study = Experiment.read("tiny.toml")
+    run = study.run(1)
+    for text in ("{", "[]", '{"select": 3}', '{"select": {"score": "msp"}}', '{"select": {"score": 1, "x": 2}}'):
+        run.choice.write_text(text)
+        assert choices(run) == []
+    other = {"score": "knn", "images": "validation", "data": "elsewhere"}
+    run.choice.write_text(json.dumps({"select": other}))
+    code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
+    assert code == 0, err
+    assert "the score is `sirc(msp, residual)`, the default" in err
+    assert "120 ID" in out
+
+
+def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
+    study = Experiment.read("tiny.toml")
+    test = sirc.OutputStore(study.run(1).store("test")).load()
+    for name, part in {"a": test[:10], "b": test[10:]}.items():
+        sirc.Outputs(part.logits, part.features).save(f"{name}.npz")
+    call = ("calibrate", "runs/tiny", "--seed", 1, "--score", "msp", "--device", "cpu", "--overwrite")
+    sets = ("--ood", "a=a.npz", "--ood", "b=b.npz")
+    code, out, err = command(*call, "--alpha", 0.7, "--beta", 0.4, "--reject-cost", 0.1, *sets)
+    assert code == 0, err
+    assert "the least cost on these rows for α = 0.7, β = 0.4, where a rejected input costs 0.1" in out.replace(
+        "\n             ", " "
+    )
+    assert "30 OOD" in out
+    saved = SelectiveClassifier.load("selective.safetensors", _network(1)).threshold
+    scorer = sirc.Scorer.load(study.run(1).scorer)
+    by_hand = SelectiveClassifier(_network(1), scorer, "msp")
+    val = sirc.OutputStore(study.run(1).store("validation"))
+    ood = {name: sirc.Outputs.load(f"{name}.npz") for name in "ab"}
+    for given in (ood, sirc.Outputs.cat(list(ood.values()))):
+        by_hand.calibrate(val, ood=given, alpha=0.7, beta=0.4, reject_cost=0.1)
+        assert by_hand.threshold.value == saved.value
+    with pytest.raises(ValueError, match="at least one OOD set; got an empty dict"):
+        by_hand.calibrate(val, ood={}, alpha=0.7, beta=0.4, reject_cost=0.1)
+    for wrong, words in (
+        (("--alpha", 0.7, "--reject-cost", 0.1), "needs OOD data; the run has none: give `--ood NAME=PATH`"),
+        (("--alpha", 0.7), "needs `--reject-cost` or `--recall`"),
+        (("--alpha", 0.7, "--risk", 0.1, *sets), "and no other goal"),
+        (("--reject-cost", 0.1), "give `--alpha` too"),
+        (("--alpha", 1.7, "--recall", 0.9, *sets), "`alpha` must lie in [0, 1]; got 1.7"),
+    ):
+        code, _, err = command(*call, *wrong)
+        assert code in (1, 2)
+        assert words in err.replace("\n", " ")

@@ -183,11 +183,12 @@ TUNED = (
 def several():
     """Scorers of tuned and learnt combinations, and rows to score. Features lie far from 0: b·a is large."""
     g = torch.Generator().manual_seed(0)
-    head = sirc.Head(torch.randn(5, 12, generator=g, dtype=torch.float64), torch.zeros(5))
+    weight = torch.randn(5, 12, generator=g, dtype=torch.float64)
+    head = sirc.Head(weight, -1000 * weight.sum(1))
 
     def outputs(n, spread):
         z = 1000 + spread * torch.randn(n, 12, generator=g, dtype=torch.float64)
-        logits = (z - 1000) @ head.weight.T
+        logits = (z - 1000) @ weight.T
         noisy = logits + torch.randn(n, 5, generator=g, dtype=torch.float64)
         return sirc.Outputs(logits, z, noisy.argmax(-1))
 

@@ -386,3 +386,21 @@ def test_outputs_live_on_a_gpu(tmp_path, arrays, outputs):
         loaded = Outputs.load(tmp_path / f"x{suffix}", device="cuda")
         assert loaded.device.type == "cuda"
         assert same(loaded.to("cpu"), outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [2, 1000])
+def test_probabilities_are_no_logits_and_their_logarithms_are(dtype, classes):
+    logits = 3 * torch.randn(400, classes, generator=torch.Generator().manual_seed(0))
+    refused("got probabilities: rows ≥ 0 that sum to 1", logits.softmax(-1).to(dtype))
+    refused("got probabilities", logits.softmax(-1).numpy())
+    for good in (logits, logits.abs(), logits.log_softmax(-1), logits.sigmoid()):
+        Outputs(good.to(dtype))
+
+
+def test_few_rows_and_plain_choices_may_look_like_probabilities():
+    Outputs([[0.25, 0.75]] * 7)
+    Outputs(torch.eye(10))
+    mixed = torch.full((20, 2), 0.5)
+    mixed[11] = torch.tensor([1.5, -0.5])
+    Outputs(mixed)

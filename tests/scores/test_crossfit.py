@@ -140,14 +140,14 @@ def gaussian(seed, n, size, classes, spectrum=0.5):
     scale = np.arange(1, size + 1) ** -spectrum
     means = rng.normal(size=(classes, size)) * scale
     weight = means / scale**2 * 0.05
-    head = sirc.Head(weight, rng.normal(size=classes) * 0.1)
+    bias = rng.normal(size=classes) * 0.1
 
     def draw(n):
         y = rng.integers(0, classes, n)
         z = means[y] + rng.normal(size=(n, size)) * scale
-        return sirc.Outputs(z @ weight.T, z, y)
+        return sirc.Outputs(z @ weight.T + bias, z, y)
 
-    return draw(n), draw, head
+    return draw(n), draw, sirc.Head(weight, bias)
 
 
 @pytest.mark.slow

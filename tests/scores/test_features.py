@@ -390,8 +390,8 @@ def mostly_zero():
 
 
 def one_head():
-    logits, z, y, weight, bias = reference.model(60, 4, 5, seed=0)
-    return logits, z, y, np.ones_like(weight), bias
+    _, z, y, weight, bias = reference.model(60, 4, 5, seed=0)
+    return z @ np.ones_like(weight).T + bias, z, y, np.ones_like(weight), bias
 
 
 def thin():

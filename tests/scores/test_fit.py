@@ -299,7 +299,7 @@ def test_scores_that_learn_nothing_accumulate_nothing(monkeypatch):
 )
 def test_the_principal_subspace_has_the_papers_dimension(size, dropped, n):
     z = np.random.default_rng(size).normal(size=(n, size))
-    fitted = sirc.fit("residual", sirc.Outputs(z[:, :1] * [[1, 2]], z), head=sirc.Head(np.eye(2, size)))
+    fitted = sirc.fit("residual", sirc.Outputs(z @ np.eye(size, 2), z), head=sirc.Head(np.eye(2, size)))
     basis = fitted.parameters["residual"]["basis"]
     assert basis.shape == (size, size - dropped)
     torch.testing.assert_close(basis.T @ basis, torch.eye(size - dropped).double(), rtol=0, atol=1e-10)
@@ -316,7 +316,7 @@ def test_residual_drops_no_more_than_the_rank():
     z = np.random.default_rng(0).normal(size=(10, 64))
     weight, bias = np.random.default_rng(1).normal(size=(3, 64)), np.array([0.5, -1.0, 2.0])
     for b in (bias, None):
-        train, head = sirc.Outputs(z @ weight.T, z), sirc.Head(weight, b)
+        train, head = sirc.Outputs(z @ weight.T + (0 if b is None else b), z), sirc.Head(weight, b)
         fitted = sirc.fit("residual", train, head=head)
         assert fitted.parameters["residual"]["basis"].shape == (64, 54)
         assert fitted(train)["residual"].abs().max() < 1e-12
@@ -326,7 +326,7 @@ def test_residual_drops_no_more_than_the_rank():
 
 
 def test_a_head_without_bias_has_its_origin_at_zero():
-    fitted = sirc.fit("residual", TRAIN, head=sirc.Head(WEIGHT))
+    fitted = sirc.fit("residual", sirc.Outputs(LOGITS - BIAS, Z), head=sirc.Head(WEIGHT))
     assert fitted.parameters["residual"]["origin"].abs().max() == 0
     expected = reference.residual(Z, *reference.fit_residual(Z, WEIGHT, None))
     np.testing.assert_allclose(fitted(TRAIN)["residual"], expected, rtol=1e-9, atol=1e-11)
@@ -386,7 +386,7 @@ def test_a_constant_s2_is_named():
 def test_features_that_stay_in_the_subspace_have_no_residual_to_read():
     z = np.random.default_rng(0).normal(size=(N, 2)) @ np.random.default_rng(1).normal(size=(2, L))
     for dtype in (np.float64, np.float32):
-        train = sirc.Outputs(LOGITS, z.astype(dtype), Y)
+        train = sirc.Outputs(z @ WEIGHT.T, z.astype(dtype), Y)
         with pytest.raises(ValueError, match="`residual` does not vary over the training rows"):
             sirc.fit("sirc(msp, residual)", train, head=sirc.Head(WEIGHT))
         with pytest.raises(ValueError, match="`vim` needs features with a part outside their principal subspace"):

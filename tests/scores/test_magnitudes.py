@@ -7,6 +7,7 @@ import sirc
 from sirc.deploy.selective import LOWEST, ConfidenceGraph
 from sirc.scores import registry
 
+pytestmark = pytest.mark.filterwarnings("ignore:`head` should give the logits")  # whose size is changed alone
 CLASSES, FEATURES, ROWS = 3, 6, 60
 SIZES = [
     (dtype, size)
@@ -90,7 +91,7 @@ def test_what_is_beyond_float32_can_be_had_in_float64(size):
     """The message says so."""
     specs = ["residual", "mahalanobis", "relative_mahalanobis", "react", "nci", "ash", "nnguide", "knn", "l1"]
     train, test = rows(0, torch.float32, features=size), rows(1, torch.float32, features=size)
-    scorer = sirc.fit(specs, train, head=HEAD)
+    scorer = sirc.fit(specs, train, head=sirc.Head(HEAD.weight / size, HEAD.bias))
     with pytest.raises(ValueError, match=r"finite number for every row; got (nan|-?inf) at row \d+, with log"):
         scorer(test)
     with pytest.raises(ValueError, match=r"Pass `outputs.to\(dtype=torch.float64\)`, or leave the row out"):

@@ -28,6 +28,7 @@ from sirc.errors import ConfigError
 if TYPE_CHECKING:
     from sirc.evaluation import Choice
     from sirc.evaluation.premise import Assumptions
+    from sirc.experiment import Run
     from sirc.outputs import Outputs, OutputStore
     from sirc.progress import Progress
     from sirc.scores import Scorer
@@ -57,7 +58,8 @@ def check(
 ) -> None:
     """Check whether SIRC's premise holds for each S2, and recommend a score.
 
-    For a run, it uses the outputs of the test images. Without OOD data the recommendation rests on ID data alone.
+    For a run, it uses the outputs of the test images, or of a random half of them where the other half sets the
+    threshold. Without OOD data the recommendation rests on ID data alone.
 
     Example: `sirc check --val val.npz --train train.npz --ood textures=dtd.npz`
 
@@ -96,9 +98,10 @@ def select(
 ) -> None:
     """Choose the score with the least regret over a range of α and β, or say that it is a tie.
 
-    For a run, it uses the outputs of the validation images if they are there, else of the test images. Without OOD data
-    the choice rests on ID✗|ID✓ alone. Candidates are the scorer's scores; with `--train`, the paper's that can be
-    fitted. `--alpha` and `--beta` are a range, one number, or three points and more.
+    For a run, it uses the outputs of a random half of the validation images if they are there, else of the test images;
+    `sirc calibrate` then takes the choice and the other half. Without OOD data the choice rests on ID✗|ID✓ alone.
+    Candidates are the scorer's scores; with `--train`, the paper's that can be fitted. `--alpha` and `--beta` are a
+    range, one number, or three points and more.
 
     Example: `sirc select --val val.npz --train train.npz --ood textures=dtd.npz --alpha 0.5,0.9 --beta 0.5`
 
@@ -130,12 +133,14 @@ def select(
 
 
 class Case(NamedTuple):
-    """A model to look at: its scorer, its ID outputs and its OOD outputs."""
+    """A model to look at: its scorer, its ID outputs and its OOD outputs; its run, and the set of images, if it has."""
 
     name: str
     scorer: Scorer
     id: Outputs | OutputStore
     ood: dict[str, Outputs | OutputStore]
+    run: Run | None = None
+    images: str = ""
 
 
 def _judge(
@@ -148,30 +153,54 @@ def _judge(
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
     with reporting(quiet=quiet) as progress:
         cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
-        if as_json:
-            verdicts = [{"model": case.name, **judge(case).to_dict()} for case in cases]
-            typer.echo(json.dumps(verdicts, indent=1))
-            return
+        verdicts = []
         for case in cases:
-            result(f"{case.name}\n{judge(case)}\n" if runs else str(judge(case)))
+            verdict = judge(case)
+            kept = _keep(command, case, verdict, progress)
+            if as_json:
+                verdicts.append({"model": case.name, **verdict.to_dict()})
+            else:
+                result(f"{case.name}\n{verdict}\n{kept}" if runs else str(verdict))
+        if as_json:
+            typer.echo(json.dumps(verdicts, indent=1))
+
+
+def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Progress) -> str:
+    """Leave the choice in the run's folder for `sirc calibrate`, and say so."""
+    from sirc.evaluation import Choice
+    from sirc.experiment import keep_choice
+    from sirc.outputs import Outputs
+
+    if case.run is None:
+        return ""
+    rows = f"a random half of the {case.images} images" if isinstance(case.id, Outputs) else f"the {case.images} images"
+    try:
+        score = verdict.best if isinstance(verdict, Choice) else verdict.recommended
+        keep_choice(case.run, command, score, case.images)
+    except OSError as error:
+        progress.note(f"note: `sirc calibrate` will not know of this choice, as it cannot be kept: {error}")
+        return f"Chosen on {rows}.\n"
+    rest = " and the other half" if isinstance(case.id, Outputs) else ""
+    return f"Chosen on {rows}; `sirc calibrate` takes this score{rest}.\n"
 
 
 def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
     """Each run of each study; to select with validation outputs, if they are there and no score was tuned on them."""
-    from sirc.experiment import check_outputs, load_studies, title_of
+    from sirc.experiment import calibration_set, check_outputs, load_studies, outputs_to_choose, title_of
     from sirc.outputs import OutputStore
     from sirc.scores import Scorer
 
     for study in (study for folder in folders for study in load_studies(folder)):
         for run in study.runs:
-            honest = study.data.validates and not study.tuned and run.store("validation").exists()
+            honest = calibration_set(study) == "validation" and run.store("validation").exists()
             name = "validation" if command == "select" and honest else "test"
             if command == "select" and not honest:
                 note_test_images(study, "choose the score", progress)
             check_outputs(study, run, [name, *study.data.ood])
             title = f"{title_of(study)}, seed {run.seed}"
             ood = {other: OutputStore(run.store(other)) for other in study.data.ood}
-            yield Case(title, Scorer.load(run.scorer), OutputStore(run.store(name)), {**ood})
+            inside = outputs_to_choose(study, run, name)
+            yield Case(title, Scorer.load(run.scorer), inside, {**ood}, run, name)
 
 
 def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> Iterator[Case]:

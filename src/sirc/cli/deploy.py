@@ -12,7 +12,18 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import result, say
-from sirc.cli.options import Device, Quiet, Replace, Trust, note_test_images, on_device, refuse_existing, runs_of_seeds
+from sirc.cli.options import (
+    Device,
+    OodFiles,
+    Quiet,
+    Replace,
+    Trust,
+    named_pairs,
+    note_test_images,
+    on_device,
+    refuse_existing,
+    runs_of_seeds,
+)
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,14 +47,16 @@ _PREFERRED = ("sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, re
 def calibrate(
     run: RunFolder,
     seed: RunSeed = None,
-    score: Annotated[
-        str | None, Option(metavar="SPEC", help="Default: `sirc(entropy, residual)`, or the first.")
-    ] = None,
+    score: Annotated[str | None, Option(metavar="SPEC", help="Default: what `sirc select` or `check` chose.")] = None,
     recall: Annotated[float | None, Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
     coverage: Annotated[float | None, Option(help="Or: accept at least this share of ID input.")] = None,
     risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
     delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
     plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise (not with --risk).")] = False,
+    alpha: Annotated[float | None, Option(help="Or: least cost, for this share of ID input, on the OOD sets.")] = None,
+    beta: Annotated[float, Option(help="With --alpha: the cost of accepting ID✗; of OOD, 1 − β.")] = 0.5,
+    reject_cost: Annotated[float | None, Option(help="With --alpha: what a rejected input costs.")] = None,
+    ood: OodFiles = None,
     val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("selective.safetensors"),
     overwrite: Replace = False,
@@ -53,17 +66,27 @@ def calibrate(
 ) -> None:
     """Set the threshold of a run's network on labelled ID data, and print what it promises.
 
-    The data is that of `--val`; or else the experiment's validation images, if no score was tuned on them; or else its
-    test images, whose own figures are then no longer honest. A promise that the data cannot support writes nothing.
+    The score is the one that `sirc select` or `sirc check` chose for the run, or else `sirc(entropy, residual)` or the
+    first. The data is that of `--val`; or else the experiment's validation images, if no score was tuned on them; or
+    else its test images, whose own figures are then no longer honest. Of images on one half of which a score was
+    chosen, the other half is taken. A promise that the data cannot support writes nothing.
+
+    With `--alpha`, the threshold of least expected cost on the run's OOD sets, or those of `--ood`, and no promise: a
+    rejected input costs `--reject-cost`, or nothing while `--recall` of ID✓ is kept.
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """
     from sirc.deploy import SelectiveClassifier
-    from sirc.experiment import load_head, network
+    from sirc.experiment import arrays, load_head, network
     from sirc.scores import Scorer
 
     goals = {"recall": recall, "coverage": coverage, "risk": risk}
-    target = {name: value for name, value in goals.items() if value is not None} or {"recall": 0.95}
+    target = {name: value for name, value in goals.items() if value is not None}
+    if alpha is None and (reject_cost is not None or ood):
+        raise ConfigError("`--reject-cost` and `--ood` are for a threshold of least cost: give `--alpha` too.")
+    if alpha is not None and ({"coverage", "risk"} & target.keys() or (recall is None and reject_cost is None)):
+        raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
+    target = target or ({"recall": 0.95} if alpha is None else {})
     if len(target) > 1:
         raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(target)}.")
     if plain and risk is not None:
@@ -81,7 +104,7 @@ def calibrate(
         if not chosen_run.scorer.exists():
             raise FileNotFoundError(f"there is no '{chosen_run.scorer}'. Fit the scores first: `sirc fit …`.")
         scorer = Scorer.load(chosen_run.scorer)
-        spec = _choose_score(scorer, score)
+        spec = _choose_score(scorer, score, chosen_run, progress)
         model = network(study, chosen_run)
         data = _calibration_data(study, chosen_run, val, model, where, progress)
         head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
@@ -92,6 +115,10 @@ def calibrate(
                 "in fp32. The threshold allows for the difference; with `extract.precision` fp32 it would be tighter."
             )
         promise: dict[str, Any] = {**target, "delta": None if plain else delta}
+        if alpha is not None:
+            outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
+            promise = {**target, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
+            promise["ood"] = outside or _ood_outputs(study, chosen_run, model)
         selective.calibrate(data, **promise)
     assert selective.threshold is not None
     if selective.threshold.feasible:
@@ -258,14 +285,21 @@ def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment,
     return study, runs if seed is None else runs_of_seeds(runs, [seed])
 
 
-def _choose_score(scorer: Scorer, name: str | None) -> str:
-    """The score asked for, or the preferred one of those that were fitted."""
+def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress) -> str:
+    """The score asked for, or the one that was chosen for the run, or the preferred one of those that were fitted."""
+    from sirc.experiment import choices
     from sirc.scores import parse
 
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
     if name is None:
+        past = choices(run)
+        if past and past[-1].score in fitted.values():
+            progress.note(f"the score is `{past[-1].score}`, which `sirc {past[-1].command}` chose")
+            return past[-1].score
         ours = [spec for spec in fitted if spec.startswith("sirc(")]
-        return fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
+        spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
+        progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")
+        return spec
     with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
         name = str(parse(name))
     if name not in fitted:
@@ -278,7 +312,7 @@ def _calibration_data(
 ) -> Outputs | OutputStore:
     """The outputs that set the threshold: from a file, of the validation images, or at worst of the test images."""
     from sirc.errors import StoreError
-    from sirc.experiment import arrays, check_outputs, extract_run
+    from sirc.experiment import arrays, calibration_set, check_outputs, extract_run, outputs_to_calibrate
     from sirc.models import fingerprint
     from sirc.outputs import OutputStore
 
@@ -289,15 +323,34 @@ def _calibration_data(
                 f"'{val}' must hold outputs of this run's network; they are another's. Extract them again."
             )
         return outputs
-    if not study.data.validates or study.tuned:
-        check_outputs(study, run, ["test"], weights=fingerprint(model))
-        note_test_images(study, "set the threshold", progress)
-        return OutputStore(run.store("test"))
+    name = calibration_set(study)
     try:
-        check_outputs(study, run, ["validation"], weights=fingerprint(model))
+        check_outputs(study, run, [name], weights=fingerprint(model))
     except FileNotFoundError:
-        extract_run(study, run, ["validation"], device=device, overwrite="unfinished", progress=progress)
-    return OutputStore(run.store("validation"))
+        if name == "test":
+            raise
+        extract_run(study, run, [name], device=device, overwrite="unfinished", progress=progress)
+    if name == "test":
+        note_test_images(study, "set the threshold", progress)
+    outputs, chooser = outputs_to_calibrate(run, name)
+    if chooser:
+        progress.note(
+            f"`sirc {chooser}` chose a score on one half of the {name} images; the other half, {len(outputs):,} rows, "
+            "sets the threshold, so that its promise holds"
+        )
+    return outputs
+
+
+def _ood_outputs(study: Experiment, run: Run, model: nn.Module) -> dict[str, OutputStore]:
+    """The outputs of the run's OOD sets."""
+    from sirc.experiment import check_outputs
+    from sirc.models import fingerprint
+    from sirc.outputs import OutputStore
+
+    if not study.data.ood:
+        raise ConfigError("`--alpha`, for the least cost, needs OOD data; the run has none: give `--ood NAME=PATH`.")
+    check_outputs(study, run, study.data.ood, weights=fingerprint(model))
+    return {name: OutputStore(run.store(name)) for name in study.data.ood}
 
 
 def _class_names(study: Experiment, count: int | None, progress: Progress) -> list[str] | None:

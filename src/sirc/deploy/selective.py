@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Self, final
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_l
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, parse, reads_features, working_dtype
 
+Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 LOWEST = -sys.float_info.max
 """The confidence of an input that none can be computed for, such as one that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
@@ -170,13 +171,13 @@ class SelectiveClassifier(nn.Module):
 
     def calibrate(
         self,
-        val: Outputs | OutputStore | Iterable[object],
+        val: Data,
         *,
         recall: float | None = None,
         coverage: float | None = None,
         risk: float | None = None,
         delta: float | None = None,
-        ood: Outputs | OutputStore | Iterable[object] | None = None,
+        ood: Data | Mapping[str, Data] | None = None,
         alpha: float | None = None,
         beta: float | None = None,
         reject_cost: float | None = None,
@@ -187,7 +188,8 @@ class SelectiveClassifier(nn.Module):
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
         at most that, with probability 1 − δ (0.05 by default). With `ood`, `alpha` and `beta`: the least expected cost,
-        a rejected input costing `reject_cost`, or under the floor `recall`.
+        a rejected input costing `reject_cost`, or under the floor `recall`. `ood` is OOD data, or a dict of sets as
+        `sirc.evaluate` takes it, whose samples weigh the same.
 
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
@@ -209,7 +211,11 @@ class SelectiveClassifier(nn.Module):
         tolerance = self._tolerance(val, outputs, confidence, seen)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
         if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
-            other = self.scorer(self._as_outputs(ood, labelled=False), compile=False)[self.spec]
+            sets = ood.values() if isinstance(ood, Mapping) else [ood]
+            if not sets:
+                raise ValueError("`ood` must hold at least one OOD set; got an empty dict")
+            parts = [self.scorer(self._as_outputs(one, labelled=False), compile=False)[self.spec] for one in sets]
+            other = torch.cat(parts)
             threshold = at_cost(
                 confidence,
                 outputs.correct,
@@ -289,7 +295,7 @@ class SelectiveClassifier(nn.Module):
         self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
         return self
 
-    def _as_outputs(self, data: Outputs | OutputStore | Iterable[object], labelled: bool = True) -> Outputs:
+    def _as_outputs(self, data: Data, labelled: bool = True) -> Outputs:
         if isinstance(data, Outputs):
             outputs = data
         elif isinstance(data, OutputStore):

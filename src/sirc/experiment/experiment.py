@@ -50,6 +50,8 @@ class Run:
     """The fitted scores."""
     confidences = _InFolder("confidences.safetensors")
     """The scores' values on test images and OOD sets, kept while outputs and scorer are the same."""
+    choice = _InFolder("choice.json")
+    """The scores that commands chose for it, and the images that they looked at."""
     older_fit_note = _InFolder("scorer.json")
     """The note of its inputs that earlier versions left beside a scorer, in place of a stamp."""
 

@@ -1,5 +1,6 @@
 """Head: weight and bias of a classifier's final linear layer, v = W z + b."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -9,6 +10,12 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_device, check_finite, check_floating, check_shape
+from sirc.errors import DataWarning
+from sirc.outputs.outputs import Outputs
+
+_COMPARED = 256  # rows whose logits are computed from the features
+_ALIKE = 0.5  # the correlation with the logits below which it is another's head
+_CLOSE = 0.05  # what rounding may change, twice that in bfloat16
 
 
 @final
@@ -69,6 +76,43 @@ class Head:
         pinv: Tensor = torch.linalg.pinv(self.weight.double(), rtol=rtol)
         return -(pinv @ self.bias.double())
 
+    def check(self, outputs: Outputs) -> None:
+        """Refuse outputs whose features it does not map to the logits, and warn of those it maps to near them.
+
+        A number that is added to all logits of a row changes no class, and is left out of the comparison.
+        """
+        if outputs.features is None:
+            return
+        mapped = (self.num_features, self.num_classes)
+        if (outputs.num_features, outputs.num_classes) != mapped:
+            raise ValueError(
+                f"`head` must map the features to the logits; it maps {mapped[0]} features to {mapped[1]} logits, the "
+                f"data have {outputs.num_features} and {outputs.num_classes}. Is it the head of this model?"
+            )
+        some = slice(None, None, 1 + len(outputs) // _COMPARED)
+        made = outputs.features[some].double() @ self.weight.to(outputs.device).double().T
+        made = made if self.bias is None else made + self.bias.to(outputs.device).double()
+        made, given = (_between_classes(x) for x in (made, outputs.logits[some].double()))
+        if not (made.any() and given.any()):
+            return
+        off = float((made - given).norm() / given.norm())
+        differ = f"W z + b is off by {100 * off:.3g}% of the logits' size"
+        # From row to row: what the rows share, such as a bias, any head of these classes would have.
+        made, given = (x - x.mean(0) for x in (made, given))
+        if float((made * given).sum()) < _ALIKE * float(made.norm() * given.norm()):
+            raise ValueError(
+                f"`head` must give the logits from the features, W z + b; on these rows {differ}. Pass the weight and "
+                "bias of the layer that made these logits, and the features that it saw."
+            )
+        half = torch.bfloat16 in (outputs.dtype, outputs.features.dtype, self.weight.dtype)
+        if off > (2 * _CLOSE if half else _CLOSE):
+            warnings.warn(
+                f"`head` should give the logits from the features, and {differ}. Scores that read it are off too, "
+                "unless the logits were scaled on purpose.",
+                DataWarning,
+                stacklevel=2,
+            )
+
     def to(self, device: torch.device | str) -> "Head":
         """Move to another device."""
         device = check_device(device)
@@ -77,3 +121,9 @@ class Head:
     def __repr__(self) -> str:
         bias = "" if self.bias is not None else ", no bias"
         return f"Head({self.name!r}, {self.num_classes} classes × {self.num_features} features{bias})"
+
+
+def _between_classes(logits: Tensor) -> Tensor:
+    """Logits less the mean of their row; zeros where rounding alone tells the classes apart."""
+    centred = logits - logits.mean(-1, keepdim=True)
+    return centred * (centred.abs().amax() > 1e-9 * logits.abs().amax())

@@ -28,6 +28,7 @@ from sirc.outputs.labels import as_columns
 
 _FIELDS = ("logits", "features", "labels")
 _FORMAT = "sirc.Outputs/1"
+_LOOKED_AT, _ENOUGH = 256, 8  # rows that tell whether logits are probabilities, and the fewest that do
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Outputs:
         check_shape("logits", v, n=1, K=2, hint=single if v.ndim == 1 else binary)
         check_floating("logits", v)
         check_finite("logits", v)
+        _refuse_probabilities(v)
         z = None
         if features is not None:
             z = as_tensor("features", features)
@@ -242,6 +244,21 @@ class Outputs:
         parts.append(f"{self.num_features} features" if self.num_features else "no features")
         parts.append("labels" if self.labels is not None else "no labels")
         return f"Outputs({', '.join(parts)}, {dtype_name(self.dtype)} on {self.device})"
+
+
+def _refuse_probabilities(logits: Tensor) -> None:
+    """Refuse rows of probabilities: a score would apply the softmax to them once more.
+
+    A few rows may happen to look so, and rows of one 1 and zeros are plain choices.
+    """
+    some = logits[:: 1 + len(logits) // _LOOKED_AT].double()
+    near = max(1e-3, 2 * torch.finfo(logits.dtype).eps)
+    looks = (some.amin(-1) >= 0) & ((some.sum(-1) - 1).abs() <= near)
+    if len(some) >= _ENOUGH and bool(looks.all()) and bool((some.amax(-1) < 1).any()):
+        raise ValueError(
+            "`logits` must be what the softmax is applied to; got probabilities: rows ≥ 0 that sum to 1. Pass the "
+            "output of the layer before the softmax, or the logarithm of the probabilities, as log_softmax gives it."
+        )
 
 
 def _is_npz(path: PathLike) -> bool:

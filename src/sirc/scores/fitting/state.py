@@ -136,13 +136,8 @@ class FitState:
             raise ValueError(
                 f"all batches of `train` must be alike and of one model: {differing}. Convert with `.to(device, dtype)`"
             )
-        if not self._rows and self.head is not None and outputs.num_features is not None:
-            mapped = (self.head.num_features, self.head.num_classes)
-            if (outputs.num_features, outputs.num_classes) != mapped:
-                raise ValueError(
-                    f"`head` must map the features to the logits; it maps {mapped[0]} features to {mapped[1]} logits, "
-                    f"the data have {outputs.num_features} and {outputs.num_classes}. Is it the head of this model?"
-                )
+        if not self._rows and self.head is not None:
+            self.head.check(outputs)
         self._rows = rows
 
     def flush(self) -> None:

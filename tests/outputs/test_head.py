@@ -1,0 +1,42 @@
+"""A head is held against the outputs it is said to have made: another's is refused, a scaled one is told."""
+
+import pytest
+import torch
+
+import sirc
+from sirc import DataWarning, Head, Outputs
+
+
+def network(rows=600, classes=10, features=64, dtype=torch.float32):
+    make = torch.Generator().manual_seed(0)
+    z = torch.randn(rows, features, generator=make).relu()
+    weight, bias = torch.randn(classes, features, generator=make) / 8, torch.randn(classes, generator=make)
+    return (z @ weight.T + bias).to(dtype), z.to(dtype), Head(weight.to(dtype), bias.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [2, 1000])
+def test_rounding_and_what_all_classes_share_accuse_no_head(dtype, classes):
+    logits, z, head = network(classes=classes, features=512, dtype=dtype)
+    head.check(Outputs(logits, z))
+    head.check(Outputs(logits.float().log_softmax(-1).to(dtype), z))
+    head.check(Outputs(logits))  # nothing to compare
+
+
+def test_the_head_of_another_network_is_refused_before_anything_is_fitted():
+    logits, z, head = network()
+    other = Head(head.weight.flip(0), head.bias.flip(0))
+    with pytest.raises(ValueError, match=r"`head` must give the logits from the features, W z \+ b; .* off by \d+"):
+        sirc.fit("sirc(msp, residual)", Outputs(logits, z), head=other)
+    with pytest.raises(ValueError, match="`head` must give the logits"):
+        head.check(Outputs(logits, z.flip(0)))
+    with pytest.raises(ValueError, match="it maps 64 features to 10 logits, the data have 63 and 10"):
+        head.check(Outputs(logits, z[:, 1:]))
+
+
+@pytest.mark.parametrize(("scale", "bias", "figure"), [(0.5, True, "100%"), (2.0, True, "50%"), (1.0, False, r"\d+")])
+def test_a_head_that_is_near_is_told_with_the_figure(scale, bias, figure):
+    logits, z, head = network()
+    near = head if bias else Head(head.weight)
+    with pytest.warns(DataWarning, match=rf"`head` should give the logits .* off by {figure}"):
+        near.check(Outputs(scale * logits, z))
