@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import webbrowser
 from pathlib import Path
@@ -835,6 +836,24 @@ def test_mistakes_in_the_data_are_told_before_anything_is_trained(experiment, sp
     with pytest.raises((ValueError, OSError), match=words):
         run_study([Experiment.read("tiny.toml", overrides)], figures=False)
     assert not weights()
+
+
+def test_a_function_without_weights_is_refused_before_anything_is_extracted(experiment, command):
+    text = Path("tiny.toml").read_text()
+    Path("rest.toml").write_text(re.sub(r"(?s)\[train\].*?(?=\[extract)", "", text).replace("seeds = [1, 2]", ""))
+    for name in ("run", "extract"):
+        code, _, err = command(name, "rest.toml")
+        assert code == 2
+        assert "rest.toml:6: `model.name` must have weights where there is no [train] table; `tiny_model:small`" in err
+    assert not Path("runs").exists()
+    Path("loaded_model.py").write_text(
+        "import torch\nfrom tiny_model import small\n\ndef loaded():\n    model = small()\n"
+        "    model.load_state_dict(torch.load('weights.pt', weights_only=True))\n    return model\n"
+    )
+    torch.save(sirc.models.build("tiny_model:small").state_dict(), "weights.pt")
+    arguments = ("rest.toml", "--only", "Noise", "--quiet", "--set", "model.name=loaded_model:loaded")
+    code, _, err = command("extract", *arguments)
+    assert (code, err) == (0, "")
 
 
 def test_mistakes_in_the_last_experiment_are_told_before_the_first_is_trained(experiment, command):

@@ -213,7 +213,7 @@ class Experiment:
             try:
                 path = source_path(source, self.root)
             except ValueError as error:
-                raise self._error((*_key(at), "path"), str(error).removeprefix("`path` ")) from error
+                raise self.error((*_key(at), "path"), str(error).removeprefix("`path` ")) from error
             if path is None or source.options.get("download") is True:
                 continue
             path = Path(str(path).replace("{split}", source.split or ("train" if at == "train" else "test")))
@@ -223,7 +223,7 @@ class Experiment:
             others = ", ".join(f"'{place}' ({other})" for place, other in missing.items() if place != path)
             known = self.source(name).dataset
             say = "Say" if ":" in known else f"See `sirc data check {known} {path}`, or say"
-            raise self._error(
+            raise self.error(
                 _key(name),
                 f"needs '{path.absolute()}', which is not there{f'; nor are {others}' if others else ''}. "
                 f"{say} where it is: `--set data.root=…` or `--set {dotted(_key(name))}.path=…`.",
@@ -233,10 +233,11 @@ class Experiment:
         text = self.data.root if key == "data.root" else self.out
         expanded = os.path.expanduser(os.path.expandvars(text))
         if left := re.search(r"\$(\w+|\{\w+\})", expanded):
-            raise self._error(tuple(key.split(".")), f"must use variables that are set; got '{text}'. Set {left[0]}.")
+            raise self.error(tuple(key.split(".")), f"must use variables that are set; got '{text}'. Set {left[0]}.")
         return Path(expanded)
 
-    def _error(self, keys: tuple[str, ...], words: str) -> ConfigError:
+    def error(self, keys: tuple[str, ...], words: str) -> ConfigError:
+        """An error about one of its settings, with the place where that stands."""
         document: Document | None = getattr(self, "_document", None)
         return document.error(keys, words) if document else ConfigError(f"`{dotted(keys)}` {words}")
 

@@ -12,11 +12,13 @@ from torch import nn
 from sirc import models
 from sirc._utils import distributed
 from sirc._utils.files import read_json, read_metadata, read_safetensors, write_safetensors
+from sirc._utils.text import shorten
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.outputs import Head
 
 _HEAD_FORMAT = "sirc.Head/1"
+_REPEATABLE: set[str] = set()  # functions that gave the same weights twice
 _FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
 
 
@@ -34,6 +36,14 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
                 f"there are no trained weights at '{run.weights}'. Train them first: `sirc train … --seed {run.seed}`."
             )
         models.load_weights(model, run.weights)
+    elif experiment.model.own and experiment.model.checkpoint is None and repr(experiment.model) not in _REPEATABLE:
+        if models.fingerprint(model) != models.fingerprint(build(experiment)):
+            raise experiment.error(
+                ("model", "name"),
+                f"must have weights where there is no [train] table; `{shorten(experiment.model.name)}` gives others "
+                "each time it is called: they are random. Let it load some, or add `checkpoint = …` or [train].",
+            )
+        _REPEATABLE.add(repr(experiment.model))
     return model.eval()
 
 
