@@ -3,7 +3,7 @@
 from typing import Literal
 
 OnError = Literal["stop", "skip"]
-"""The two ways to go on at an image that cannot be read."""
+"""The two ways to go on at an image that cannot be read, or at a spec that cannot be fitted."""
 
 
 class NotFittedError(ValueError):

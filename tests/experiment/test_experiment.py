@@ -298,3 +298,11 @@ def test_reading_an_experiment_loads_no_image_library(small, tmp_path):
     )
     done = python("-c", code)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_settings_that_came_later_are_written_only_where_they_are_set(small):
+    assert "on_unfit" not in small().dump()
+    skipping = small("fit.on_unfit=skip")
+    Path("again.toml").write_text(skipping.dump())
+    assert Experiment.read("again.toml") == skipping
+    assert skipping.fit.on_unfit == "skip"

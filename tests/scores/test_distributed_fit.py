@@ -256,7 +256,7 @@ ALL = {
     "other head": "every process must pass the same to `fit`; process 1 differs from process 0: head is ",
     "own part of the rows": "process 1 differs from process 0: rows is 250, got 150. Pass the whole of `train` in each",
     "batches": "must be an `OutputStore` or an `Outputs` with `distributed=True`, so that each process can take its",
-    "too few rows": "`knn` needs at least k = 200 training rows to search; got 150",
+    "too few rows": "`knn(k=200)` needs at least 200 training rows to search; got 150",
     "changed between passes": "the second pass over `train` must bring the same rows in the same order as the first",
 }
 

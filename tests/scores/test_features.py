@@ -408,11 +408,15 @@ def thin():
         ("cop", thin, "`cop` needs at least two features.*; got L = 1"),
         ("cop", one_direction, "rows of different directions.*; got rows that all point in one direction"),
         ("fdbd", one_head, "`fdbd` .* needs a head whose rows differ; all 4 rows of its weight are equal"),
-        ("nnguide(k=61)", one_direction, "`nnguide` needs at least k = 61 training rows to search; got 60"),
+        ("nnguide(k=61)", one_direction, r"`nnguide\(k=61\)` needs at least 61 training rows to search; got 60"),
         ("nnguide(k=12501)", one_direction, "got 60. Fit on more rows, of which 12500 are kept, or choose a smaller k"),
-        ("knn(k=61)", one_direction, "k = 61 training rows to search; got 60. Fit on more rows, of which 12500"),
+        ("knn(k=61)", one_direction, "61 training rows to search; got 60. Fit on more rows, of which 12500"),
         ("knn(k=12501)", one_direction, "got 60. Fit on more rows, of which 12500 are kept, or choose a smaller k"),
-        ("nnguide(k=60, skip=1)", one_direction, r"`nnguide` needs at least k \+ 1 = 61 training rows .* got 60"),
+        (
+            "nnguide(k=60, skip=1)",
+            one_direction,
+            r"skip=1\)` needs at least 61 training rows .* got 60",
+        ),
     ],
 )
 def test_data_that_cannot_give_a_parameter_are_told_the_rule(spec, make, words):

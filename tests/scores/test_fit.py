@@ -434,10 +434,13 @@ def test_one_row_per_class_has_no_covariance(order):
         ),
         (lambda: sirc.fit("msp", []), "`train` must hold at least one row of ID training data; got an empty iterable"),
         (lambda: sirc.fit("sirc(msp, l1)", iter([])), "`train` must hold at least one row"),
-        (lambda: sirc.fit("knn", TRAIN[:9]), "`knn` needs at least k = 10 training rows to search; got 9"),
-        (lambda: sirc.fit("knn(k=3)", TRAIN[:2]), "at least k = 3 training rows to search; got 2"),
-        (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:10], crossfit=0), "needs at least k + 1 = 11 training rows"),
-        (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:11], crossfit=5), "`knn` needs at least k = 10 training rows"),
+        (lambda: sirc.fit("knn", TRAIN[:9]), "`knn` needs at least 10 training rows to search; got 9"),
+        (lambda: sirc.fit("knn(k=3)", TRAIN[:2]), "at least 3 training rows to search; got 2"),
+        (
+            lambda: sirc.fit("sirc(msp, knn)", TRAIN[:10], crossfit=0),
+            "at least 11 training rows to search, as no",
+        ),
+        (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:11], crossfit=5), "`knn` needs at least 10 training rows"),
         (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS[:, :4], Z)]), "num_classes is 5, got 4"),
         (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS, Z[:, :3])]), "num_features is 8, got 3"),
         (

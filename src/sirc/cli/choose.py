@@ -23,7 +23,7 @@ from sirc.cli.options import (
     named_pairs,
     note_test_images,
 )
-from sirc.errors import ConfigError
+from sirc.errors import ConfigError, OnError
 
 if TYPE_CHECKING:
     from sirc.evaluation import Choice
@@ -229,7 +229,9 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     untuned = next((spec for spec in chosen if Needs.of([spec]).val), None)
     if tuning is None and untuned:
         raise ConfigError(f"`{untuned}` is tuned on labelled ID outputs other than those of `--val`: give `--tune`.")
-    yield Case(val.stem, fit(chosen, training, head=layer, val=tuning, progress=progress), inside, outside)
+    unfit: OnError = "stop" if specs else "skip"
+    fitted = fit(chosen, training, head=layer, val=tuning, on_unfit=unfit, progress=progress)
+    yield Case(val.stem, fitted, inside, outside)
 
 
 def _numbers(option: str, text: str) -> list[float]:

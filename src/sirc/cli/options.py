@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 Names = list[str] | None
 FigureFormat = StrEnum("FigureFormat", ["pdf", "svg", "png"])
 
+
+class OnErrorChoice(StrEnum):
+    """Reactions to an image that cannot be read, or to a score that cannot be fitted."""
+
+    stop = "stop"
+    skip = "skip"
+
+
 Device = Annotated[str, Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
 Replace = Annotated[bool, Option("--overwrite", help="Replace the file.")]
@@ -35,6 +43,7 @@ TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `h
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
+OnUnfit = Annotated[OnErrorChoice, Option(help="At a score that cannot be fitted: `stop`, or `skip` it and say so.")]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, result
-from sirc.cli.options import Device, Names, Overrides, Overwrite, Quiet, Trust, on_device, read_runs
+from sirc.cli.options import Device, Names, OnErrorChoice, Overrides, Overwrite, Quiet, Trust, on_device, read_runs
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     from sirc.experiment import Experiment
-
-
-class OnErrorChoice(StrEnum):
-    """Reactions to an image that cannot be read."""
-
-    stop = "stop"
-    skip = "skip"
 
 
 ExperimentFile = Annotated[Path, Argument(metavar="EXPERIMENT.toml", help="The paper's are in `studies/paper/`.")]

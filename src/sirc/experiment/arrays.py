@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.files import PathLike, array_names, read_npz, read_safetensors, write_npz
+from sirc.errors import OnError
 from sirc.evaluation import evaluate
 from sirc.experiment.config import PAPER_SPECS
 from sirc.experiment.results import RunResults
@@ -87,18 +88,21 @@ def evaluate_arrays(
     head: Head | None = None,
     crossfit: Crossfit = "auto",
     val: Outputs | OutputStore | None = None,
+    on_unfit: OnError = "stop",
     groups: Mapping[str, Sequence[str]] | None = None,
     model: str = "model",
     progress: Progress = SILENT,
 ) -> RunResults:
     """Fit the scores on `train` and evaluate them; without `specs`, all of the paper's that the arrays allow.
 
-    `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on: see `sirc.fit`.
+    `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on; `on_unfit` is for
+    scores that cannot be fitted: see `sirc.fit`.
     """
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:
         raise ValueError("`val` is for tuning what is fitted on `train`; got no training outputs. Pass `train` too")
     scorer = Scorer(chosen)
     if train is not None:
-        scorer = fit(chosen, train, head=head, crossfit=crossfit, val=val, progress=progress)
+        unfit = on_unfit if specs else "skip"
+        scorer = fit(chosen, train, head=head, crossfit=crossfit, val=val, on_unfit=unfit, progress=progress)
     return RunResults(model, 0, evaluate(scorer, test, ood, groups=groups), scorer, test, ood)

@@ -11,7 +11,7 @@ from sirc._utils.precision import Precision
 from sirc.data import Source
 from sirc.errors import OnError
 from sirc.evaluation import MEAN, ORACLE, POOLED, WRONG
-from sirc.experiment.toml import dotted
+from sirc.experiment.toml import LATER, dotted
 from sirc.models import Stem
 from sirc.scores import check_crossfit, check_specs, parse
 
@@ -98,12 +98,14 @@ class Fit:
 
     `count` of those, chosen at random by `seed`, or all. `crossfit`: see `sirc.fit`; 0 is the paper's rule. Scores that
     are tuned on labelled ID rows (see `val` of `sirc.fit`) take the validation images for it, where there are any.
+    `on_unfit = "skip"` leaves out scores that cannot be fitted, with a warning.
     """
 
     specs: tuple[str, ...] = PAPER_SPECS
     crossfit: int | Literal["auto"] = "auto"
     count: int | None = None
     seed: int = 0
+    on_unfit: OnError = field(default="stop", metadata=LATER)
 
     def __post_init__(self) -> None:
         try:

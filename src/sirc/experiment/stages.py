@@ -87,6 +87,8 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
     store = OutputStore(run.store("train"))
     inputs: Inputs = {"specs": experiment.fit.specs, "crossfit": experiment.fit.crossfit}
     inputs |= {"rows": len(store), "model": store.model, "data": store.data}
+    if experiment.fit.on_unfit != "stop":  # fits of versions without it do not mention it
+        inputs["on_unfit"] = experiment.fit.on_unfit
     if experiment.tuned:
         val = OutputStore(run.store("validation"))
         source = json.dumps(_described(experiment.source("validation")), sort_keys=True, default=str)
@@ -282,6 +284,7 @@ def fit_run(
         head=load_head(run.head)[0],
         crossfit=experiment.fit.crossfit,
         val=OutputStore(run.store("validation")) if tuned else None,
+        on_unfit=experiment.fit.on_unfit,
         device=device,
         distributed=True,
         progress=progress,

@@ -25,6 +25,8 @@ Keys = tuple[str | int, ...]  # an int is a place in a list
 EXTENDS = "extends"
 NONE = "none"
 """Stands for None where leaving the key out would mean something else."""
+LATER = {"later": True}
+"""The metadata of a field that files of earlier versions lack: it is written only where it is set."""
 
 _DEEPEST = 50  # tables within tables
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -268,7 +270,7 @@ def _path(text: str) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Give a dataclass as a table, without the fields that are None or empty by default."""
+    """Give a dataclass as a table, without fields that are None, empty or `LATER` and as by default."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -277,7 +279,7 @@ def _plain(value: Any) -> Any:
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if not (item in (None, {}) and item == default):
+        if item != default or not (item in (None, {}) or field.metadata == LATER):
             table[field.name] = NONE if item is None else _plain(item)
     return table
 

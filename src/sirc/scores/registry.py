@@ -61,6 +61,11 @@ class Score:
     """The smallest and largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
     exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None
     """Changes the options so that a row of the bank does not find itself."""
+    least_rows: Callable[..., int] | None = None
+    """The rows that a search of the bank takes, from the options."""
+    directions: Callable[[int, int, int], int] | None = None
+    """How many directions of the features the parameters measure, from the numbers of training rows, of classes among
+    them, and of features."""
     unsuited_for: str = ""
     """The networks that the score is not meant for, and why."""
 

@@ -280,10 +280,15 @@ def learns(specs: Iterable[Spec]) -> bool:
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
     """Require features if some scores read them."""
     if outputs.features is None and (reading := reads_features(specs)):
-        raise ValueError(
-            f"features are needed for {', '.join(f'`{leaf}`' for leaf in reading)}; these outputs have none. "
-            "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
-        )
+        raise ValueError(missing_features(reading))
+
+
+def missing_features(leaves: Iterable[Spec]) -> str:
+    """The words for outputs without the features that these leaves read."""
+    return (
+        f"features are needed for {', '.join(f'`{leaf}`' for leaf in leaves)}; these outputs have none. "
+        "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
+    )
 
 
 def check_values(columns: Mapping[str, Tensor], outputs: Outputs) -> None:

@@ -41,8 +41,6 @@ def fit_together(
                 f"take its share; got {type(train).__name__}. Write batches to a store: "
                 "`sirc.OutputStore.from_outputs(path, batches)`"
             )
-        if isinstance(train, OutputStore):
-            train.require_complete()
         fitter = make()
         arguments = _arguments(fitter, train)
     _check_same(arguments)
@@ -66,7 +64,7 @@ def fit_together(
     if second is not None:
         second.load(gather_tensors(second.save()), place)
         with failing_together():
-            parameters |= second.settle(merged.count, merged.checksum)
+            parameters |= fitter.settle(second)
     parameters = _of_process_0(parameters)
     with failing_together():
         scorer = fitter.scorer(parameters)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import final, get_args
 
 import torch
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_device, check_type
-from sirc._utils.distributed import world
+from sirc._utils.checks import check_choice, check_device, check_type
+from sirc._utils.distributed import is_main, world
 from sirc._utils.precision import exact
+from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
-from sirc.scores.fitting.second_pass import SecondPass
+from sirc.scores.fitting.second_pass import SecondPass, attempt
 from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import Tuning
+from sirc.scores.fitting.unfit import Given, unmet, using, why_unfit
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
+from sirc.scores.spec import Spec, parse
 
 
 def fit(
@@ -33,6 +38,7 @@ def fit(
     val: OutputsLike | None = None,
     ood: OutputsLike | Mapping[str, OutputsLike] | None = None,
     unlabelled: OutputsLike | None = None,
+    on_unfit: OnError = "stop",
     device: torch.device | str | None = None,
     distributed: bool = False,
     progress: Progress = SILENT,
@@ -51,6 +57,8 @@ def fit(
     `tempered_msp` and `tempered_entropy`, the calibration of `bayes` and a `budget` of `sirc`.
     `ood` (rows, or a dict of sets that weigh the same) and `unlabelled` (a mixture of ID and OOD rows, as met in use):
     `bayes` learns from them how OOD rows differ from those of `val`.
+    `on_unfit`: where specs cannot be fitted to these data, "stop" refuses all before the first pass if that can be told
+    without reading, and names them; "skip" fits the others, and a warning says which were left out and why.
     `device`: where to compute, if not where the rows are; batches are moved there one by one.
     `distributed=True`: every process of the default torch.distributed group calls this with the same arguments, `train`
     being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
@@ -64,7 +72,17 @@ def fit(
 
     def make() -> Fitter:
         one_pass = one_shot and not shared
-        return Fitter(specs, head=head, crossfit=crossfit, one_pass=one_pass, val=val, ood=ood, unlabelled=unlabelled)
+        return Fitter(
+            specs,
+            head=head,
+            crossfit=crossfit,
+            one_pass=one_pass,
+            val=val,
+            ood=ood,
+            unlabelled=unlabelled,
+            on_unfit=on_unfit,
+            train=train if isinstance(train, Outputs | OutputStore) else None,
+        )
 
     if shared:
         from sirc.scores.fitting.distributed import fit_together  # which imports this module
@@ -82,7 +100,8 @@ class Fitter:
 
     Pass each batch with its dataset indices when workers read different parts; then any split of the rows over workers,
     in any order, gives the parameters of a single pass. `finish(train)` makes the second pass over `train`; without it,
-    and with `one_pass=True` from the start, a random sample of the rows stands in for it.
+    and with `one_pass=True` from the start, a random sample of the rows stands in for it. Where `train` is there from
+    the start, specs that cannot be fitted to it are refused, or left out, at once.
     """
 
     def __init__(
@@ -95,11 +114,25 @@ class Fitter:
         val: OutputsLike | None = None,
         ood: OutputsLike | Mapping[str, OutputsLike] | None = None,
         unlabelled: OutputsLike | None = None,
+        on_unfit: OnError = "stop",
+        train: Outputs | OutputStore | None = None,
     ) -> None:
         self.state = FitState(specs, head=head, crossfit=crossfit, one_pass=one_pass)
-        self.specs, self.head = self.state.specs, head
-        self.crossfit, self.one_pass = self.state.crossfit, one_pass
+        self.head, self.crossfit, self.one_pass = head, self.state.crossfit, one_pass
+        self.left_out: dict[str, str] = {}
+        """The specs that could not be fitted, and why."""
+        check_choice("on_unfit", on_unfit, get_args(OnError))
+        self._on_unfit = on_unfit
+        self._given = Given(head=head is not None, val=val is not None)
+        if isinstance(train, OutputStore):
+            train.require_complete()
+        self._check(train)
         self.tuning = Tuning.of(self.state.parsed, val, ood, unlabelled)
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """The specs that are fitted."""
+        return self.state.specs
 
     @property
     def count(self) -> int:
@@ -122,10 +155,39 @@ class Fitter:
         self.state.update(Outputs.of(batch), index)
         return self
 
+    def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
+        """Leave out, or refuse, specs that cannot be fitted to rows like these; if these are all, also to so few."""
+        given = self._given
+        if rows is not None and len(rows):
+            features = rows.layout.num_features
+            given = replace(given, features=features is not None, labels=rows.layout.labels)
+            if whole:
+                given = replace(given, train=rows, folds=self.state.folds_of(len(rows), features))
+        self._drop(unmet(self.state.parsed, given))
+
+    def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
+        """Leave out, or refuse, the specs that are made from these."""
+        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self.state.parsed, [part])})
+
+    def _drop(self, reasons: Mapping[str, str]) -> None:
+        """Leave specs out, or refuse them, all at once; without any left there is nothing to fit."""
+        unfit = {text: reasons[key] for text in self.specs if (key := str(parse(text))) in reasons}
+        kept = [text for text in self.specs if text not in unfit]
+        if not unfit:
+            return
+        if self._on_unfit == "stop" or not kept:
+            raise ValueError(why_unfit(unfit, kept))
+        self.left_out |= unfit
+        if self.count:
+            self.state.choose(kept)
+        else:
+            self.state = FitState(kept, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass)
+
     def read(self, batches: IndexedBatches, progress: Progress = SILENT) -> None:
         """Take in the batches of the first pass; notes scores that do not suit the features of the first one."""
         for index, batch in batches:
             if not self.count:
+                self._check(batch, whole=False)
                 warn_unsuited(self.specs, batch, progress)
             self.update(batch, index=index)
 
@@ -152,8 +214,14 @@ class Fitter:
             if train is not None:
                 batches = with_progress(indexed_batches(train), device, progress, "fit, second pass", self.count)
                 second.read(batches, self.state.check_batch)
-            parameters |= second.settle(self.count, self.state.checksum)
+            parameters |= self.settle(second)
         return self.scorer(parameters)
+
+    def settle(self, second: SecondPass) -> Parameters:
+        """The parameters of combinations, once the second pass is read."""
+        parameters, unfit = second.settle(self.count, self.state.checksum)
+        self._leave_out(unfit)
+        return parameters
 
     def solve(self, *, sampled: bool) -> tuple[Parameters, SecondPass | None]:
         """The parameters of single scores, and the second pass to make where combinations are fitted.
@@ -166,7 +234,9 @@ class Fitter:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
         evidence = state.evidence()
         tuned = self.tuning.options(state.parsed)
-        parameters = tuned | {str(leaf): solve(leaf, evidence) for leaf in state.leaves}
+        solved, unfit = attempt(state.leaves, partial(solve, evidence=evidence))
+        self._leave_out(unfit)
+        parameters = tuned | solved
         if not state.combinations:
             return parameters, None
         if sampled and not state.one_pass:
@@ -174,10 +244,17 @@ class Fitter:
                 f"`{state.combinations[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
+        folds = []
+        for fold in range(state.folds if state.crossfitted else 0):
+            found, unfit = state.solve_without(fold, parameters)
+            self._leave_out(unfit)
+            folds.append(tuned | found)
+        if not state.combinations:
+            return parameters, None
         second = SecondPass(state.combinations, parameters, evidence)
         index, columns = state.sample()
-        if state.folds and state.crossfitted:
-            second.leave_out_folds(state.folds, lambda fold: tuned | state.solve_without(fold, parameters))
+        if folds:
+            second.leave_out_folds(folds)
         elif state.reservoir is not None:
             second.leave_out_bank(state.reservoir, len(index) if sampled else state.count)
         if sampled:
@@ -187,11 +264,14 @@ class Fitter:
     def scorer(self, parameters: Parameters) -> Scorer:
         """Tune what is left to tune, and make the scorer, with marks of the rows that it learnt from."""
         state = self.state
-        make = partial(Scorer, self.specs, num_classes=state.num_classes, num_features=state.num_features)
-        tuned = self.tuning.combinations(make(parameters))
+        make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
+        tuned, unfit = self.tuning.combinations(make(self.specs, parameters))
+        self._leave_out(unfit)
+        if self.left_out and is_main():
+            warnings.warn(f"left out: {why_unfit(self.left_out)}", stacklevel=3)
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
         if state.marks is None and not self.tuning.used(state.parsed):
-            return make(parameters)
+            return make(self.specs, parameters)
         marks, rows = RowMarks(), 0
         if state.marks is not None:
             marks.add(*state.marks.sample())
@@ -200,4 +280,4 @@ class Fitter:
             for outputs in self.tuning.rows():
                 marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
                 rows += len(outputs)
-        return make(parameters, fitted_on=marks.sample()[1], fitted_rows=rows)
+        return make(self.specs, parameters, fitted_on=marks.sample()[1], fitted_rows=rows)

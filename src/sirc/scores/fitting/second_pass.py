@@ -13,6 +13,7 @@ from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, order_checksum
+from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, fold_of, under
 from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import Spec, is_vim
@@ -38,6 +39,31 @@ def evidence_of(specs: Iterable[Spec]) -> frozenset[str]:
     return frozenset().union(*(registry.get(leaf.name).evidence for leaf in needed_leaves(specs)))
 
 
+def attempt(specs: Iterable[Spec], solve: Callable[[Spec], dict[str, Tensor]]) -> tuple[Parameters, dict[Spec, str]]:
+    """The parameters that `solve` finds of each of these specs, and why it finds none of some."""
+    parameters: Parameters = {}
+    unfit: dict[Spec, str] = {}
+    for spec in specs:
+        try:
+            parameters[str(spec)] = solve(spec)
+        except ValueError as error:
+            unfit[spec] = str(error)
+    return parameters, unfit
+
+
+def check_bank(leaf: Spec, rows: int, *, excluding_self: bool = False) -> None:
+    """Require the training rows that a score's search of the bank takes."""
+    score = registry.get(leaf.name)
+    options = {**score.options, **(_excluding_self(leaf) if excluding_self else leaf).options}
+    least = 1 if score.least_rows is None else score.least_rows(**options)
+    if rows < least:
+        itself = ", as no row searches for itself" if excluding_self else ""
+        raise ValueError(
+            f"`{leaf}` needs at least {least} training rows to search{itself}; got {rows}. Fit on more rows, of which "
+            f"{BANK_SIZE} are kept, or choose a smaller k"
+        )
+
+
 @final
 class SecondPass:
     """Means and covariances, over training rows, of the terms that S2 scores are linear forms of.
@@ -54,17 +80,16 @@ class SecondPass:
         self._parameters = parameters
         self._terms = _all_terms(combinations)
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
-        self._folds = 0
-        self._solve_fold: Callable[[int], Parameters] | None = None
+        self._folds: list[Parameters] = []
         self._bank: Reservoir | None = None
         self._sampled = False
         self._all = Moments()
         self._outside_bank = Moments()
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
 
-    def leave_out_folds(self, folds: int, solve: Callable[[int], Parameters]) -> None:
-        """Score the rows of each fold with the parameters that `solve(fold)` gives."""
-        self._folds, self._solve_fold = folds, solve
+    def leave_out_folds(self, folds: list[Parameters]) -> None:
+        """Score the rows of each fold with the parameters of the others."""
+        self._folds = folds
 
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
         """Let scores that search the bank count rows outside it alone.
@@ -80,12 +105,7 @@ class SecondPass:
             self._terms[name] = _excluding_self(self._terms[name])
         leaves = [leaf for leaf in fitted_terms(self._combinations) if "bank" in registry.get(leaf.name).evidence]
         for leaf in leaves:
-            needed = int({**registry.get(leaf.name).options, **leaf.options}.get("k", 1)) + 1  # type: ignore[arg-type]
-            if len(bank) < needed:
-                raise ValueError(
-                    f"`{leaf}` inside a combination needs at least k + 1 = {needed} training rows, as no row searches "
-                    f"for itself; got {len(bank)}. Fit on more rows, or choose a smaller k"
-                )
+            check_bank(leaf, len(bank), excluding_self=True)
         excluding = {str(_excluding_self(leaf)): self._parameters[str(leaf)] for leaf in leaves}
         self._parameters = {**self._parameters, **excluding}
 
@@ -107,8 +127,8 @@ class SecondPass:
 
     def _add(self, index: Tensor, batch: Outputs) -> None:
         if self._folds:
-            fold = fold_of(index, self._folds).to(batch.device)
-            for number in range(self._folds):
+            fold = fold_of(index, len(self._folds)).to(batch.device)
+            for number in range(len(self._folds)):
                 rows = (fold == number).nonzero()[:, 0]
                 if len(rows):
                     self._all.add(self._values(batch[rows], number))
@@ -122,7 +142,7 @@ class SecondPass:
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
         if key not in self._cast:
-            parameters = self._parameters if self._solve_fold is None else self._solve_fold(fold)
+            parameters = self._folds[fold] if self._folds else self._parameters
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
         evaluator = Evaluator(batch.logits, batch.features, array_reads(self._terms.values()), self._cast[key])
         values = {name: evaluator.value(term) for name, term in self._terms.items()}
@@ -146,8 +166,10 @@ class SecondPass:
             for part, moments in (("all", self._all), ("outside", self._outside_bank)):
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
 
-    def settle(self, count: int, checksum: float) -> Parameters:
-        """The parameters of the combinations; the first pass must have read as many rows, in the same order.
+    def settle(self, count: int, checksum: float) -> tuple[Parameters, dict[Spec, str]]:
+        """The parameters of the combinations, and why some have none.
+
+        The first pass must have read as many rows, in the same order.
 
         c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2.
         """
@@ -164,15 +186,17 @@ class SecondPass:
                 f"scored without {left_out}. Does a DataLoader shuffle or augment? Set `shuffle=False`, or pass an "
                 "`OutputStore`"
             )
-        parameters: Parameters = {}
-        for spec in self._combinations:
-            if is_vim(spec):
-                parameters[str(spec)] = {"c": self._vim_scale(spec)}
-            else:
-                spread = [self._spread(spec, s2, parameters) for s2 in spec.args[1:]]
-                mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
-                parameters[str(spec)] = {"a": mu - 3 * sigma, "b": 1 / sigma}
-        return parameters
+        vims = [spec for spec in self._combinations if is_vim(spec)]
+        scales, unfit = attempt(vims, lambda spec: {"c": self._vim_scale(spec)})
+
+        def spreads(spec: Spec) -> dict[str, Tensor]:
+            spread = [self._spread(spec, s2, scales) for s2 in spec.args[1:]]
+            mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
+            return {"a": mu - 3 * sigma, "b": 1 / sigma}
+
+        others = [spec for spec in self._combinations if unfit.keys().isdisjoint(spec.walk()) and not is_vim(spec)]
+        parameters, also_unfit = attempt(others, spreads)
+        return scales | parameters, unfit | also_unfit
 
     def _vim_scale(self, spec: Spec) -> Tensor:
         mean, terms = self._all.mean, list(self._terms)

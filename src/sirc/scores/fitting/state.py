@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias, final
 
 import torch
@@ -17,7 +17,8 @@ from sirc.scores import registry
 from sirc.scores.blocks import unit
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, order_checksum
-from sirc.scores.fitting.second_pass import evidence_of, fitted_combinations, fitted_terms
+from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fitted_combinations, fitted_terms
+from sirc.scores.fitting.unfit import HEAD_WAY, by_class, check_directions, missing_labels, without_a_fold
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
@@ -28,7 +29,6 @@ _FOLDS = 5
 _ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
 _MOST_FOLDS = 20  # each keeps second moments of its own
 _UNIT_ROWS = 4096  # scaled to unit length at a time, in float64
-_SAME_DIRECTIONS = 0.95
 # By part, the evidence that asks for its mean, its second moments, and its sums by class.
 _KINDS = (("raw", "mean", "second", "by_class"), ("unit", "", "unit", "unit_by_class"))
 
@@ -48,18 +48,11 @@ class FitState:
     def __init__(
         self, specs: str | Sequence[str], *, head: Head | None, crossfit: Crossfit = "auto", one_pass: bool = False
     ) -> None:
-        self.specs = check_specs(specs)
+        check_type("head", head, Head | None, "a `sirc.Head`", HEAD_WAY)
         self.head = head
         self.crossfit = check_crossfit(crossfit)
         self.one_pass = one_pass
-        self.parsed = [parse(text) for text in self.specs]
-        self.leaves = [leaf for leaf in needed_leaves(self.parsed) if registry.get(leaf.name).solve]
-        self.combinations = fitted_combinations(self.parsed)
-        _check_head(head, self.leaves)
-        # Only statistics of scores that are themselves fitted to rows need cross-fitting.
-        terms = fitted_terms(self.combinations)
-        self.crossfitted = terms if any(registry.get(leaf.name).evidence for leaf in terms) else []
-
+        self.choose(specs)
         self.count = 0
         self.checksum = 0.0
         self.marks = RowMarks() if learns(self.parsed) else None
@@ -75,6 +68,16 @@ class FitState:
         self._rows: dict[str, Any] = {}  # the type and the width of those read
         self._indexed = False
         self._buffer = RowBuffer(self._consume, self._copy)
+
+    def choose(self, specs: str | Sequence[str]) -> None:
+        """Solve these specs: all at first, fewer where some turn out not to fit."""
+        self.specs = check_specs(specs)
+        self.parsed = [parse(text) for text in self.specs]
+        self.leaves = [leaf for leaf in needed_leaves(self.parsed) if registry.get(leaf.name).solve]
+        self.combinations = fitted_combinations(self.parsed)
+        # Only statistics of scores that are themselves fitted to rows need cross-fitting.
+        terms = fitted_terms(self.combinations)
+        self.crossfitted = terms if any(registry.get(leaf.name).evidence for leaf in terms) else []
 
     def empty(self) -> FitState:
         """A state for the same fit that has read nothing."""
@@ -93,10 +96,13 @@ class FitState:
     @property
     def folds(self) -> int:
         """The number of folds for the rows read so far."""
+        return self.folds_of(self.count, self.num_features)
+
+    def folds_of(self, rows: int, features: int | None) -> int:
+        """The number of folds for so many rows and features."""
         if self.crossfit != "auto":
             return self.crossfit
-        few = self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features
-        return _FOLDS if few else 0
+        return _FOLDS if features is not None and rows < _ROWS_PER_FEATURE * features else 0
 
     def update(self, outputs: Outputs, index: ArrayLike | None = None) -> None:
         """Take in rows; `index` gives their places in the dataset, by default those after the rows so far."""
@@ -120,11 +126,7 @@ class FitState:
         """Require what the specs need of the rows, and rows like those before."""
         check_features(self.parsed, outputs)
         if counts_classes(self._evidence) and outputs.labels is None:
-            wanting = [str(leaf) for leaf in self.leaves if counts_classes(registry.get(leaf.name).evidence)]
-            raise ValueError(
-                f"labels are needed to fit {_quoted(wanting)}: the class of each training row. "
-                "Pass `Outputs(logits, features, labels)`"
-            )
+            raise ValueError(missing_labels(by_class(self.leaves)))
         rows = {
             "logits": dtype_name(outputs.dtype),
             "features": "none" if outputs.features is None else dtype_name(outputs.features.dtype),
@@ -176,10 +178,10 @@ class FitState:
     def _empty_moments(self) -> FeatureMoments:
         """The moments that the evidence names, of no rows."""
         moments: FeatureMoments = {}
-        for part, mean, second, by_class in _KINDS:
-            if self._evidence & {mean, second, by_class}:
-                classes = self.num_classes if by_class in self._evidence else None
-                moments[part] = Moments(second=bool(self._evidence & {second, by_class}), classes=classes)
+        for part, mean, second, sums in _KINDS:
+            if self._evidence & {mean, second, sums}:
+                classes = self.num_classes if sums in self._evidence else None
+                moments[part] = Moments(second=bool(self._evidence & {second, sums}), classes=classes)
         return moments
 
     def _join_folds(self) -> None:
@@ -285,30 +287,21 @@ class FitState:
         resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
         return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"))
 
-    def solve_without(self, fold: int, final: Parameters) -> Parameters:
-        """The parameters of cross-fitted scores from all rows but those of one fold.
+    def solve_without(self, fold: int, final: Parameters) -> tuple[Parameters, dict[Spec, str]]:
+        """The parameters of cross-fitted scores from all rows but those of one fold, and why some have none.
 
         Its statistics describe the `final` parameters, of all rows, only where both measure the same directions.
         """
-        evidence = self.evidence(without_fold=fold)
-        parameters = {}
-        for leaf in self.crossfitted:
-            try:
-                parameters[str(leaf)] = solve(leaf, evidence)
-            except ValueError as error:
-                raise ValueError(
-                    f"{error}. Cross-fitting leaves one of {self.folds} folds out; `crossfit=0` leaves none"
-                ) from None
-            for name, whole in final[str(leaf)].items():
-                part = parameters[str(leaf)][name]
-                if part.shape[-1] < _SAME_DIRECTIONS * whole.shape[-1]:
-                    raise ValueError(
-                        f"`{leaf}` inside `sirc` needs more training rows: it measures {whole.shape[-1]} directions of "
-                        f"the features, and only {part.shape[-1]} when a fold of the {self.count} rows is left out. "
-                        f"Fit on at least {2 * (self.num_features or 0) + (self.num_classes or 0)} rows, use "
-                        "`residual` or `l1`, or give a= and b="
-                    )
-        return parameters
+        evidence, sizes = self.evidence(without_fold=fold), (self.num_features or 0, self.num_classes or 0)
+
+        def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
+            with without_a_fold(self.folds):
+                parameters = solve(leaf, evidence)
+            for name, part in parameters.items():
+                check_directions(leaf, final[str(leaf)][name].shape[-1], part.shape[-1], self.count, sizes)
+            return parameters
+
+        return attempt(self.crossfitted, solve_leaf)
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:
@@ -353,6 +346,8 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
     """The parameters of one fitted score."""
     score = registry.get(leaf.name)
     assert score.solve is not None
+    if "bank" in score.evidence and evidence.bank is not None:
+        check_bank(leaf, len(evidence.bank))
     try:
         parameters = score.solve(evidence, **{**score.options, **leaf.options})
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -365,21 +360,8 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
     return parameters
 
 
-def _check_head(head: Head | None, leaves: Iterable[Spec]) -> None:
-    way = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
-    check_type("head", head, Head | None, "a `sirc.Head`", way)
-    if head is None and (wanting := [str(leaf) for leaf in leaves if registry.get(leaf.name).head]):
-        raise ValueError(
-            f"`head` is needed for {_quoted(wanting)}: the weight and bias of the final linear layer. {way}"
-        )
-
-
 def _same_head(mine: Head | None, theirs: Head | None) -> bool:
     if mine is None or theirs is None:
         return mine is theirs
     pairs = ((mine.weight, theirs.weight), (mine.bias, theirs.bias))
     return all(a is b or (a is not None and b is not None and torch.equal(a, b.to(a))) for a, b in pairs)
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -15,6 +15,7 @@ from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
+from sirc.scores.fitting.second_pass import attempt
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_features, check_values
@@ -46,11 +47,6 @@ class Tuning:
     ) -> Tuning:
         """Read the data, and check that the specs can be tuned on them."""
         parts = [part for spec in specs for part in spec.walk()]
-        if val is None and (wanting := [part for part in parts if part.tunes]):
-            raise ValueError(
-                f"`val` is needed for `{wanting[0]}`, which is tuned on labelled ID validation data. Pass "
-                "`fit(…, val=sirc.Outputs(logits, features, labels))`, of rows that the network was not trained on"
-            )
         if val is None and (ood or unlabelled is not None) and any(p.name == "bayes" for p in parts):
             raise ValueError(
                 "`val` is needed beside `ood` or `unlabelled`: `bayes` learns how OOD rows differ from held-out ID "
@@ -109,8 +105,8 @@ class Tuning:
             }
         return options
 
-    def combinations(self, scorer: Scorer) -> Parameters:
-        """The parameters of combinations that are tuned, with a scorer that has all others."""
+    def combinations(self, scorer: Scorer) -> tuple[Parameters, dict[Spec, str]]:
+        """The parameters of combinations that are tuned, with a scorer that has all others, and why some have none."""
         for name, rows in self._named():
             _check_model(name, rows, scorer)
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
@@ -120,9 +116,9 @@ class Tuning:
             first, others = _values(part, columns[name])
             check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
         learnt: dict[tuple[Spec, ...], _Numbers] = {}
-        parameters: Parameters = {}
-        for name, part in tuned.items():
-            a, b = (scorer.parameters[name][key].tolist() for key in ("a", "b"))
+
+        def tune(part: Spec) -> dict[str, Tensor]:
+            a, b = (scorer.parameters[str(part)][key].tolist() for key in ("a", "b"))
             if part.name != "bayes":
                 assert self.val is not None
                 numbers = fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
@@ -130,11 +126,12 @@ class Tuning:
                 if part.args not in learnt:  # u and g are the same for every α and β
                     learnt[part.args] = self._bayes(part, columns, a, b, scorer)
                 numbers = learnt[part.args]
-            parameters[name] = {
+            return {
                 key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
                 for key, value in numbers.items()
             }
-        return parameters
+
+        return attempt(tuned.values(), tune)
 
     def _bayes(
         self, spec: Spec, columns: Mapping[str, Evaluator], a: Sequence[float], b: Sequence[float], scorer: Scorer

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.feature import (
-    _searched_bank,
     _whitened_classes,
     _whitening,
     head_energy,
     head_of,
     mahalanobis,
     unit_bank,
+    within_class_directions,
 )
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import score
@@ -23,6 +23,7 @@ from sirc.scores.registry import score
     needs="features",
     solve=lambda evidence: _whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
+    directions=within_class_directions,
     title="Mahalanobis++",
     short="Mahal.++",
     family="distance",
@@ -39,6 +40,7 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
         "total": _whitening(evidence.moments.covariance)[0],
     },
     evidence=("second", "by_class"),
+    directions=within_class_directions,
     title="Rel. Mahalanobis",
     short="Rel. Mahal.",
     family="distance",
@@ -54,8 +56,8 @@ def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, 
 
 def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]:
     """The bank of unit features, and the energy of each of its rows."""
-    assert evidence.bank is not None
-    bank = _searched_bank(evidence.bank, "nnguide", k, skip)
+    bank = evidence.bank
+    assert bank is not None
     weight, bias = head_of(evidence, bank)
     return {"bank": unit_bank(bank), "energy": head_energy(bank.double(), weight, bias)[:, None]}
 
@@ -66,6 +68,7 @@ def solve_nnguide(evidence: Evidence, *, k: int, skip: int) -> dict[str, Tensor]
     evidence=("bank",),
     head=True,
     limits={"skip": (0, 1)},
+    least_rows=lambda k, skip: k + skip,
     exclude_self=lambda options: {**options, "skip": 1},
     title="NNGuide",
     family="distance",

@@ -83,6 +83,11 @@ def _whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
 
+def within_class_directions(rows: int, classes: int, features: int) -> int:
+    """The directions in which rows vary about the means of their classes."""
+    return min(features, rows - classes)
+
+
 def _whitening(covariance: Tensor) -> tuple[Tensor, float]:
     """The map M that makes a covariance the identity on its range, so that its pseudo-inverse is MMᵀ, and its λmax."""
     values, vectors = torch.linalg.eigh(covariance)
@@ -94,6 +99,7 @@ def _whitening(covariance: Tensor) -> tuple[Tensor, float]:
     needs="features",
     solve=lambda evidence: _whitened_classes(evidence.moments, "mahalanobis"),
     evidence=("second", "by_class"),
+    directions=within_class_directions,
     short="Mahal.",
     family="distance",
 )
@@ -105,16 +111,6 @@ def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Te
     return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
 
 
-def _searched_bank(bank: Tensor, name: str, k: int, skip: int = 0) -> Tensor:
-    """The bank, which must hold the neighbours that a search takes."""
-    if len(bank) < k + skip:
-        raise ValueError(
-            f"`{name}` needs at least k{' + 1' if skip else ''} = {k + skip} training rows to search; got {len(bank)}. "
-            f"Fit on more rows, of which {BANK_SIZE} are kept, or choose a smaller k"
-        )
-    return bank
-
-
 def unit_bank(bank: Tensor) -> Tensor:
     """Rows scaled to unit length in float64, then cast to the type that features are compared in."""
     return unit(bank.double()).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
@@ -122,8 +118,9 @@ def unit_bank(bank: Tensor) -> Tensor:
 
 @score(
     needs="features",
-    solve=lambda evidence, k: {"bank": unit_bank(_searched_bank(evidence.bank, "knn", k))},
+    solve=lambda evidence, k: {"bank": unit_bank(evidence.bank)},
     evidence=("bank",),
+    least_rows=lambda k: k,
     exclude_self=lambda options: {**options, "k": options["k"] + 1},
     title="KNN",
     family="distance",

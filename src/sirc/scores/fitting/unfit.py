@@ -1,0 +1,148 @@
+"""Unfit specs: which of them cannot be fitted to what there is, and why, told before the rows are worked on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from sirc.outputs import Outputs, OutputStore
+from sirc.scores import registry
+from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
+from sirc.scores.formulas.feature import BANK_SIZE
+from sirc.scores.moments import counts_classes, fold_of
+from sirc.scores.scorer import missing_features
+from sirc.scores.spec import Spec
+from sirc.scores.values import needed_leaves, reads_features
+
+HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
+_SAME_DIRECTIONS = 0.95
+
+
+@final
+@dataclass(frozen=True)
+class Given:
+    """What is known of a fit's data before they are read; None where it is not."""
+
+    head: bool
+    val: bool
+    features: bool | None = None
+    labels: bool | None = None
+    train: Outputs | OutputStore | None = None
+    folds: int = 0
+    """The number of folds that the rows of `train` fall into."""
+
+
+def unmet(specs: Sequence[Spec], given: Given) -> dict[str, str]:
+    """Why some of these specs cannot be fitted to what is given, by canonical spec."""
+    leaves = needed_leaves(specs)
+    reasons: dict[str, list[str]] = {}
+
+    def note(wanting: Sequence[Spec], reason: str) -> None:
+        for spec in using(specs, wanting):
+            reasons.setdefault(str(spec), []).append(reason)
+
+    headed = [leaf for leaf in leaves if registry.get(leaf.name).head]
+    if headed and not given.head:
+        note(
+            headed, f"`head` is needed for {_quoted(headed)}: the weight and bias of the final linear layer. {HEAD_WAY}"
+        )
+    tuned = list(dict.fromkeys(part for spec in specs for part in spec.walk() if part.tunes))
+    if tuned and not given.val:
+        note(
+            tuned,
+            f"`val` is needed for {_quoted(tuned)}, which is tuned on labelled ID validation data. Pass "
+            "`fit(…, val=sirc.Outputs(logits, features, labels))`, of rows that the network was not trained on",
+        )
+    if given.features is False and (reading := reads_features(specs)):
+        note(reading, missing_features(reading))
+    if given.labels is False and (counting := by_class(leaves)):
+        note(counting, missing_labels(counting))
+    if given.train is not None:
+        for spec in specs:
+            try:
+                _check_rows(spec, given.train, given.folds)
+            except ValueError as error:
+                reasons.setdefault(str(spec), []).append(str(error))
+    return {spec: ". ".join(why) for spec, why in reasons.items()}
+
+
+def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
+    """Those of some specs that are made from any of these parts."""
+    wanted = set(parts)
+    return [spec for spec in specs if not wanted.isdisjoint((*needed_leaves([spec]), *spec.walk()))]
+
+
+def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = ()) -> str:
+    """The words for specs that cannot be fitted, where others, `kept`, can."""
+    reasons = list(dict.fromkeys(unfit.values()))
+    lines = [f"{_quoted(text for text in unfit if unfit[text] == why)}: {why}" for why in reasons]
+    if len(lines) > 1:
+        lines = [f"{len(unfit)} specs cannot be fitted", *(f"- {line}" for line in lines)]
+    if kept:
+        lines.append(f'Leave out {_quoted(unfit)}, as `on_unfit="skip"` does, to fit the other {len(kept)}')
+    return "\n".join(lines)
+
+
+def by_class(leaves: Iterable[Spec]) -> list[Spec]:
+    """The leaves that are fitted to the classes of the training rows."""
+    return [leaf for leaf in leaves if counts_classes(registry.get(leaf.name).evidence)]
+
+
+def missing_labels(leaves: Iterable[Spec]) -> str:
+    """The words for training rows without the labels that these leaves need."""
+    return (
+        f"labels are needed to fit {_quoted(leaves)}: the class of each training row. "
+        "Pass `Outputs(logits, features, labels)`"
+    )
+
+
+@contextmanager
+def without_a_fold(folds: int) -> Iterator[None]:
+    """Say in an error that a fold was left out."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}. Cross-fitting leaves one of {folds} folds out; `crossfit=0` leaves none") from None
+
+
+def check_directions(leaf: Spec, whole: int, part: int, rows: int, sizes: tuple[int, int]) -> None:
+    """Require that a cross-fitted score measures nearly as many directions without a fold as with all rows.
+
+    `sizes` are the numbers of features and of classes.
+    """
+    if part < _SAME_DIRECTIONS * whole:
+        raise ValueError(
+            f"`{leaf}` inside `sirc` needs more training rows: it measures {whole} directions of the features, and "
+            f"only {part} when a fold of the {rows} rows is left out. Fit on at least {2 * sizes[0] + sizes[1]} rows, "
+            "use `residual` or `l1`, or give a= and b="
+        )
+
+
+def _check_rows(spec: Spec, train: Outputs | OutputStore, folds: int) -> None:
+    """Require the training rows that a spec takes, where its scores say how many."""
+    rows, layout = len(train), train.layout
+    sizes = layout.num_features or 0, layout.num_classes
+    statistics = fitted_terms(fitted_combinations([spec]))
+    fold = fold_of(torch.arange(rows, device="cpu"), max(1, folds))
+    left = rows - int(fold.bincount().max()) if folds else rows
+    for leaf in needed_leaves([spec]):
+        score, within = registry.get(leaf.name), leaf in statistics
+        if "bank" in score.evidence:
+            check_bank(leaf, rows, excluding_self=within and not folds and rows <= BANK_SIZE)
+            with without_a_fold(folds):
+                check_bank(leaf, left if within else rows)
+        # With more rows than this it measures all directions, whatever their classes.
+        if within and folds and score.directions is not None and layout.labels and left < sum(sizes):
+            batches = [train] if isinstance(train, Outputs) else train
+            labels = torch.cat([batch.labels.cpu() for batch in batches if batch.labels is not None])
+            kept = [labels[fold != number] for number in range(-1, folds)]
+            whole, *parts = (score.directions(len(y), int(y.bincount().count_nonzero()), sizes[0]) for y in kept)
+            check_directions(leaf, whole, min(parts), rows, sizes)
+
+
+def _quoted(specs: Iterable[Spec | str]) -> str:
+    return ", ".join(f"`{spec}`" for spec in specs)
