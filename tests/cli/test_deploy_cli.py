@@ -19,7 +19,7 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli.deploy import read_confidences
-from sirc.experiment.choice import choices, outputs_to_choose
+from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, fit_run, train_run
 from support.interpreters import Interpreter
@@ -479,12 +479,14 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
 
 
-def test_a_damaged_or_foreign_note_of_a_choice_is_none(here, command):
+def test_a_damaged_choice_is_told_and_one_on_other_images_does_not_count(here, command):
     study = Experiment.read("tiny.toml")
     run = study.run(1)
     for text in ("{", "[]", '{"select": 3}', '{"select": {"score": "msp"}}', '{"select": {"score": 1, "x": 2}}'):
         run.choice.write_text(text)
-        assert choices(run) == []
+        code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
+        assert code == 1
+        assert "must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, and" in err
     other = {"score": "knn", "images": "validation", "data": "elsewhere"}
     run.choice.write_text(json.dumps({"select": other}))
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
@@ -50,10 +49,16 @@ class Chosen:
 
 
 def choices(run: Run) -> list[Chosen]:
-    """The choices of each command in a run's folder, the latest last; none that is damaged."""
-    with suppress(FileNotFoundError, StoreError, TypeError):
+    """The choices of each command in a run's folder, the latest last."""
+    try:
         return [Chosen(command, **about) for command, about in read_json(run.choice).items()]
-    return []
+    except FileNotFoundError:
+        return []
+    except (StoreError, TypeError) as error:  # then nobody knows which rows a threshold may be set on
+        raise StoreError(
+            f"'{run.choice}' must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, "
+            "and choose again."
+        ) from error
 
 
 def keep_choice(run: Run, command: str, score: str, name: str) -> None:

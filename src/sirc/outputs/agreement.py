@@ -74,7 +74,7 @@ def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:
     """Give other predictions the class that fits best: the most frequent pair of classes first, each class once."""
     if not len(labels) or not len(others):
         return others
-    pairs, counts = torch.stack((predictions, labels)).unique(dim=1, return_counts=True)
+    pairs, counts = torch.unique(torch.stack((predictions, labels)), dim=1, return_counts=True)
     fits: dict[int, int] = {}
     taken: set[int] = set()
     for pair in counts.argsort(descending=True, stable=True).tolist():
