@@ -10,7 +10,7 @@ from scipy import integrate, stats
 
 from sirc.deploy.monitor import Monitor, monitor
 from sirc.deploy.monitor.betting import Bets, OodShare, rate_interval
-from sirc.deploy.threshold import at_cost, at_coverage, at_risk
+from sirc.deploy.threshold import at_cost, at_coverage, at_recall, at_risk
 
 REPEATS = 1000
 
@@ -209,6 +209,62 @@ def test_the_bound_on_the_ood_share_is_of_use(share, shift, least):
 def test_input_more_confident_than_id_shows_no_ood():
     rng = np.random.default_rng(7)
     assert monitor(rng.normal(size=1000), rng.normal(1, 1, 5000), 0.0).ood_share == 0.0
+
+
+# Inputs that repeat
+
+TOLERANCE = 1e-4
+RULES = {
+    "coverage": lambda rows, rng: at_coverage(rows, 0.8, tolerance=TOLERANCE),
+    "recall": lambda rows, rng: at_recall(rows, rng.random(300) < 0.8, 0.9, delta=0.05, tolerance=TOLERANCE),
+    "cost": lambda rows, rng: at_cost(
+        rows, rng.random(300) < 0.8, rows[:50] - 0.5, alpha=0.8, beta=0.5, reject_cost=0.1, tolerance=TOLERANCE
+    ),
+}
+MOVES = {  # shares by which 500 confidences change; `which` has the prototype, of six, that each input is
+    "in the last digits": lambda which, rng: 1e-8 * rng.uniform(-1, 1, 500),
+    "all down in the last digits": lambda which, rng: np.full(500, -1e-8),
+    "by the margin, each prototype in a way of its own": lambda which, rng: TOLERANCE * rng.choice([-1, 1], 6)[which],
+    "all down by the margin": lambda which, rng: np.full(500, -TOLERANCE),
+    "all up by the margin": lambda which, rng: np.full(500, TOLERANCE),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("apart", [0.7, 1.5e-4])  # from one prototype to the next: far, and within what both may change
+def test_confidences_of_repeated_inputs_that_change_a_little_are_no_drift(rule, apart, attack):
+    rng = np.random.default_rng(11)
+    delta, alarms, claims = 0.05, [], []
+    for repeat in range(attack.trials(200)):
+        levels, weights = 2 + apart * np.arange(6), rng.dirichlet(np.full(6, 2.0))
+        calibration, which = levels[rng.choice(6, 300, p=weights)], rng.choice(6, 500, p=weights)
+        watch = Monitor(calibration, RULES[rule](calibration, rng), delta)
+        move = list(MOVES.values())[repeat % len(MOVES)](which, rng)
+        size = np.maximum(levels[which], np.median(calibration))  # of which a change is a share
+        alarms.append(watch.update(levels[which] + move * size))
+        claims.append(watch.report().ood_share > 0)
+    assert rarely(alarms, delta)
+    assert rarely(claims, delta)
+    attack.tried("monitors of inputs that repeat", len(alarms), "false alarms at most as often as δ says")
+
+
+def test_a_margin_widens_the_promised_interval_by_the_rows_within_it():
+    rows = np.repeat([1.0, 2.0, 2.00005, 2.0003], 25)
+    found = at_coverage(rows, 0.5, tolerance=TOLERANCE)
+    assert found.value == pytest.approx(2.00005 * (1 - TOLERANCE))  # accepts the rows at 2 as they are now
+    got = Monitor(rows, found, 0.1).report()
+    assert got.promised == 0.75
+    least, most = (stats.binomtest(count, 100).proportion_ci(0.95, "exact") for count in (50, 75))
+    assert got.promised_interval == pytest.approx((least.low, most.high), rel=1e-9)
+
+
+def test_a_real_shift_beyond_the_margin_still_shows():
+    rng = np.random.default_rng(12)
+    rows = rng.choice([1.0, 2.0, 3.0], 500)
+    watch = Monitor(rows, at_coverage(rows, 0.6, tolerance=TOLERANCE))
+    assert watch.update(rng.choice([1.0, 2.0, 3.0], 500) - 0.001)
+    assert watch.report().ood_share > 0.2
 
 
 # Step by step, and odd input

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import sirc
+from sirc import functional
 from sirc.deploy.selective import LOWEST, ConfidenceGraph
-from sirc.scores import registry
+from sirc.scores import registry, score
 
 pytestmark = pytest.mark.filterwarnings("ignore:`head` should give the logits")  # whose size is changed alone
 CLASSES, FEATURES, ROWS = 3, 6, 60
@@ -132,3 +133,20 @@ def test_a_deployed_score_is_finite_and_never_accepts_what_it_cannot_compute(sco
 def test_the_tuning_rows_are_checked():
     with pytest.raises(ValueError, match="`residual` must be a finite number"):
         sirc.fit("bayes(msp, residual)", rows(0, torch.float32), head=HEAD, val=rows(2, torch.float32, features=1e25))
+
+
+def test_the_formula_as_printed_is_no_score_and_leaves_no_scorer_as_nan(scratch_registry):
+    with pytest.raises(ValueError, match="unknown"):
+        sirc.Scorer("sirc_literal(msp, l1)")
+
+    @score(needs="logits")
+    def printed(logits):
+        """S1 at its most times a factor that overflows: 0·∞."""
+        return functional.sirc_literal(functional.msp(logits), torch.full((len(logits),), -1e5), 0.0, 1.0, 1.0)
+
+    logits = torch.tensor([[1e3, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    assert printed(logits).isnan().tolist() == [True, False]
+    scorer = sirc.Scorer("printed")
+    with pytest.raises(ValueError, match="`printed` must be a finite number for every row; got nan at row 0"):
+        scorer(sirc.Outputs(logits))
+    assert ConfidenceGraph(scorer, "printed", torch.float32)(logits, None).tolist() == [LOWEST, LOWEST]

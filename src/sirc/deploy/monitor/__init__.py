@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import final
 
+import numpy as np
+
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_number
 from sirc.deploy.monitor.betting import Bets, OodShare, interval_anywhere, rate_interval
-from sirc.deploy.threshold.counts import as_confidences, check_inner
+from sirc.deploy.threshold.counts import as_confidences, check_inner, typical_size
 from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
 from sirc.metrics import as_scores, binomial_interval
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
+
+_USUAL = 1e-4  # the share by which confidences change with the batch size of a float32 network
+_ROUNDING = 1e-6  # of a change: adding and subtracting it is not exact
 
 
 @final
@@ -35,7 +40,8 @@ class Monitoring:
     """The share of calibration rows accepted."""
     promised_interval: tuple[float, float]
     """Contains the calibration population's acceptance rate with probability 1 − δ/2: Clopper–Pearson's interval,
-    or, for a `Threshold` of least cost, that of Dvoretzky, Kiefer and Wolfowitz, valid at all thresholds at once."""
+    or, for a `Threshold` of least cost, that of Dvoretzky, Kiefer and Wolfowitz, valid at all thresholds at once. It is
+    wider by the rows which a change within the margin of the `Threshold` takes to its other side."""
     e_value: float
     """The capital of bets against every rate in `promised_interval`, now."""
     p_value: float
@@ -92,14 +98,23 @@ class Monitor:
         if math.isnan(self.threshold):
             raise ValueError("`threshold` must be a number; got NaN, which accepts nothing. Pass one that is feasible.")
         self.delta = check_inner("delta", delta)
-        accepted, n = int((rows >= self.threshold).sum()), len(rows)
-        self._calibration, self._promised = n, accepted / n
+        n = len(rows)
+        self._calibration, self._promised = n, int((rows >= self.threshold).sum()) / n
+        # Confidences change from run to run by a share of their size, or of the typical one, that the threshold allows
+        # for: so much lower or higher may a calibration row be in production.
+        margin, typical = threshold.margin if isinstance(threshold, Threshold) else 0.0, typical_size(rows)
+        share = margin / max(abs(self.threshold + margin), typical) if margin else 0.0
+        size = np.where(np.isfinite(rows), np.maximum(np.abs(rows), typical), 0.0)
+        least = int((rows - share * (1 - _ROUNDING) * size >= self.threshold).sum())
+        most = int((rows + share * (1 + _ROUNDING) * size >= self.threshold).sum())
         # The search for the least cost prefers a threshold at which these rows happen to be accepted more, or less,
         # than their population. Only limits that hold at all thresholds at once allow for that.
         searched = isinstance(threshold, Threshold) and threshold.rule == "cost"
-        self._interval = (interval_anywhere if searched else binomial_interval)(accepted, n, self.delta / 2)
+        interval = interval_anywhere if searched else binomial_interval
+        self._interval = interval(least, n, self.delta / 2)[0], interval(most, n, self.delta / 2)[1]
         self._bets = Bets(*self._interval)
-        self._share = OodShare(rows, self.delta)
+        # A row that comes again is not OOD for its last digits, whether or not there is a margin.
+        self._share = OodShare(rows - max(share, _USUAL) * (1 + _ROUNDING) * size, self.delta)
         self._first: int | None = None
 
     def update(self, confidences: ArrayLike) -> bool:
