@@ -479,7 +479,7 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
     (tmp_path / "cut.onnx").write_bytes(graph.read_bytes()[:-1000])
     with pytest.raises(ValueError, match="must be an ONNX graph"):
         make_app(tmp_path / "cut.onnx")
-    with pytest.raises(ValueError, match="must say how images are prepared"):
+    with pytest.raises(ValueError, match="must take images and say how they are prepared"):
         make_app(described(graph, tmp_path / "unprepared.onnx", preprocess=None))
     model = onnx.load(graph)
     del model.metadata_props[:]

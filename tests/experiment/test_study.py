@@ -728,6 +728,7 @@ SMALL_DEMO = [
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sirc.DataWarning")  # that the network, trained for a moment, guesses
 def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
