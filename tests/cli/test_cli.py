@@ -143,6 +143,10 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     assert "stopped; what was finished is kept, and the same command goes on from there" in err
     err = command("train", "tiny.toml", "--overwrite")[2]
     assert "is kept, and the same command, without `--overwrite`, goes on from there" in err
+    monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
+    err = command("demo", "--redo", "fit")[2]
+    assert err.startswith("this takes about three minutes on two idle cores")
+    assert "is kept, and the same command, without `--redo`, goes on from there" in err
     monkeypatch.setattr("sirc.experiment.read_results", interrupted)
     Path("results.csv").touch()
     assert "stopped; nothing was written, and the same command begins anew" in command("table", "results.csv")[2]
@@ -273,7 +277,9 @@ def test_a_pretrained_experiment_is_not_trained(study, command):
     code, _, err = command("train", "tiny.toml")
     assert code == 1
     assert "must have a [train] table" in err
-    assert command("extract", "tiny.toml", "--only", "test", "--quiet")[0] == 0
+    torch.save(sirc.models.build("tiny_model:small").state_dict(), "weights.pt")
+    given = ["tiny.toml", "--set", "model.checkpoint=weights.pt"]
+    assert command("extract", *given, "--only", "test", "--quiet")[0] == 0
     assert sirc.OutputStore("runs/tiny/pretrained/outputs/test").complete
 
 

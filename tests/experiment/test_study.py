@@ -617,6 +617,25 @@ def test_an_interrupted_extraction_is_begun_anew_with_other_settings(experiment,
 
 
 @pytest.mark.slow
+def test_where_nothing_is_left_to_do_no_network_is_built_and_no_image_read(experiment, monkeypatch):
+    small = Experiment.read("tiny.toml", ["seeds=[1]", "model.name=timm:test_resnet", "train.epochs=1"])
+    run_study([small], figures=False)
+
+    def fail(*_, **__):
+        pytest.fail("there is nothing to do")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sirc.models.build", fail)
+        patch.setattr("sirc.data.folder.read_image", fail)
+        patch.setattr(torch.nn.Module, "load_state_dict", fail)
+        assert done(run_study([small], figures=False)) == []
+    tensors, metadata = read_safetensors(small.run(1).weights)
+    tensors["fc.bias"] = tensors["fc.bias"] + 1
+    write_safetensors(small.run(1).weights, tensors, metadata, overwrite=True)
+    assert "tiny, seed-1: extract" in done(run_study([small], figures=False))
+
+
+@pytest.mark.slow
 def test_changed_images_of_a_finished_study_are_told_with_the_option_that_takes_them(experiment, finished, command):
     next(Path("data/grey").rglob("*.png")).unlink()
     code, _, err = command("run", "tiny.toml", "--no-figures", "--quiet")

@@ -95,14 +95,17 @@ def demo(
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
 
-    Two architectures, two seeds each, no download, a few minutes on two cores. It ends with a table, what it says of
-    the paper's findings, the paths of all it made, and the page to open. A stopped demo goes on by the same command.
+    Two architectures, two seeds each, no download, about three minutes on two idle cores. It ends with a table, what it
+    says of the paper's findings, the paths of all it made, and the page to open. A stopped demo goes on by the same
+    command.
 
     Example: `sirc demo --out sirc-demo`
     """
     from sirc.experiment.demo import run_demo
 
     with on_device(device, quiet) as (where, progress):
+        if not (out / "findings.md").exists():  # its last file
+            progress.note("this takes about three minutes on two idle cores; if stopped, the same command goes on")
         study, findings = run_demo(out, device=where, figures=figures, redo=redo or (), progress=progress)
     verdicts = [f"{finding.claim}: {finding.verdict}. {finding.measured}." for finding in findings]
     _show(study, open_, negatives=["wrong", "OOD mean", "Close", "Far"], verdicts=verdicts)

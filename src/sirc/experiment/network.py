@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -15,6 +18,7 @@ from sirc._utils.files import read_json, read_metadata, read_safetensors, write_
 from sirc._utils.text import shorten
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
+from sirc.experiment.stage import digest
 from sirc.outputs import Head
 
 _HEAD_FORMAT = "sirc.Head/1"
@@ -45,6 +49,17 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
             )
         _REPEATABLE.add(repr(experiment.model))
     return model.eval()
+
+
+def network_key(experiment: Experiment, run: Run) -> str:
+    """What decides a network, known without building it; empty for a function's, which may change in any way."""
+    model, file = experiment.model, run.weights
+    if experiment.train is None:
+        file = Path(os.path.expanduser(os.path.expandvars(model.checkpoint or "")))
+    if model.own or not (file.is_file() or model.pretrained):
+        return ""
+    versions = [version("torch"), version(model.name.partition(":")[0])]
+    return json.dumps([repr(model), digest(file) if file.is_file() else "", versions])
 
 
 def fingerprint_of(experiment: Experiment, run: Run) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -58,6 +59,14 @@ class Stage:
         """The files that the stage made."""
         return [self.folder / name for name in self._read()[1]]
 
+    @property
+    def seen(self) -> dict[str, str]:
+        """What the stage saw when it was done; empty for a stamp of an earlier version."""
+        with suppress(FileNotFoundError, StoreError):
+            if isinstance(seen := read_json(self._stamp).get("seen"), dict):
+                return seen
+        return {}
+
     def is_done(self) -> bool:
         """Whether the stage was done with these inputs, and all it made is still there as it was."""
         made = self._read()[1]
@@ -80,10 +89,10 @@ class Stage:
         """Remove the stamp before the work is done again: killed halfway it must not look done."""
         self._stamp.unlink(missing_ok=True)
 
-    def record(self, made: Iterable[Path] = ()) -> None:
-        """Stamp the stage as done."""
+    def record(self, made: Iterable[Path] = (), *, seen: Mapping[str, str] | None = None) -> None:
+        """Stamp the stage as done; `seen` is what later commands compare before they look at more."""
         files = {str(path.relative_to(self.folder)): digest(path) for path in made}
-        stamp = {"inputs": self.inputs, "made": files}
+        stamp = {"inputs": self.inputs, "made": files} | ({"seen": {**seen}} if seen else {})
         atomic_write(self._stamp, lambda file: file.write(json.dumps(stamp, indent=1).encode()))
 
     def _read(self) -> tuple[Inputs | None, dict[str, str]]:

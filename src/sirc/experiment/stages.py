@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +19,16 @@ from sirc.data import READ_ERRORS, DeviceCache, ImageSet, Source, eval_geometry
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
-from sirc.experiment.network import build, fingerprint_of, has_head, load_head, network, recipe_of, save_head
+from sirc.experiment.network import (
+    build,
+    fingerprint_of,
+    has_head,
+    load_head,
+    network,
+    network_key,
+    recipe_of,
+    save_head,
+)
 from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
@@ -77,9 +86,29 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
 
 
 def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
-    """The extraction of every dataset that a study needs."""
-    weights = fingerprint_of(experiment, run)
+    """The extraction of every dataset that a study needs.
+
+    The network is built only where the stores may be another's.
+    """
+    stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.stored}
+    key = network_key(experiment, run)
+    made_by = {(stage.inputs_before or {}).get(_WEIGHTS) for stage in stages.values()}
+    if key and len(made_by) == 1 and all(stage.seen.get("network") == key for stage in stages.values()):
+        weights = str(made_by.pop())
+    else:
+        weights = fingerprint_of(experiment, run)
     return {name: outputs_stage(experiment, run, name, weights) for name in experiment.stored}
+
+
+def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: DeviceCache) -> bool:
+    """Whether all outputs are finished, lack no image, and are of the images that there are now, in every process."""
+    same = all(
+        stage.is_done()
+        and not OutputStore(stage.outputs[0]).skipped
+        and stage.seen.get("images") == images_of(experiment, name, augmented=True, cache=cache).fingerprint
+        for name, stage in stages.items()
+    )
+    return all(distributed.gather_texts("yes" if same else ""))
 
 
 def fit_stage(experiment: Experiment, run: Run) -> Stage:
@@ -207,7 +236,7 @@ def extract_run(
     on_device = options.pop("cache") == "device"
     names = list(names or experiment.stored)
     check_trained(experiment, run)
-    _check_held_out(experiment, run, names, cache, progress)
+    check_held_out(experiment, run, names, cache, progress)
     model = network(experiment, run).to(device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -225,7 +254,7 @@ def extract_run(
         )
         return CachedSet(images, geometry, load)
 
-    stores = {}
+    stores, key = {}, network_key(experiment, run)
     head: Head | None = None
     with known_weights(model) as weights:
         for name in names:
@@ -248,10 +277,14 @@ def extract_run(
                 name=f"{run.folder.name}, {name}",
                 **options,
             )
+            seen = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
                 if distributed.is_main() and not stage.is_done():
-                    stage.record()
+                    stage.record(seen=seen)
                     warn_of_store(name, stores[name])
+                elif distributed.is_main() and stage.seen != seen:
+                    with suppress(OSError):  # a finished study may be read-only
+                        stage.record(seen=seen)
     return stores
 
 
@@ -308,7 +341,7 @@ def _described(source: Source) -> dict[str, object]:
     return unordered | source.class_order
 
 
-def _check_held_out(
+def check_held_out(
     experiment: Experiment, run: Run, names: Iterable[str], cache: DeviceCache | None, progress: Progress
 ) -> None:
     """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""

@@ -35,6 +35,8 @@ from sirc.experiment.results import (
 )
 from sirc.experiment.stage import Stage, digest
 from sirc.experiment.stages import (
+    are_unchanged,
+    check_held_out,
     check_trained,
     extract_run,
     fit_run,
@@ -207,7 +209,10 @@ class _Worker:
         has_images = experiment.folder not in self.imageless
 
         def train(_: list[Stage]) -> None:
-            if has_images:
+            if has_images and not experiment.model.own and "train" not in self.redo and stages[0].is_done():
+                check_trained(experiment, run)
+                check_held_out(experiment, run, ["train"], cache, progress)
+            elif has_images:
                 cpu, redo = device.type == "cpu", "train" in self.redo
                 train_run(experiment, run, cpu=cpu, overwrite=redo, progress=progress, cache=cache)
             else:
@@ -215,6 +220,8 @@ class _Worker:
 
         def extract(stale: list[Stage]) -> None:
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
+            if has_images and not stale and are_unchanged(experiment, outputs, cache):
+                return
             if stale:
                 extract([name for name, stage in outputs.items() if stage in stale], overwrite=True)
             if has_images:
@@ -222,7 +229,8 @@ class _Worker:
 
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
-            self.step(f"{name}: train", [train_stage(experiment, run)], train, always=True)
+            stages = [train_stage(experiment, run)]
+            self.step(f"{name}: train", stages, train, always=True)
         outputs = outputs_stages(experiment, run)
         self.step(f"{name}: extract", list(outputs.values()), extract, always=True)
         fit = partial(fit_run, experiment, run, device=device, overwrite=True, progress=progress)
