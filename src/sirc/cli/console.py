@@ -66,14 +66,14 @@ def telling_warnings() -> Iterator[None]:
         warnings.simplefilter("always", DataWarning)
         plain, told = warnings.showwarning, set()
 
-        def tell(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        def tell(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, DataWarning):
-                plain(message, category, filename, lineno, *rest)
+                plain(message, category, *rest, **named)
             elif str(message) not in told and is_main():
                 told.add(str(message))
                 say(f"warning: {message}")
 
-        warnings.showwarning = tell
+        warnings.showwarning = tell  # type: ignore[assignment]
         yield
 
 
