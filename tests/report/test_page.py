@@ -318,7 +318,59 @@ def test_several_runs_have_bands_and_marks_where_a_difference_is_noise(open_page
         bands = "(id) => document.getElementById(id).data.filter((trace) => trace.meta === 'band').length"
         assert page.evaluate(bands, plot) == 2  # of the best and of the baseline
         assert single.evaluate(bands, plot) == 0
-    assert "≈" not in single.inner_text("#ranked")
+
+
+@pytest.mark.parametrize(("metric", "name"), [("risk", "risk@95"), ("aurr", "aurr"), ("aurc", "aurc")])
+def test_one_run_has_the_sampling_error_that_compare_finds(open_page, one, metric, name):
+    (evaluation,) = one.evaluations
+    page = open_page(one.path)
+    for alpha, beta in ((0.5, 0.5), (0.8, 0.9)):
+        follow(page, f"alpha={alpha}&beta={beta}&by={metric}")
+        found = evaluation.compare("msp", draws=300, alpha=alpha, beta=beta, negatives=["pooled"])
+        for line in found[found["metric"] == name].itertuples():
+            cell = page.locator(f'#ranked tr[data-score="{line.score}"] [data-column="difference"]')
+            spread = float(cell.get_attribute("title").split()[1]) / 100
+            assert spread == pytest.approx((line.high - line.low) / 2, rel=0.4), (line.score, alpha, beta)
+            noise = abs(line.difference) <= spread
+            assert ("≈" in cell.inner_text()) == noise
+            assert (cell.get_attribute("class") in ("better", "worse")) == (not noise)
+            if not 0.6 < abs(line.difference) / spread < 1.4:
+                assert noise == (line.low <= 0 <= line.high), (line.score, alpha, beta)
+    assert "2 standard errors by resampling" in page.inner_text("#ranked-note")
+    assert "noise (± 2 standard errors by resampling is " in page.inner_text("#advice")
+
+
+def test_a_lead_of_one_run_that_is_noise_is_neither_coloured_nor_bare_of_dots(open_page, tmp_path):
+    """Scores that are equally good but for luck: nothing on the page calls one of them better."""
+    equal = dict.fromkeys(("msp", "energy", "mine"), (1.2, 1.2, 1.2))
+    page = open_page(report(made_up(equal, right=400, wrong=100, seed=4), tmp_path / "equal.html"), fresh=True)
+    assert page.locator("#ranked .better, #ranked .worse").count() == 0
+    assert page.locator("#sets .better, #sets .worse").count() <= 1  # of eight, each wrong once in twenty
+    noisy = np.array([[cell[4] for cell in row] for row in read_map(page)[2]])
+    assert noisy.mean() > 0.9
+    assert "but nowhere beyond noise" in page.inner_text("#advice") or not noisy[20].all()
+
+
+def test_one_of_several_runs_is_judged_by_the_spread_over_them(open_page, seeds):
+    page = open_page(seeds.path, "run=2")
+    values = dict(zip(SCORES, risks(seeds.evaluations, alpha=0.5, beta=0.5), strict=True))
+    for score in SCORES[1:]:
+        differences = values[score] - values["msp"]
+        cell = page.locator(f'#ranked tr[data-score="{score}"] [data-column="difference"]')
+        assert ("≈" in cell.inner_text()) == (abs(differences[2]) <= 2 * np.std(differences, ddof=1)), score
+        assert "2 std over 4 runs" in cell.get_attribute("title")
+
+
+def test_columns_out_of_sight_are_hinted_at(open_page, tmp_path):
+    sets = {f"a set with a long name {i}": 30 for i in range(10)}
+    page = open_page(report(made_up(sets=sets), tmp_path / "wide.html"), fresh=True)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    settle(page)
+    hint = "() => getComputedStyle(document.getElementById('ranked-note'), '::before').content"
+    assert "More columns to the right" in page.evaluate(hint)
+    page.evaluate("() => { document.getElementById('ranked').parentElement.scrollLeft = 1e6; }")
+    page.wait_for_selector(".scroll:not([data-more]) > #ranked")
+    assert page.evaluate(hint) == "none"
 
 
 def test_bands_are_two_standard_deviations_wide(open_page, seeds):

@@ -131,6 +131,8 @@ def evaluate(
 ) -> None:
     """Evaluate outputs that you bring as arrays: `.npz` or `.safetensors` files with `logits`, `features`, `labels`.
 
+    Or confidences of one score, in files with `conf`, `pred` and `label` as OpenOOD saves them; `--score` names it.
+
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
     from sirc.experiment import PAPER_SPECS, TARGETS, arrays, save_results
@@ -144,30 +146,37 @@ def evaluate(
         raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
     for target in TARGETS:
         refuse_existing(out / target, overwrite)
-    sets = {key: arrays.load_outputs(path) for key, path in named_pairs("--ood", ood)}
+    sets = dict(named_pairs("--ood", ood))
     groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
     with reporting(quiet=quiet) as progress:
-        training = None if train is None else arrays.load_outputs(train)
-        run = arrays.evaluate_arrays(
-            training,
-            arrays.load_outputs(id_),
-            sets,
-            specs=spec,
-            head=arrays.find_head_in(head, train),
-            crossfit="auto" if crossfit == "auto" else int(crossfit),
-            val=None if val is None else arrays.load_outputs(val),
-            on_unfit=on_unfit.value,
-            groups=groups or None,
-            model=name,
-            progress=progress,
-        )
-        if not spec and len(run.scorer.specs) < 16:
-            missing = ", ".join(spec for spec in PAPER_SPECS if spec not in run.scorer.specs)
+        if confidences := arrays.has_confidences(id_):
+            if train is not None or head is not None or (spec and len(spec) > 1):
+                raise ConfigError(f"'{id_}' has confidences, from which nothing is fitted: `--score` may name theirs.")
+            run = arrays.evaluate_confidences(
+                id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
+            )
+        else:
+            run = arrays.evaluate_arrays(
+                None if train is None else arrays.load_outputs(train),
+                arrays.load_outputs(id_),
+                {key: arrays.load_outputs(path) for key, path in sets.items()},
+                specs=spec,
+                head=arrays.find_head_in(head, train),
+                crossfit="auto" if crossfit == "auto" else int(crossfit),
+                val=None if val is None else arrays.load_outputs(val),
+                on_unfit=on_unfit.value,
+                groups=groups or None,
+                model=name,
+                progress=progress,
+            )
+        scores = run.evaluation.scores
+        if not spec and not confidences and len(scores) < 16:
+            missing = ", ".join(spec for spec in PAPER_SPECS if spec not in scores)
             progress.note(
                 f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
                 "with `features`, `labels`, `head_weight` and `head_bias` allows all."
             )
-        if val is not None and not Needs.of(run.scorer.specs).tuned:
+        if val is not None and not Needs.of(scores).tuned:
             progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
         study = save_results(
             [run], out, figures=figures, formats=list(format_ or FigureFormat), overwrite=overwrite, progress=progress

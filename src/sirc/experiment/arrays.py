@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sirc._utils.arrays import ArrayLike
-from sirc._utils.files import PathLike, array_names, read_npz, read_safetensors, write_npz
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_integer, check_same_length, check_shape
+from sirc._utils.files import PathLike, array_names, read_npz, read_safetensors, require_array, write_npz
 from sirc.errors import OnError
 from sirc.evaluation import evaluate
 from sirc.experiment.config import PAPER_SPECS
 from sirc.experiment.results import RunResults
-from sirc.outputs import Head, Outputs, OutputStore
+from sirc.outputs import Head, Outputs, OutputStore, warn_of_labels
 from sirc.progress import SILENT, Progress
 from sirc.scores import Crossfit, Needs, Scorer, fit
 
 WEIGHT, BIAS = "head_weight", "head_bias"
+_CONFIDENCES = ("conf", "pred", "label")  # as OpenOOD saves them
 
 
 def load_outputs(path: PathLike) -> Outputs | OutputStore:
@@ -61,6 +63,39 @@ def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
     if head is not None and first is None:
         raise ValueError(f"'{head}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
     return first
+
+
+def has_confidences(path: PathLike) -> bool:
+    """Whether a file has confidences, predictions and labels in place of logits, as OpenOOD saves them."""
+    path = Path(path)
+    names = array_names(path) if path.suffix == ".npz" and path.is_file() else set()
+    return "logits" not in names and "conf" in names
+
+
+def evaluate_confidences(
+    test: PathLike,
+    ood: Mapping[str, PathLike],
+    *,
+    score: str,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    model: str = "model",
+) -> RunResults:
+    """Evaluate the confidences of one score from files that have `conf`, `pred` and `label`; OOD files need `conf`."""
+    arrays = read_npz(test, _CONFIDENCES)
+    for name in _CONFIDENCES[1:]:
+        require_array(test, name, arrays)
+    predictions, labels = (as_tensor(name, arrays[name]) for name in _CONFIDENCES[1:])
+    for name, values in (("pred", predictions), ("label", labels)):
+        check_same_length(name, values, "conf", as_tensor("conf", arrays["conf"]))
+        check_shape(name, values, n=1, hint="Pass one number for each input.")
+        check_integer(name, values)
+    if int(labels.min()) < 0:
+        row = int((labels < 0).nonzero()[0])
+        raise ValueError(f"'{test}' must have the class of each ID input; `label` is {int(labels[row])} at row {row}.")
+    warn_of_labels("test", predictions.long(), labels.long())
+    outside = {name: {score: read_npz(path, _CONFIDENCES[:1])["conf"]} for name, path in ood.items()}
+    evaluation = evaluate({score: (arrays["conf"], predictions == labels)}, ood=outside, groups=groups)
+    return RunResults(model, 0, evaluation)
 
 
 def possible_specs(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias, final
 
@@ -36,14 +36,14 @@ _PREFIX = "confidence of "  # in files, so that no score is taken for `correct`
 @final
 @dataclass(frozen=True)
 class RunResults:
-    """The evaluation of one network, with the outputs and the scorer behind it, and its experiment if it has one."""
+    """The evaluation of one network, with what is known of the outputs and the scorer behind it, and its experiment."""
 
     model: str
     seed: int
     evaluation: Evaluation
-    scorer: Scorer
-    test: Outputs | OutputStore
-    ood: Mapping[str, Outputs | OutputStore]
+    scorer: Scorer | None = None
+    test: Outputs | OutputStore | None = None
+    ood: Mapping[str, Outputs | OutputStore] = field(default_factory=dict)
     experiment: Experiment | None = None
 
     @property
@@ -158,7 +158,7 @@ def groups_of(experiment: Experiment) -> dict[str, list[str]]:
 def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
     """Choose the scores that the experiments want in tables, page and figures: all, unless `report.specs` says."""
     wanted = {str(parse(text)) for experiment in experiments for text in experiment.report.specs}
-    if not all(experiment.report.specs for experiment in experiments):
+    if not wanted or not all(experiment.report.specs for experiment in experiments):
         return list(scores)
     return [score for score in scores if str(parse(score)) in wanted] or list(scores)
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
-from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics
+from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.intervals import (
     AurocComponents,
@@ -38,6 +38,7 @@ __all__ = [
     "binomial_interval",
     "bootstrap_grids",
     "bootstrap_metrics",
+    "draws_of",
     "find_metric",
     "kendall",
     "least_count",

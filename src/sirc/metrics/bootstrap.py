@@ -67,7 +67,7 @@ def bootstrap_metrics(
     slow = [metric for metric in all_metrics() if metric.per_negative and metric.name not in ResampledScore.METRICS]
     a, b = torch.tensor([alpha], dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
     samples: dict[tuple[str, str, str], list[Tensor]] = {}
-    for counts in _draws(correct, ood, draws, seed).blocks():
+    for counts in draws_of(correct, ood, draws, seed):
         masses = {name: torch.cat(_masses(counts, members, equal_sets)) for name, members in unions.items()}
         for score, one in resampled.items():
             by_negative = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
@@ -103,7 +103,7 @@ def bootstrap_grids(
     for score, values in confidences.items() if metric.name in ResampledScore.ON_GRIDS else ():
         oods = {"all": torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])}
         resampled[score] = ResampledScore(values[correct], values[~correct], oods, recall=recall)
-    for counts in _draws(correct, ood, draws, seed).blocks():
+    for counts in draws_of(correct, ood, draws, seed):
         if not resampled:
             grids = []
             for score, values in confidences.items():
@@ -123,10 +123,11 @@ def bootstrap_grids(
         yield of_wrong * beta + of_ood * (1 - beta)
 
 
-def _draws(correct: Tensor, ood: OodScores, draws: int, seed: int) -> Draws:
+def draws_of(correct: Tensor, ood: OodScores, draws: int, seed: int) -> Iterator[Values]:
+    """Blocks of draws of ID✓, ID✗ and each OOD set, in this order: how often each sample was drawn."""
     sizes = {"correct": int(correct.sum()), "wrong": int((~correct).sum())}
     sizes |= {f"ood {name}": len(next(iter(by_score.values()))) for name, by_score in ood.items()}
-    return Draws(sizes, draws, seed, correct.device)
+    return Draws(sizes, draws, seed, correct.device).blocks()
 
 
 def _masses(counts: Values, sets: Iterable[str], equal_sets: bool) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,14 +75,15 @@ def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:
     """Give other predictions the class that fits best: the most frequent pair of classes first, each class once."""
     if not len(labels) or not len(others):
         return others
-    pairs, counts = torch.unique(torch.stack((predictions, labels)), dim=1, return_counts=True)
+    width = 1 + int(labels.max())
+    pairs, counts = np.unique((predictions * width + labels).numpy(), return_counts=True)
     fits: dict[int, int] = {}
     taken: set[int] = set()
-    for pair in counts.argsort(descending=True, stable=True).tolist():
-        predicted, true = pairs[0, pair].item(), pairs[1, pair].item()
+    for pair in pairs[np.argsort(-counts, kind="stable")].tolist():
+        predicted, true = divmod(pair, width)
         if predicted not in fits and true not in taken:
-            fits[int(predicted)] = int(true)
-            taken.add(int(true))
+            fits[predicted] = true
+            taken.add(true)
     table = torch.arange(1 + int(max(predictions.max(), others.max())))
     for predicted, true in fits.items():
         table[predicted] = true

@@ -27,14 +27,14 @@ class Run(Protocol):
 
 
 class ScoredRun(Run, Protocol):
-    """A run with the scorer and the outputs that its evaluation comes from."""
+    """A run with the scorer and the outputs that its evaluation comes from, unless it is of confidences alone."""
 
     @property
-    def scorer(self) -> Scorer:
+    def scorer(self) -> Scorer | None:
         """The fitted scorer."""
 
     @property
-    def test(self) -> Outputs | OutputStore:
+    def test(self) -> Outputs | OutputStore | None:
         """ID test outputs, with labels."""
 
     @property

@@ -127,7 +127,7 @@ def _of_model(runs: Sequence[ScoredRun]) -> Iterator[Plan]:
     if pairs := _pairs(first):
         chosen = next((spec for spec in _PAIRS if spec in pairs), pairs[0])
         ood = _grid_sets(first)[0]
-        yield "plane", lambda: plane(Plane.of(first.scorer, chosen, first.test, first.ood[ood]), title=ood)
+        yield "plane", lambda: plane(_planes(first, [chosen], ood)[chosen], title=ood)
 
 
 def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> Iterator[Plan]:
@@ -146,18 +146,23 @@ def _of_all(models: Mapping[str, Sequence[ScoredRun]]) -> Iterator[Plan]:
     for name, ending in zip(shared, _endings(shared, always=True), strict=True):
 
         def draw(name: str = name) -> Figure:
-            by_model = {run.model: planes(run.scorer, _pairs(run), run.test, run.ood[name]) for run in with_pairs}
-            return plane_grid(by_model, title=name)
+            return plane_grid({run.model: _planes(run, _pairs(run), name) for run in with_pairs}, title=name)
 
         yield f"plane-grid{ending}", draw
 
 
 def _pairs(run: ScoredRun) -> list[str]:
     """The SIRC pairs to draw: the paper's four, else the first ones; none without an OOD set."""
-    if not run.ood:
+    if not run.ood or run.scorer is None:
         return []
     pairs = [spec for spec in run.scorer.specs if is_pair(spec) and spec in run.evaluation.scores]
     return [spec for spec in _PAIRS if spec in pairs] or pairs[:4]
+
+
+def _planes(run: ScoredRun, pairs: Sequence[str], ood: str) -> dict[str, Plane]:
+    assert run.scorer is not None
+    assert run.test is not None
+    return planes(run.scorer, pairs, run.test, run.ood[ood])
 
 
 def _grid_sets(run: ScoredRun) -> list[str]:

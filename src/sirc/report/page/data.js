@@ -22,7 +22,19 @@ function unpack(packed, sizes) {
   const [ranks, ...counts] = rows;
   const shares = counts.map((count, group) => Float64Array.from(count, (n) => (sizes[group] ? n / sizes[group] : 0)));
   const areas = shares.map((share, group) => nodeWeights(share, counts[group], ranks));
-  return { length, thresholds, ranks, counts, shares, areas };
+  return { length, thresholds, ranks, counts, shares, areas, draws: packed.noise ? drawsOf(packed.noise, shares) : [] };
+}
+
+/** What would have been accepted in each resample of the inputs, at fewer thresholds. */
+function drawsOf({ at, scales, strays }, shares) {
+  const differences = new Int8Array(bytes(strays).buffer);
+  const size = shares.length * at.length;
+  return Array.from({ length: differences.length / size }, (_, draw) => {
+    const drawn = shares.map((share, group) => Float64Array.from([0, ...at], (place, i) =>
+      (i ? share[place + 1] + (scales[group] * differences[draw * size + group * at.length + i - 1]) / 127 : 0)));
+    const many = Float64Array.from([0, ...at], (_, i) => i * 1e9); // of samples lie between two of these thresholds
+    return { length: at.length + 1, coarse: true, shares: drawn, areas: drawn.map((share) => nodeWeights(share, many, many)) };
+  });
 }
 
 /**

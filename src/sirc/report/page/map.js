@@ -57,7 +57,7 @@ function contentOf(scene, look) {
     }
   }));
   const { shares, noisy } = mapShares(scene);
-  const note = scene.several ? `In ${percent(noisy, 0)} of the square the lead is within noise.` : "";
+  const note = scene.shown.length > 1 ? `In ${percent(noisy, 0)} of the square the lead is within noise.` : "";
   const words = shares.slice(0, 4).map(([index, share]) => `${scene.name(index)} is best in ${percent(share, 0)}`).join(", ");
   return { traces: [heat, bordersOf(scene, look), dots], labels: labelsOf(scene, look), shares: shares.slice(0, 6), note, words };
 }

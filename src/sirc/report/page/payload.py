@@ -17,6 +17,7 @@ from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
+from sirc.report.page.noise import strays
 from sirc.report.runs import Run
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
@@ -51,6 +52,10 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
         if length <= LIMIT or points == _FEWEST:
             break
         points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
+    for (alone,) in (same for same in models.values() if len(same) == 1):  # several runs tell of noise themselves
+        ev, fewer = alone.evaluation, [grid.fewer(points) for grid in grids[id(alone)]]
+        noise = strays(ev, [_groups(ev, score) for score in ev.scores], fewer)
+        packed[id(alone)] = [{**entry, "noise": one} for entry, one in zip(packed[id(alone)], noise, strict=True)]
     return {
         "version": sirc.__version__,
         "title": escape(title, "text"),

@@ -1,10 +1,11 @@
 // What follows from a setting: each is computed when asked for, and kept until the setting it rests on changes.
 
-import { metricParts, mixed, pointAt, reaching } from "./mixture.js";
+import { metricParts, mixed, pointAt, reaching, stopped } from "./mixture.js";
 import { mean, paired, ranked } from "./seeds.js";
 import { isShown, oodShares } from "./state.js";
 
 export const CELLS = 40; // the map has as many in α and in β
+const MOST = 2000; // scores at some α whose replicas are kept
 export const CENTRES = Array.from({ length: CELLS }, (_, i) => (i + 0.5) / CELLS);
 
 export class Scene {
@@ -63,6 +64,39 @@ export class Scene {
     });
   }
 
+  /** The scores of a run as they might have come out otherwise: in resamples of its inputs, or in other runs. */
+  replicas(run, score) {
+    return this.model.runs.length > 1
+      ? this.model.runs.map((other) => [other, other.scores[score]])
+      : run.scores[score].draws.map((draw) => [run, draw]);
+  }
+
+  /** The parts of the chosen metric of one run's score at α in each of its replicas. */
+  strayParts(score, alpha) {
+    const kept = this.keep("strays", this.metricKey, () => new Map());
+    const paths = this.keep("replicas", this.mixKey, () => new Map());
+    const key = `${score};${alpha}`;
+    if (!paths.has(score)) paths.set(score, this.replicas(this.runs[0], score).map(([run, own]) => mixed(run, own, this.shares)));
+    if (!kept.has(key)) {
+      const { metric } = this.state;
+      if (kept.size >= MOST) kept.clear(); // α was moved many times
+      kept.set(key, paths.get(score).map((path) =>
+        metricParts(metric === "risk" ? stopped(path, this.recall) : path, metric, alpha, 0)));
+    }
+    return kept.get(key);
+  }
+
+  /** The difference of two scores in the chosen metric, at the setting, and whether it is noise. */
+  lead(score, other) {
+    return paired(this.values[score], this.values[other], this.strays(score, other, this.state.alpha, this.state.beta));
+  }
+
+  strays(score, other, alpha, beta) {
+    if (this.several) return [];
+    const others = this.strayParts(other, alpha);
+    return this.strayParts(score, alpha).map(([a, b], i) => beta * (a - others[i][0]) + (1 - beta) * (b - others[i][1]));
+  }
+
   /** What a score accepts at the setting, in each run. */
   pointsOf(score) {
     const { alpha, beta } = this.state;
@@ -100,11 +134,9 @@ export class Scene {
       else if (value < next) [second, next] = [score, value];
     }
     if (second < 0) return { best, value: least, second, margin: 0, noise: false };
-    let noise = next === least;
-    if (this.several) {
-      const of = (score) => this.sweep[column][score].map(([a, b]) => beta * a + (1 - beta) * b);
-      noise = paired(of(best), of(second)).noise;
-    }
+    const of = (score) => this.sweep[column][score].map(([a, b]) => beta * a + (1 - beta) * b);
+    const alpha = this.model.sets.length ? CENTRES[column] : 1;
+    const noise = next === least || paired(of(best), of(second), this.strays(best, second, alpha, beta)).noise;
     return { best, value: least, second, margin: next - least, noise };
   }
 }

@@ -1,13 +1,14 @@
 // The two tables: the scores ranked at the setting, and what each does to each kind of input.
 
 import { byId, el, setText, swatch } from "./dom.js";
-import { auroc, metricParts, mixed, reaching } from "./mixture.js";
+import { auroc, metricParts, mixed, stopped } from "./mixture.js";
 import { mean, paired, spread } from "./seeds.js";
-import { grouped, hundredfold, metricName, neat, plainNumber, signed } from "./words.js";
+import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, signed } from "./words.js";
 
 /** The ranked list. `choose(spec)` is told which score's name was pressed. */
 export function makeRanked(choose) {
   const table = byId("ranked");
+  hintAtMore(table);
   let built = null;
   let rows = new Map();
   return (scene) => {
@@ -32,6 +33,15 @@ export function makeRanked(choose) {
     scene.order.forEach((score, place) => fillRow(scene, rows.get(score), score, place));
     setText(byId("ranked-note"), rankedNote(scene));
   };
+}
+
+/** Mark a table's box while columns are hidden at its right. */
+function hintAtMore(table) {
+  const box = table.parentElement;
+  const look = () => box.toggleAttribute("data-more", table.getBoundingClientRect().right > box.getBoundingClientRect().right + 1);
+  box.addEventListener("scroll", look, { passive: true });
+  const sizes = new ResizeObserver(look);
+  [box, table].forEach((one) => sizes.observe(one));
 }
 
 function columnsOf(scene) {
@@ -92,7 +102,7 @@ function fillRow(scene, row, score, place) {
   }
   fillThreshold(row.cells.get("threshold"), points);
   fillDifference(scene, row, score);
-  const toBest = place ? paired(scene.values[score], scene.values[scene.best]) : null;
+  const toBest = place ? scene.lead(score, scene.best) : null;
   const near = Boolean(toBest?.noise);
   setText(row.mark, near ? "≈" : "");
   row.mark.title = near ? "within noise of the best" : "";
@@ -111,17 +121,17 @@ function fillThreshold(cell, points) {
 
 function fillDifference(scene, row, score) {
   const cell = row.cells.get("difference");
-  const difference = paired(scene.values[score], scene.values[scene.baseline]);
+  const difference = scene.lead(score, scene.baseline);
   cell.dataset.value = String(difference.mean);
   cell.dataset.noise = String(Number(difference.noise && score !== scene.baseline));
   const own = score === scene.baseline;
   setText(cell, own ? "baseline" : `${signed(difference.mean)}${difference.noise ? " ≈" : ""}`);
   cell.className = own ? "own" : difference.noise || Math.abs(difference.mean) < 5e-7 ? "" : difference.mean < 0 ? "better" : "worse";
-  cell.title = own || !scene.several ? "" : `± ${hundredfold(difference.spread)} (2 std over ${scene.runs.length} runs${difference.noise ? ": within noise" : ""})`;
+  cell.title = own ? "" : `± ${hundredfold(difference.spread)} (${noiseInWords(scene)}${difference.noise ? ": within noise" : ""})`;
 }
 
 function rankedNote(scene) {
-  const runs = scene.several ? `Mean over ${scene.runs.length} training runs; ≈ is within ± 2 std of the paired difference. ` : "";
+  const runs = `${scene.several ? `Mean over ${scene.runs.length} training runs; ` : ""}≈ is a difference within ± ${noiseInWords(scene)}. `;
   const size = (group) => {
     const numbers = scene.runs.map((run) => run.sizes[group]);
     const [least, most] = [Math.min(...numbers), Math.max(...numbers)];
@@ -135,6 +145,7 @@ function rankedNote(scene) {
 /** The table of one metric for each kind of input. */
 export function makeSets() {
   const table = byId("sets");
+  hintAtMore(table);
   let built = null;
   let rows = new Map();
   return (scene) => {
@@ -149,10 +160,13 @@ export function makeSets() {
       const column = set === null ? "wrong" : `set-${set}`;
       const values = scene.keep(`detail ${column}`, detailKey(scene), () =>
         scene.model.scores.map((score) => detailOf(scene, score.index, set)));
+      const strays = scene.keep(`strays ${column}`, detailKey(scene), () =>
+        (scene.several ? [] : scene.model.scores.map((score) => detailStrays(scene, score.index, set))));
       scene.shown.forEach((score) => {
         const cell = rows.get(score).cells.get(column);
         const better = scene.shown.filter((other) => (higher ? 1 : -1) * (mean(values[other]) - mean(values[score])) > 0);
-        fillDetail(scene, cell, values[score], values[scene.baseline], better.length, higher);
+        const against = strays[score]?.map((value, i) => value - strays[scene.baseline][i]);
+        fillDetail(scene, cell, values[score], paired(values[score], values[scene.baseline], against), better.length, higher);
       });
     });
     setText(byId("sets-note"), setsNote(scene));
@@ -183,34 +197,43 @@ export function detailKey(scene) {
 
 /** A metric in each run, with one set as the OOD input; `set` null is ID✗, without OOD input. */
 function detailOf(scene, score, set) {
-  const { detail, alpha, beta } = scene.state;
   return scene.runs.map((run) => {
-    const own = run.scores[score];
-    const group = set === null ? 1 : set + 2;
-    if (!run.sizes[group]) return NaN;
-    if (run.values[detail]) return run.values[detail][score][group - 1] ?? NaN;
-    if (detail === "auroc") return auroc(own, group);
-    const alone = aloneOf(scene, run, score, set);
-    const at = reaching(alone, scene.recall);
-    if (detail === "fpr") return own.shares[group][at];
-    const [a, b] = metricParts(alone, detail, set === null ? 1 : alpha, at);
-    return beta * a + (1 - beta) * b;
+    const fixed = run.values[scene.state.detail];
+    return fixed ? fixed[score][set === null ? 0 : set + 1] ?? NaN : detailIn(scene, run, run.scores[score], set);
   });
 }
 
-function aloneOf(scene, run, score, set) {
-  const own = run.scores[score];
+/** The same in each replica of the one run; that of a metric the page cannot recompute is known of other runs only. */
+function detailStrays(scene, score, set) {
+  const { detail } = scene.state;
+  const known = scene.model.runs.length > 1 || !scene.runs[0].values[detail];
+  return known ? scene.replicas(scene.runs[0], score).map(([run, own]) =>
+    (run.values[detail] ? run.values[detail][score][set === null ? 0 : set + 1] ?? NaN : detailIn(scene, run, own, set))) : [];
+}
+
+function detailIn(scene, run, own, set) {
+  const { detail, alpha, beta } = scene.state;
+  const group = set === null ? 1 : set + 2;
+  if (!run.sizes[group]) return NaN;
+  if (detail === "auroc") return auroc(own, group);
+  const alone = aloneOf(scene, run, own, set);
+  const point = stopped(alone, scene.recall);
+  if (detail === "fpr") return (set === null ? point.wrong : point.ood)[0];
+  const [a, b] = metricParts(detail === "risk" ? point : alone, detail, set === null ? 1 : alpha, 0);
+  return beta * a + (1 - beta) * b;
+}
+
+function aloneOf(scene, run, own, set) {
   own.alone ??= new Map();
   if (!own.alone.has(set)) own.alone.set(set, mixed(run, own, scene.model.sets.map((_, other) => Number(other === set))));
   return own.alone.get(set);
 }
 
-function fillDetail(scene, cell, values, baseline, place, higher) {
+function fillDetail(scene, cell, values, { mean: difference, spread: reach, noise }, place, higher) {
   const value = mean(values);
   cell.dataset.value = String(value);
   setText(cell, hundredfold(value, scene.data.metrics[scene.state.detail].unit === "%" ? 1 : 2));
-  const { mean: difference, noise } = paired(values, baseline);
-  const tint = noise || !Number.isFinite(difference) || Math.abs(difference) < 5e-4 ? "" : difference > 0 === higher ? "better" : "worse";
+  const tint = noise || Number.isNaN(reach) || !Number.isFinite(difference) || Math.abs(difference) < 5e-4 ? "" : difference > 0 === higher ? "better" : "worse";
   const mark = !Number.isFinite(value) || scene.shown.length < 2 ? "" : place === 0 ? "first-place" : place < 3 ? "next-place" : "";
   cell.className = [tint, mark].filter(Boolean).join(" ");
   cell.title = values.length > 1 ? `± ${hundredfold(spread(values))} (2 std over ${values.length} runs)` : "";
@@ -220,7 +243,7 @@ function fillDetail(scene, cell, values, baseline, place, higher) {
 function fixedNote(scene) {
   const { title, higher } = scene.data.metrics[scene.state.detail];
   const { alpha, beta } = scene.data.start;
-  return `${title} × 100 as evaluated, whatever the controls say; where α and β matter, at α = ${alpha}, β = ${beta} (ID✗: α = 1); ${higher ? "higher" : "lower"} is better.`;
+  return `${title} × 100 as evaluated, whatever the controls say; where α and β matter, at α = ${alpha}, β = ${beta} (ID✗: α = 1); ${higher ? "higher" : "lower"} is better.${scene.model.runs.length > 1 ? "" : " Of one run its noise is not known, and nothing is coloured."}`;
 }
 
 function setsNote(scene) {

@@ -1,7 +1,7 @@
 // The page in words: numbers as people read them, what a setting means, and what each term is.
 
 import { CENTRES } from "./scene.js";
-import { mean, paired } from "./seeds.js";
+import { mean } from "./seeds.js";
 
 export function percent(fraction, digits = 1) {
   return Number.isFinite(fraction) ? `${(100 * fraction).toFixed(digits)}%` : "–";
@@ -101,15 +101,20 @@ function leadInWords(scene) {
   if (scene.order.length < 2) return "";
   const [best, second] = scene.order;
   const metric = metricName(scene.state.metric, scene.recall);
-  const lead = paired(scene.values[second], scene.values[best]);
+  const lead = scene.lead(second, best);
   if (lead.mean <= 1e-9 * mean(scene.values[second])) {
     const least = scene.order.filter((score) => mean(scene.values[score]) - mean(scene.values[best]) <= 1e-9 * mean(scene.values[best]));
     return `${least.length === scene.order.length ? "All scores" : listed(least.map((score) => scene.name(score)))} have the same ${metric}, the lowest.`;
   }
   const by = `${scene.name(best)} has the lowest ${metric}, ${hundredfold(lead.mean)} points below ${scene.name(second)}`;
-  if (!scene.several) return `${by}; one training run says nothing about the spread over runs.`;
   const noise = lead.noise ? "within noise" : "beyond noise";
-  return `${by}: ${noise} (± 2 std over ${scene.runs.length} runs is ${hundredfold(lead.spread)}).`;
+  return `${by}: ${noise} (± ${noiseInWords(scene)} is ${hundredfold(lead.spread)}).${scene.model.runs.length > 1 ? "" : " One training run says nothing about the spread over runs."}`;
+}
+
+/** What the noise of a difference is measured by. */
+export function noiseInWords(scene) {
+  const { length } = scene.model.runs;
+  return length > 1 ? `2 std over ${length} runs` : "2 standard errors by resampling";
 }
 
 /** Along the line of the current β, which score is best for which α. */
@@ -123,7 +128,7 @@ function alphaInWords(scene) {
     else stretches.push({ best: cell.best, begin: i, end: i });
   });
   const beta = `By ${metricName(scene.state.metric, scene.recall)} with β near ${Number(scene.state.beta.toFixed(2))}`;
-  const unsure = !row.every((cell) => cell.noise) ? "" : scene.several ? ", but nowhere beyond noise" : ", but others equal it";
+  const unsure = row.every((cell) => cell.noise) ? ", but nowhere beyond noise" : "";
   if (stretches.length === 1) return `${beta}, ${scene.name(row[0].best)} is best whatever α is${unsure}.`;
   if (stretches.length > 5) return `${beta}, the best score changes ${stretches.length - 1} times as α grows${unsure}.`;
   const border = (i) => Number(((CENTRES[i] + CENTRES[i - 1]) / 2).toFixed(3));
@@ -166,7 +171,7 @@ export const EXPLANATIONS = {
   mix: ["Mix of OOD sets", "What OOD input will look like: the share of each set in it. The buttons take all sets, or one group of them; boxes and sliders make a mix of your own."],
   overbeta: ["Against β", "How the chosen metric changes with the cost of the two mistakes: at fixed α a straight line, from only OOD input counting (0) to only ID✗ counting (1)."],
   baseline: ["Baseline", "The score that the others are compared with. Differences are to this one; negative is better where lower is better."],
-  list: ["The list", "Each score at its own threshold for the chosen recall. Risk: mean cost of an accepted input, β for ID✗, 1 − β for OOD. Coverage: accepted share of all input. ID✗, OOD and each set: the share of these that is let through. Difference: to the baseline, in the metric that the list is ordered by. ≈ marks a difference within noise: ± 2 std over training runs, run by run, includes 0. Threshold: accept an input whose score is at least this. Press a score's name to look at it alone."],
+  list: ["The list", "Each score at its own threshold for the chosen recall. Risk: mean cost of an accepted input, β for ID✗, 1 − β for OOD. Coverage: accepted share of all input. ID✗, OOD and each set: the share of these that is let through. Difference: to the baseline, in the metric that the list is ordered by. ≈ marks a difference within noise: ± 2 std over training runs, run by run, includes 0; with one run, ± 2 standard errors, by resampling its inputs. Threshold: accept an input whose score is at least this. Press a score's name to look at it alone."],
   map: ["The map", "For every α and β, which score has the lowest value of the chosen metric. The paler the colour, the smaller its lead; it is full from a lead of 10% of the second's value. Dots: the lead over the second is within noise. The ring is the current setting; press anywhere on the map to move it. Where one colour fills the whole row at your β, α does not matter."],
   riskrecall: ["Risk and recall", "The risk at each recall of ID✓. Markers: the chosen recall. The oracle accepts ID✓ alone, with risk 0 at every recall. Bands: ± 2 std over training runs."],
   riskcoverage: ["Risk and coverage", "The risk against the share of all input that is accepted. The oracle accepts ID✓ first and then the cheaper mistakes: no score can be below it. Markers: the chosen recall. Bands: ± 2 std over training runs."],
