@@ -22,7 +22,7 @@ from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.progress import SILENT, Progress
+from sirc.progress import Progress, shown
 
 
 class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, once for both overloads
@@ -38,7 +38,7 @@ class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, o
     size: int | None
     on_error: OnError
     overwrite: bool
-    progress: Progress
+    progress: Progress | bool | None
     name: str
 
 
@@ -67,7 +67,7 @@ def extract(
     size: int | None = None,
     on_error: OnError = "stop",
     overwrite: bool = False,
-    progress: Progress = SILENT,
+    progress: Progress | bool | None = None,
     name: str = "extract",
 ) -> Outputs | OutputStore:
     """Run `model` over `data` and keep its logits, the features that its head saw, and the labels.
@@ -99,10 +99,11 @@ def extract(
         size: the number of rows in all, for an iterable that has no length.
         on_error: "stop" at an image that cannot be read, or "skip" it, counted and named.
         overwrite: delete what a store at `path` holds.
-        progress: where to report progress.
+        progress: whether to show a bar, by default at a terminal and in a notebook; or a `sirc.progress.Progress`.
         name: the name of this task there.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module", "Build it first.")
+    progress = shown(progress)
     check_choice("on_error", on_error, ("stop", "skip"))
     check_choice("precision", precision, ("fp32", "bf16"))
     check_positive("shard_size", shard_size)
