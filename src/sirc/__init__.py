@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it together with the two tables below
-    from sirc import data, metrics, models
+    from sirc import data, metrics, models, progress
     from sirc._utils import distributed
     from sirc.deploy import Decision, SelectiveClassifier, monitor, threshold
     from sirc.errors import DataWarning, NotFittedError, StoreError
@@ -50,6 +50,7 @@ __all__ = [
     "models",
     "moments",
     "monitor",
+    "progress",
     "score",
     "select",
     "threshold",
@@ -63,6 +64,7 @@ _MODULES = {
     "models": "sirc.models",
     "moments": "sirc.scores.moments",
     "monitor": "sirc.deploy.monitor",
+    "progress": "sirc.progress",
     "threshold": "sirc.deploy.threshold",
 }
 _NAMES = {

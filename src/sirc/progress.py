@@ -1,7 +1,21 @@
-"""Progress reports of long work: library code sends them here, the command line decides what is shown."""
+"""Progress of long work: library code reports it, and bars, a log or nothing at all shows it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichBars
+
+__all__ = ["SILENT", "Bars", "Log", "Progress", "Task"]
+
+_LINE_SECONDS = 10.0  # between two log lines about the same work
 
 
 class Task:
@@ -24,3 +38,118 @@ class Progress:
 
 
 SILENT = Progress()
+
+
+def shown(progress: Progress | bool | None) -> Progress:
+    """The progress that a caller asked for: one of its own, bars, or nothing.
+
+    By default, None, there are bars where a person looks on, at a terminal or in a notebook. Of several processes only
+    the first shows any.
+    """
+    if isinstance(progress, Progress):
+        return progress
+    if progress is None:
+        progress = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    if not isinstance(progress, bool):
+        raise ValueError(f"`progress` must be True, False or a `sirc.progress.Progress`; got {type(progress).__name__}")
+    return Bars() if progress and not int(os.environ.get("RANK") or 0) else SILENT
+
+
+@final
+class _Reported(Task):
+    """Work whose steps, with the facts as text, go to a function."""
+
+    def __init__(self, show: Callable[[int, str], None]) -> None:
+        self._show = show
+
+    def advance(self, steps: int = 1, **facts: float) -> None:
+        self._show(steps, ", ".join(f"{key} {value:.4g}" for key, value in facts.items()))
+
+
+@final
+class Bars(Progress):
+    """Bars on a terminal or in a notebook, which vanish when their work is done."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console(stderr="ipykernel" not in sys.modules, highlight=False, markup=False)
+        self._bars: RichBars | None = None
+
+    @contextmanager
+    def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
+        """Show a bar."""
+        with self._opened() as bars:
+            bar = bars.add_task(name, total=total, completed=done, unit=unit, facts="")
+
+            def show(steps: int, facts: str) -> None:
+                bars.advance(bar, steps)
+                if facts:
+                    bars.update(bar, facts=facts)
+
+            try:
+                yield _Reported(show)
+            finally:
+                bars.remove_task(bar)
+
+    @contextmanager
+    def _opened(self) -> Iterator[RichBars]:
+        """The display, opened by the first task and closed with it; not shown inside another of the user's."""
+        if self._bars is not None:
+            yield self._bars
+            return
+        from rich import progress
+        from rich.errors import LiveError
+
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[unit]} {task.fields[facts]}"),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+        )
+        self._bars = progress.Progress(*columns, console=self._console, transient=True)
+        try:
+            with suppress(LiveError):
+                self._bars.start()
+            yield self._bars
+        finally:
+            self._bars.stop()
+            self._bars = None
+
+    def note(self, text: str) -> None:
+        """Print the text above the bars."""
+        self._console.print(text)
+
+
+@final
+class Log(Progress):
+    """A line now and then, given to a function."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    @contextmanager
+    def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
+        """Tell how far it is every ten seconds, and how long it took."""
+        began = printed = time.monotonic()
+        latest = ""
+
+        def line(ending: str = "") -> None:
+            nonlocal printed
+            printed = time.monotonic()
+            self._say(f"{name}: {done}{'' if total is None else f'/{total}'} {unit}{ending} {latest}".rstrip())
+
+        def show(steps: int, facts: str) -> None:
+            nonlocal done, latest
+            done, latest = done + steps, facts or latest
+            if time.monotonic() - printed >= _LINE_SECONDS:
+                line()
+
+        yield _Reported(show)
+        line(f" in {time.monotonic() - began:.1f} s")
+
+    def note(self, text: str) -> None:
+        """Tell the text."""
+        self._say(text)

@@ -469,6 +469,35 @@ def test_half_precision_keeps_the_rank_of_a_wide_head():
     torch.testing.assert_close(W.double() @ origin, -b.double(), rtol=1e-9, atol=1e-9)
 
 
+def awkward_heads():
+    rng = np.random.default_rng(0)
+    for shape in ((20, 48), (48, 20), (32, 32), (1, 8), (8, 1)):
+        W = rng.normal(size=shape)
+        yield "plain", W
+        if 1 not in shape:
+            yield "rows sum to 0", W - W.mean(0)
+            yield "rows sum to nearly 0", W - 0.999 * W.mean(0)
+            yield "twice the same class", np.vstack([W[:1], W[:-1]])
+            yield "a class without weights", W * (np.arange(len(W)) != 3)[:, None]
+            yield "few directions", W[:, :3] @ rng.normal(size=(3, shape[1]))
+            yield "columns of many sizes", W * np.logspace(0, -5, shape[1])
+    yield "zero", np.zeros((4, 6))
+    yield "large", 1e30 * rng.normal(size=(4, 6))
+    yield "small", 1e-30 * rng.normal(size=(4, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_origin_is_that_of_the_singular_values_for_awkward_heads(dtype):
+    for name, matrix in awkward_heads():
+        W = torch.tensor(matrix).to(dtype)
+        b = torch.tensor(np.random.default_rng(1).normal(size=len(matrix))).to(dtype)
+        eps = np.finfo(np.float64 if dtype == torch.float64 else np.float32).eps
+        rcond = max(torch.finfo(dtype).eps, max(W.shape) * eps)
+        expected = -np.linalg.pinv(W.double().numpy(), rcond=rcond) @ b.double().numpy()
+        apart = np.linalg.norm(Head(W, b).origin.numpy() - expected)
+        assert apart <= 1e-10 * np.linalg.norm(expected), (name, W.shape)
+
+
 def test_without_bias_the_origin_is_zero():
     assert torch.equal(Head(torch.randn(3, 5)).origin, torch.zeros(5, dtype=torch.float64))
 

@@ -1,9 +1,10 @@
-"""Precision of arithmetic: shields from the caller's autocast, inference mode, gradients and TF32."""
+"""How arithmetic is done: shields from the caller's autocast, modes, gradients and TF32; threads that share work."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
 from typing import Literal, ParamSpec, TypeVar
@@ -101,3 +102,21 @@ def _precisions() -> dict[str, str]:
 def _set_precisions(precisions: dict[str, str]) -> None:
     for backend, value in precisions.items():
         torch._C._set_fp32_precision_setter(backend, "matmul", value)
+
+
+def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:
+    """The results of independent steps, in their order: on a CPU as many at a time as torch has threads, each with one.
+
+    Decompositions of matrices gain little from threads of their own, and lose tenfold where other work has the cores:
+    all wait for the slowest at every column.
+    """
+    if device.type != "cpu":  # whose linear algebra must not be begun by two threads at once
+        yield from (step() for step in steps)
+        return
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(max(1, min(len(steps), threads)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            # Modes such as `inference_mode` are of a thread.
+            yield from pool.map(lambda step: exact(step)(), steps)
+        finally:
+            torch.set_num_threads(threads)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from sirc.errors import DataWarning
-from sirc.progress import SILENT, Progress, Task
+from sirc.progress import SILENT, Bars, Log, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bars
-
-_LINE_SECONDS = 10.0  # between two log lines about the same work
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -83,80 +79,6 @@ def reporting(*, quiet: bool = False) -> Iterator[Progress]:
     if quiet or not is_main():
         yield SILENT
     elif (terminal := console(stderr=True)).is_terminal:
-        from rich import progress
-
-        columns = (
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[unit]} {task.fields[facts]}"),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-        )
-        with progress.Progress(*columns, console=terminal, transient=True) as bars:
-            yield _Terminal(bars)
+        yield Bars(terminal)
     else:
-        yield _Log()
-
-
-@final
-class _Reported(Task):
-    """Work whose steps, with the facts as text, go to a function."""
-
-    def __init__(self, show: Callable[[int, str], None]) -> None:
-        self._show = show
-
-    def advance(self, steps: int = 1, **facts: float) -> None:
-        self._show(steps, ", ".join(f"{key} {value:.4g}" for key, value in facts.items()))
-
-
-@final
-class _Terminal(Progress):
-    """Bars that vanish when their work is done."""
-
-    def __init__(self, bars: Bars) -> None:
-        self._bars = bars
-
-    @contextmanager
-    def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
-        bar = self._bars.add_task(name, total=total, completed=done, unit=unit, facts="")
-
-        def show(steps: int, facts: str) -> None:
-            self._bars.advance(bar, steps)
-            if facts:
-                self._bars.update(bar, facts=facts)
-
-        try:
-            yield _Reported(show)
-        finally:
-            self._bars.remove_task(bar)
-
-    def note(self, text: str) -> None:
-        self._bars.console.print(text)
-
-
-@final
-class _Log(Progress):
-    """A line now and then."""
-
-    @contextmanager
-    def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
-        began = printed = time.monotonic()
-        latest = ""
-
-        def line(ending: str = "") -> None:
-            nonlocal printed
-            printed = time.monotonic()
-            say(f"{name}: {done}{'' if total is None else f'/{total}'} {unit}{ending} {latest}".rstrip())
-
-        def show(steps: int, facts: str) -> None:
-            nonlocal done, latest
-            done, latest = done + steps, facts or latest
-            if time.monotonic() - printed >= _LINE_SECONDS:
-                line()
-
-        yield _Reported(show)
-        line(f" in {time.monotonic() - began:.1f} s")
-
-    def note(self, text: str) -> None:
-        say(text)
+        yield Log(say)

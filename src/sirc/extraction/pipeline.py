@@ -21,7 +21,7 @@ from sirc.extraction.runner import Runner
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
 from sirc.outputs import Head, Outputs, OutputStore, Overwrite
-from sirc.progress import SILENT, Progress
+from sirc.progress import Progress, shown
 
 
 class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, once for both overloads
@@ -37,7 +37,7 @@ class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, o
     size: int | None
     on_error: OnError
     overwrite: Overwrite
-    progress: Progress
+    progress: Progress | bool | None
     name: str
 
 
@@ -66,7 +66,7 @@ def extract(
     size: int | None = None,
     on_error: OnError = "stop",
     overwrite: Overwrite = False,
-    progress: Progress = SILENT,
+    progress: Progress | bool | None = None,
     name: str = "extract",
 ) -> Outputs | OutputStore:
     """Run `model` over `data` and keep its logits, the features that its head saw, and the labels.
@@ -98,10 +98,11 @@ def extract(
         size: the number of rows in all, for an iterable that has no length.
         on_error: "stop" at an image that cannot be read, or "skip" it, counted and named.
         overwrite: delete what a store at `path` holds; "unfinished": only where that has other settings and lacks rows.
-        progress: where to report progress.
+        progress: whether to show a bar, by default at a terminal and in a notebook; or a `sirc.progress.Progress`.
         name: the name of this task there.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module", "Build it first.")
+    progress = shown(progress)
     check_choice("on_error", on_error, ("stop", "skip"))
     check_choice("precision", precision, ("fp32", "bf16"))
     check_positive("shard_size", shard_size)

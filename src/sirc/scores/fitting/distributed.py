@@ -57,7 +57,7 @@ def fit_together(
     if device is not None:
         fitter.tuning = fitter.tuning.to(device)
     with failing_together():
-        parameters, second = fitter.solve(sampled=False)
+        parameters, second = fitter.solve(sampled=False, progress=progress if rank == 0 else SILENT)
         if second is not None:
             batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, second pass", share)
             second.read(batches, merged.check_batch)

@@ -13,10 +13,11 @@ import torch
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_device, check_type
 from sirc._utils.distributed import is_main, world
-from sirc._utils.precision import exact
+from sirc._utils.precision import exact, side_by_side
+from sirc._utils.text import shorten
 from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.progress import SILENT, Progress
+from sirc.progress import SILENT, Progress, shown
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
 from sirc.scores.fitting.second_pass import SecondPass, attempt
@@ -41,7 +42,7 @@ def fit(
     on_unfit: OnError = "stop",
     device: torch.device | str | None = None,
     distributed: bool = False,
-    progress: Progress = SILENT,
+    progress: Progress | bool | None = None,
 ) -> Scorer:
     """Find all parameters of the specs on ID training data and return a `Scorer`.
 
@@ -62,8 +63,10 @@ def fit(
     `device`: where to compute, if not where the rows are; batches are moved there one by one.
     `distributed=True`: every process of the default torch.distributed group calls this with the same arguments, `train`
     being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
-    `progress` reports both passes, and scores that do not suit a network with such features.
+    `progress`: whether to show bars of the steps, by default at a terminal and in a notebook; or a
+    `sirc.progress.Progress`. It also notes scores that do not suit a network with such features.
     """
+    progress = shown(progress)
     device = None if device is None else check_device(device)
     if device is not None and isinstance(head, Head):
         head = head.to(device)
@@ -209,7 +212,7 @@ class Fitter:
         """Solve all parameters, with a second pass over `train` where the specs need one."""
         if device is not None:
             self.tuning = self.tuning.to(device)
-        parameters, second = self.solve(sampled=train is None)
+        parameters, second = self.solve(sampled=train is None, progress=progress)
         if second is not None:
             if train is not None:
                 batches = with_progress(indexed_batches(train), device, progress, "fit, second pass", self.count)
@@ -223,7 +226,7 @@ class Fitter:
         self._leave_out(unfit)
         return parameters
 
-    def solve(self, *, sampled: bool) -> tuple[Parameters, SecondPass | None]:
+    def solve(self, *, sampled: bool, progress: Progress = SILENT) -> tuple[Parameters, SecondPass | None]:
         """The parameters of single scores, and the second pass to make where combinations are fitted.
 
         `sampled`: rows kept from the first pass stand in for the second, and are read already.
@@ -232,23 +235,27 @@ class Fitter:
         state.flush()
         if not state.count or state.num_classes is None:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
-        evidence = state.evidence()
-        tuned = self.tuning.options(state.parsed)
-        solved, unfit = attempt(state.leaves, partial(solve, evidence=evidence))
-        self._leave_out(unfit)
-        parameters = tuned | solved
-        if not state.combinations:
-            return parameters, None
-        if sampled and not state.one_pass:
+        if sampled and state.combinations and not state.one_pass:
             raise ValueError(
                 f"`{state.combinations[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
-        folds = []
-        for fold in range(state.folds if state.crossfitted else 0):
-            found, unfit = state.solve_without(fold, parameters)
-            self._leave_out(unfit)
-            folds.append(tuned | found)
+        evidence = state.evidence()
+        tuned = self.tuning.options(state.parsed)
+        steps = [partial(attempt, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
+        steps += [partial(state.solve_without, fold) for fold in range(state.folds if state.crossfitted else 0)]
+        found = []
+        name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
+        with progress.task(name, len(steps), unit="steps") as task:
+            for parts in side_by_side(steps, state.device):
+                found.append(parts)
+                task.advance()
+        solved, without = found[: len(state.leaves)], found[len(state.leaves) :]
+        self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
+        parameters = tuned | {leaf: values for part, _ in solved for leaf, values in part.items()}
+        for part, unfit in without:
+            self._leave_out(unfit | state.turned(part, parameters))
+        folds = [tuned | part for part, _ in without]
         if not state.combinations:
             return parameters, None
         second = SecondPass(state.combinations, parameters, evidence)

@@ -94,6 +94,11 @@ class FitState:
         return self._rows.get("num_features")
 
     @property
+    def device(self) -> torch.device:
+        """The device of the rows read so far."""
+        return torch.device(self._rows.get("device", "cpu"))
+
+    @property
     def folds(self) -> int:
         """The number of folds for the rows read so far."""
         return self.folds_of(self.count, self.num_features)
@@ -287,21 +292,27 @@ class FitState:
         resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
         return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"))
 
-    def solve_without(self, fold: int, final: Parameters) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters of cross-fitted scores from all rows but those of one fold, and why some have none.
-
-        Its statistics describe the `final` parameters, of all rows, only where both measure the same directions.
-        """
-        evidence, sizes = self.evidence(without_fold=fold), (self.num_features or 0, self.num_classes or 0)
+    def solve_without(self, fold: int) -> tuple[Parameters, dict[Spec, str]]:
+        """The parameters of cross-fitted scores from all rows but those of one fold, and why some have none."""
+        evidence = self.evidence(without_fold=fold)
 
         def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
             with without_a_fold(self.folds):
-                parameters = solve(leaf, evidence)
-            for name, part in parameters.items():
-                check_directions(leaf, final[str(leaf)][name].shape[-1], part.shape[-1], self.count, sizes)
-            return parameters
+                return solve(leaf, evidence)
 
         return attempt(self.crossfitted, solve_leaf)
+
+    def turned(self, without_fold: Parameters, final: Parameters) -> dict[Spec, str]:
+        """Why some parameters without a fold tell nothing of the `final` ones: they measure other directions."""
+        sizes = self.num_features or 0, self.num_classes or 0
+
+        def compare(leaf: Spec) -> dict[str, Tensor]:
+            parts = without_fold.get(str(leaf), {})
+            for name, part in parts.items():
+                check_directions(leaf, final[str(leaf)][name].shape[-1], part.shape[-1], self.count, sizes)
+            return parts
+
+        return attempt(self.crossfitted, compare)[1]
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:

@@ -1,0 +1,98 @@
+"""Long work shows itself where a person looks on, and nowhere else."""
+
+import io
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from rich.live import Live
+
+import sirc
+from sirc.progress import SILENT, Bars, Log, Progress, shown
+
+Z = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+HEAD = sirc.Head(torch.eye(3, 6), torch.ones(3))
+TRAIN = sirc.Outputs(Z @ HEAD.weight.T, Z)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Told(Progress):
+    def __init__(self):
+        self.names = []
+
+    def task(self, name, total, **options):
+        self.names.append((name, total))
+        return super().task(name, total, **options)
+
+
+def test_bars_are_for_terminals_and_notebooks(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    assert shown(None) is SILENT
+    assert isinstance(shown(True), Bars)
+    assert shown(False) is SILENT
+    mine = Told()
+    assert shown(mine) is mine
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert isinstance(shown(None), Bars)
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert isinstance(shown(None), Bars)
+    monkeypatch.setenv("RANK", "1")
+    assert shown(None) is SILENT
+    with pytest.raises(ValueError, match=r"`progress` must be True, False or a .*; got str"):
+        shown("yes")
+
+
+def test_fit_and_extract_show_bars_that_vanish(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("RANK", raising=False)
+    sirc.fit("sirc(msp, residual)", TRAIN, head=HEAD)
+    for step in ("fit, first pass", "fit, solving residual", "fit, second pass"):
+        assert step in screen.getvalue()
+    sirc.extract(torch.nn.Linear(6, 3), [Z])
+    assert "extract" in screen.getvalue()
+    length = len(screen.getvalue())
+    sirc.fit("sirc(msp, residual)", TRAIN, head=HEAD, progress=False)
+    sirc.extract(torch.nn.Linear(6, 3), [Z], progress=False)
+    assert len(screen.getvalue()) == length
+    assert capsys.readouterr().out == ""
+
+
+def test_nothing_is_shown_where_nobody_looks(capsys):
+    sirc.fit("sirc(msp, residual)", TRAIN, head=HEAD)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_fit_names_its_steps():
+    told = Told()
+    sirc.fit(["sirc(msp, residual)", "cop"], TRAIN, head=HEAD, crossfit=5, progress=told)
+    assert told.names == [("fit, first pass", 60), ("fit, solving residual, cop", 7), ("fit, second pass", 60)]
+
+
+def test_bars_do_not_quarrel_with_a_display_of_the_user():
+    console = Console(file=Terminal(), force_terminal=True)
+    with Live(console=console), Bars(console).task("work", 2) as task:
+        task.advance(loss=0.5)
+    with Bars(console).task("work", 2) as task, Bars(console).task("more", None) as other:
+        task.advance()
+        other.advance()
+
+
+def test_a_log_has_a_line_at_the_end_and_its_notes():
+    lines = []
+    log = Log(lines.append)
+    with log.task("work", 3, unit="rows", done=1) as task:
+        task.advance(2, loss=0.5)
+        log.note("note: look")
+    assert lines[0] == "note: look"
+    assert lines[1].startswith("work: 3/3 rows in ")
+    assert lines[1].endswith(" s loss 0.5")
