@@ -264,7 +264,7 @@ def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, comma
         torch.testing.assert_close(saved.calibration, wanted.double().cpu())
     code, _, err = command(*call, "--val", study.run(2).store("test"))
     assert code == 1
-    assert "another's" in err
+    assert "is a store from another model" in err
     sirc.Outputs(outputs.logits, outputs.features).save("unlabelled.npz")
     assert command(*call, "--val", "unlabelled.npz")[0] == 0  # a coverage needs no labels, a recall does
     by_recall = ("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.5, "--plain", "--overwrite")

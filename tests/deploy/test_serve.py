@@ -495,7 +495,7 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
         model.metadata_props.pop()
     for name in (*LIMITS, "max_memory", "concurrency", "answer_seconds"):
         for odd in (0, -1, math.nan, math.inf, "9", None, [1]):
-            with pytest.raises(ValueError, match=rf"`{name}` must be (a (whole )?number|one number).*; got .*\. "):
+            with pytest.raises(ValueError, match=rf"`{name}` must be (a .*|one) number.*; got .*\. "):
                 make_app(graph, **{name: odd})
     with pytest.raises(ValueError, match=r"a limit must be one of max_bytes, .*; got max_byte\. .*`max_bytes`\?"):
         make_app(graph, max_byte=1)

@@ -53,11 +53,14 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     power cut leaves the old file, and a temporary one for the next process to sweep. The folder is made if need be.
     """
     path = Path(path)
-    temporary = None
+    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file, temporary = _create_temporary(path)
-        with file:
+        with open(temporary, "xb") as file:
+            if sys.platform != "win32":
+                with suppress(OSError):  # a file system without locks: nothing is swept there
+                    fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: so others know that its writer lives
             _sweep_folder(path.parent.absolute(), now=os.fstat(file.fileno()).st_mtime)
             writer(file)
             file.flush()
@@ -67,9 +70,8 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
         if sys.platform == "win32":
             os.replace(temporary, path)
     except BaseException as error:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink()
+        with suppress(OSError):
+            temporary.unlink()
         # A full disk names no file, and the temporary one means nothing to the reader.
         if isinstance(error, OSError) and (
             error.errno in _FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
@@ -92,17 +94,6 @@ def keep_text(path: PathLike, text: str) -> None:
         if Path(path).read_bytes() == data:
             return
     atomic_write(path, lambda file: file.write(data))
-
-
-def _create_temporary(path: Path) -> tuple[BinaryIO, Path]:
-    """A new file beside `path`, which is locked as long as it is open: so others know that its writer lives."""
-    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    file = open(temporary, "xb")  # noqa: SIM115
-    if sys.platform != "win32":
-        with suppress(OSError):  # a file system without locks: nothing is swept there
-            fcntl.flock(file, fcntl.LOCK_EX)
-    return file, temporary
 
 
 def _sweep_folder(folder: Path, now: float) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
@@ -83,7 +84,8 @@ def predict_folder(
         )
     files = image_folder(folder, labelled=False)
     names = sorted(files._names)
-    images = FileSet(files.root, FileNames(names), name=files.name, transform=_Prepare(preprocess))
+    prepare = partial(_prepare, preprocess=preprocess, steps=preprocess.test())
+    images = FileSet(files.root, FileNames(names), name=files.name, transform=prepare)
     # Images of different sizes cannot form a batch.
     one_size = preprocess.crop is not None or isinstance(preprocess.resize, tuple)
     size = check_positive("batch_size", batch_size) if one_size else 1
@@ -211,17 +213,10 @@ def _answers(model: OnnxModel | SelectiveClassifier, images: Tensor) -> list[tup
     return list(zip(accepted, label, confidence, reasons, strict=True))
 
 
-@final
-class _Prepare:
-    """Prepares images, and refuses those that would take too much memory."""
-
-    def __init__(self, preprocess: Preprocess) -> None:
-        self._preprocess = preprocess
-        self._steps = preprocess.test()
-
-    def __call__(self, image: Image) -> Tensor:
-        check_pixels(image.size, self._preprocess, _PIXELS)
-        return self._steps(image)
+def _prepare(image: Image, preprocess: Preprocess, steps: Callable[[Image], Tensor]) -> Tensor:
+    """Prepare an image, unless that would take too much memory."""
+    check_pixels(image.size, preprocess, _PIXELS)
+    return steps(image)
 
 
 @final

@@ -296,21 +296,18 @@ class SelectiveClassifier(nn.Module):
         return self
 
     def _as_outputs(self, data: Data, labelled: bool = True) -> Outputs:
-        if isinstance(data, Outputs):
-            outputs = data
-        elif isinstance(data, OutputStore):
+        if isinstance(data, OutputStore):
             data.check_model(fingerprint(self.model))
-            outputs = data.load()
-        else:
+            data = data.load()
+        elif not isinstance(data, Outputs):
             from sirc.extraction import extract
 
             features = self.scoring.needs_features
-            extracted = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)
-            assert isinstance(extracted, Outputs)
-            outputs = extracted
-        if labelled and outputs.labels is None:
+            data = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)
+        assert isinstance(data, Outputs)
+        if labelled and data.labels is None:
             raise ValueError("validation data must have labels, to know which predictions are right; these have none")
-        return outputs
+        return data
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
         """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.

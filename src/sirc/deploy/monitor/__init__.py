@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import final
 
-import numpy as np
-
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_number
 from sirc.deploy.monitor.betting import Bets, OodShare, interval_anywhere, rate_interval
-from sirc.deploy.threshold.counts import as_confidences, check_inner, typical_size
+from sirc.deploy.threshold.counts import as_confidences, check_inner, sizes, typical_size
 from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
 from sirc.metrics import as_scores, binomial_interval
@@ -104,7 +102,7 @@ class Monitor:
         # for: so much lower or higher may a calibration row be in production.
         margin, typical = threshold.margin if isinstance(threshold, Threshold) else 0.0, typical_size(rows)
         share = margin / max(abs(self.threshold + margin), typical) if margin else 0.0
-        size = np.where(np.isfinite(rows), np.maximum(np.abs(rows), typical), 0.0)
+        size = sizes(rows, typical)
         least = int((rows - share * (1 - _ROUNDING) * size >= self.threshold).sum())
         most = int((rows + share * (1 + _ROUNDING) * size >= self.threshold).sum())
         # The search for the least cost prefers a threshold at which these rows happen to be accepted more, or less,

@@ -59,7 +59,7 @@ class Limits:
             if not name.endswith("seconds"):
                 check_positive(name, value)
             elif not 0 < check_number(name, value) < math.inf:
-                raise ValueError(f"`{name}` must be a number of seconds above 0; got {value:g}. The default is 30.")
+                raise ValueError(f"`{name}` must be a finite number of seconds > 0; got {value:g}. The default is 30.")
 
 
 class Upload(NamedTuple):

@@ -46,8 +46,7 @@ class Rows:
     def under(self, tolerance: float, values: Floats | None = None) -> tuple[Floats, Counts]:
         """How far to go below each value for the tolerance, and the index of the lowest value that is then accepted."""
         values = self.values if values is None else values
-        size = np.where(np.isfinite(values), np.maximum(np.abs(values), self.scale), 0.0)
-        margins: Floats = check_fraction("tolerance", tolerance) * size
+        margins: Floats = check_fraction("tolerance", tolerance) * sizes(values, self.scale)
         return margins, np.searchsorted(-self.values, margins - values, side="right") - 1
 
     def with_errors_raised(self, share: float) -> tuple[Floats, Counts, Counts]:
@@ -110,6 +109,11 @@ def typical_size(values: Floats) -> float:
     """The median |confidence|, of which a tolerance is a share: confidences near 0 are no more exact than others."""
     finite = np.abs(values[np.isfinite(values)])
     return float(np.median(finite)) if len(finite) else 0.0
+
+
+def sizes(values: Floats, scale: float) -> Floats:
+    """What a tolerance is a share of: |confidence|, or the typical one where that is more; 0 for infinite ones."""
+    return np.where(np.isfinite(values), np.maximum(np.abs(values), scale), 0.0)
 
 
 def check_inner(name: str, value: float) -> float:
