@@ -24,12 +24,12 @@ _STOPPED = {
     "plot": "the figures drawn so far stay, and the same command draws all of them again",
 }
 _NOTHING = "nothing was written, and the same command begins anew"
-_BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo"}  # where it has `--overwrite` or `--redo`
+_BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo", "noise"}  # where it has `--overwrite` or `--redo`
 # A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
 _KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
 _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
-_TABLES = {"crossfit": "fit", "on_error": "extract", "num_classes": "model", "checkpoint": "model"}
-_TABLES["pretrained"] = "model"
+_MODEL = ("num_classes", "checkpoint", "pretrained")
+_TABLES = {"crossfit": "fit", "on_error": "extract", **dict.fromkeys(_MODEL, "model")}
 _OTHER_WORDS = {
     "relative=False": "`--absolute`",
     "labelled=False": "it as `data.ood.NAME`",
