@@ -313,7 +313,6 @@ def _calibration_data(
     """The outputs that set the threshold: from a file, of the validation images, or at worst of the test images."""
     from sirc.experiment import arrays, calibration_set, check_outputs, extract_run, outputs_to_calibrate
     from sirc.models import fingerprint
-    from sirc.outputs import OutputStore
 
     if val is not None:
         return arrays.load_outputs(val)
