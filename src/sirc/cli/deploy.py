@@ -106,7 +106,7 @@ def calibrate(
         scorer = Scorer.load(chosen_run.scorer)
         spec = _choose_score(scorer, score, chosen_run, progress)
         model = network(study, chosen_run)
-        data = _calibration_data(study, chosen_run, val, model, where, progress)
+        data, rows = _calibration_data(study, chosen_run, val, model, where, progress)
         head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
         selective = SelectiveClassifier(model, scorer, spec, head=head, classes=classes, preprocess=study.preprocess)
         if val is None and study.extract.precision != "fp32":
@@ -119,7 +119,7 @@ def calibrate(
             outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
             promise = {**target, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
             promise["ood"] = outside or _ood_outputs(study, chosen_run, model)
-        selective.calibrate(data, **promise)
+        selective.calibrate(data, rows=rows, **promise)
     assert selective.threshold is not None
     if selective.threshold.feasible:
         selective.save(out, overwrite=overwrite)
@@ -309,13 +309,14 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
 
 def _calibration_data(
     study: Experiment, run: Run, val: Path | None, model: nn.Module, device: torch.device, progress: Progress
-) -> Outputs | OutputStore:
-    """The outputs that set the threshold: from a file, of the validation images, or at worst of the test images."""
-    from sirc.experiment import arrays, calibration_set, check_outputs, extract_run, outputs_to_calibrate
+) -> tuple[Outputs | OutputStore, Tensor | None]:
+    """The outputs that set the threshold, of a file, of validation or at worst of test images, and which rows do."""
+    from sirc.experiment import arrays, calibration_set, check_outputs, extract_run, rows_to_calibrate
     from sirc.models import fingerprint
+    from sirc.outputs import OutputStore
 
     if val is not None:
-        return arrays.load_outputs(val)
+        return arrays.load_outputs(val), None
     name = calibration_set(study)
     try:
         check_outputs(study, run, [name], weights=fingerprint(model))
@@ -325,13 +326,14 @@ def _calibration_data(
         extract_run(study, run, [name], device=device, overwrite="unfinished", progress=progress)
     if name == "test":
         note_test_images(study, "set the threshold", progress)
-    outputs, chooser = outputs_to_calibrate(run, name)
-    if chooser:
+    store = OutputStore(run.store(name))
+    rows, chooser = rows_to_calibrate(run, store, name)
+    if rows is not None:
         progress.note(
-            f"`sirc {chooser}` chose a score on one half of the {name} images; the other half, {len(outputs):,} rows, "
+            f"`sirc {chooser}` chose a score on one half of the {name} images; the other half, {len(rows):,} rows, "
             "sets the threshold, so that its promise holds"
         )
-    return outputs
+    return store, rows
 
 
 def _ood_outputs(study: Experiment, run: Run, model: nn.Module) -> dict[str, OutputStore]:

@@ -173,6 +173,7 @@ class SelectiveClassifier(nn.Module):
         self,
         val: Data,
         *,
+        rows: Tensor | None = None,
         recall: float | None = None,
         coverage: float | None = None,
         risk: float | None = None,
@@ -184,7 +185,9 @@ class SelectiveClassifier(nn.Module):
     ) -> Self:
         """Set the threshold on labelled ID validation data; `self.threshold` has its guarantee.
 
-        `val` is `Outputs` or a store, or a loader or dataset of images and labels to run the model on.
+        `val` is `Outputs` or a store, or a loader or dataset of images and labels to run the model on; `rows` are the
+        numbers of those to use, all by default.
+
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
         at most that, with probability 1 − δ (0.05 by default). With `ood`, `alpha` and `beta`: the least expected cost,
@@ -199,6 +202,7 @@ class SelectiveClassifier(nn.Module):
         """
         with self._watched() as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
+        outputs = outputs if rows is None else outputs[rows]
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Experiments: a TOML says what to run, stages run it once, a study puts the results together."""
 
 from sirc.experiment import arrays
-from sirc.experiment.choice import calibration_set, choices, keep_choice, outputs_to_calibrate, outputs_to_choose
+from sirc.experiment.choice import calibration_set, choices, keep_choice, outputs_to_choose, rows_to_calibrate
 from sirc.experiment.config import PAPER_SPECS
 from sirc.experiment.experiment import FILE, Experiment, Run
 from sirc.experiment.images import check_data, images_of, sample_images
@@ -42,11 +42,11 @@ __all__ = [
     "load_studies",
     "load_study",
     "network",
-    "outputs_to_calibrate",
     "outputs_to_choose",
     "read_results",
     "reported_scores",
     "require_trust",
+    "rows_to_calibrate",
     "run_study",
     "sample_images",
     "save_results",

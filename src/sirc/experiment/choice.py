@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from sirc._utils.files import keep_text, read_json
 from sirc.errors import StoreError
@@ -27,14 +28,16 @@ def outputs_to_choose(experiment: Experiment, run: Run, name: str) -> Outputs | 
     The half depends on the number of rows alone: the rows of the other half are as good as new for a guarantee.
     """
     store = OutputStore(run.store(name))
-    return _half(store, 0) if name == calibration_set(experiment) else store
+    return store.load()[_half(store, 0)] if name == calibration_set(experiment) else store
 
 
-def outputs_to_calibrate(run: Run, name: str) -> tuple[Outputs | OutputStore, str]:
-    """The outputs that set a threshold, and by which command a score was chosen on the others, if one was."""
-    store = OutputStore(run.store(name))
+def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor | None, str]:
+    """The rows of these images that set a threshold, and by which command a score was chosen on the others.
+
+    All rows, None, where no score was.
+    """
     by = next((past.command for past in reversed(choices(run)) if (past.images, past.data) == (name, store.data)), "")
-    return (_half(store, 1) if by else store), by
+    return (_half(store, 1) if by else None), by
 
 
 @final
@@ -69,6 +72,6 @@ def keep_choice(run: Run, command: str, score: str, name: str) -> None:
     keep_text(run.choice, json.dumps(kept, indent=1))
 
 
-def _half(store: OutputStore, number: int) -> Outputs:
+def _half(store: OutputStore, number: int) -> Tensor:
     rows = torch.randperm(len(store), generator=torch.Generator().manual_seed(_SEED))
-    return store.load()[rows[number::2].sort().values]
+    return rows[number::2].sort().values
