@@ -466,11 +466,17 @@ def test_a_damaged_or_foreign_note_of_a_choice_is_none(here, command):
     for text in ("{", "[]", '{"select": 3}', '{"select": {"score": "msp"}}', '{"select": {"score": 1, "x": 2}}'):
         run.choice.write_text(text)
         assert choices(run) == []
-    other = {"score": "knn", "images": "validation", "data": "elsewhere"}
+    other = {"command": "select", "score": "knn", "images": "validation", "data": "elsewhere", "half": True}
     run.choice.write_text(json.dumps({"select": other}))
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
     assert code == 0, err
     assert "the score is `sirc(msp, residual)`, the default" in err
+    assert "120 ID" in out
+    other["data"] = sirc.OutputStore(run.store("validation")).data
+    run.choice.write_text(json.dumps({"select": {**other, "half": False}}))
+    code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu", "--overwrite")
+    assert code == 0, err
+    assert "`sirc select` chose a score on all of the validation images" in err
     assert "120 ID" in out
 
 

@@ -73,7 +73,7 @@ def telling_warnings() -> Iterator[None]:
                 told.add(str(message))
                 say(f"warning: {message}")
 
-        warnings.showwarning = tell  # type: ignore[assignment]
+        warnings.showwarning = tell
         yield
 
 

@@ -330,7 +330,12 @@ def _calibration_data(
     if name == "test":
         note_test_images(study, "set the threshold", progress)
     outputs, chooser = outputs_to_calibrate(run, name)
-    if chooser:
+    if chooser and isinstance(outputs, OutputStore):
+        progress.note(
+            f"note: `sirc {chooser}` chose a score on all of the {name} images, which also set the threshold: a "
+            f"promise for that score is not sure. Run `sirc {chooser}` again: it then takes one half of them."
+        )
+    elif chooser:
         progress.note(
             f"`sirc {chooser}` chose a score on one half of the {name} images; the other half, {len(outputs):,} rows, "
             "sets the threshold, so that its promise holds"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import final
 
 import torch
@@ -32,35 +32,40 @@ def outputs_to_choose(experiment: Experiment, run: Run, name: str) -> Outputs | 
 
 
 def outputs_to_calibrate(run: Run, name: str) -> tuple[Outputs | OutputStore, str]:
-    """The outputs that set a threshold, and by which command a score was chosen on the others, if one was."""
+    """The outputs that set a threshold, and which command chose a score on images of this set, if one did.
+
+    They are the half that it did not see; all, if it saw all of them, as those who ask must then say.
+    """
     store = OutputStore(run.store(name))
-    by = next((past.command for past in reversed(choices(run)) if (past.images, past.data) == (name, store.data)), "")
-    return (_half(store, 1) if by else store), by
+    past = [one for one in choices(run) if (one.images, one.data) == (name, store.data)]
+    halves = bool(past) and all(one.half for one in past)
+    return (_half(store, 1) if halves else store), next((one.command for one in past if one.half == halves), "")
 
 
 @final
 @dataclass(frozen=True)
 class Chosen:
-    """A score that a command chose, on images of this fingerprint."""
+    """A score that a command chose, on images of this fingerprint or a random half of them."""
 
     command: str
     score: str
     images: str
     data: str | None
+    half: bool
 
 
 def choices(run: Run) -> list[Chosen]:
     """The choices of each command in a run's folder, the latest last; none that is damaged."""
     with suppress(FileNotFoundError, StoreError, TypeError):
-        return [Chosen(command, **about) for command, about in read_json(run.choice).items()]
+        return [Chosen(**about) for about in read_json(run.choice).values()]
     return []
 
 
-def keep_choice(run: Run, command: str, score: str, name: str) -> None:
+def keep_choice(run: Run, command: str, score: str, name: str, *, half: bool) -> None:
     """Write a choice down in the run's folder, in place of the command's last one."""
     others = [past for past in choices(run) if past.command != command]
-    latest = Chosen(command, score, name, OutputStore(run.store(name)).data)
-    kept = {one.command: {"score": one.score, "images": one.images, "data": one.data} for one in (*others, latest)}
+    latest = Chosen(command, score, name, OutputStore(run.store(name)).data, half)
+    kept = {one.command: asdict(one) for one in (*others, latest)}
     keep_text(run.choice, json.dumps(kept, indent=1))
 
 
