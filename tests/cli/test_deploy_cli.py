@@ -487,11 +487,17 @@ def test_a_damaged_choice_is_told_and_one_on_other_images_does_not_count(here, c
         code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
         assert code == 1
         assert "must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, and" in err
-    other = {"score": "knn", "images": "validation", "data": "elsewhere"}
+    other = {"command": "select", "score": "knn", "images": "validation", "data": "elsewhere", "half": True}
     run.choice.write_text(json.dumps({"select": other}))
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
     assert code == 0, err
     assert "the score is `sirc(msp, residual)`, the default" in err
+    assert "120 ID" in out
+    other["data"] = sirc.OutputStore(run.store("validation")).data
+    run.choice.write_text(json.dumps({"select": {**other, "half": False}}))
+    code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu", "--overwrite")
+    assert code == 0, err
+    assert "`sirc select` chose a score on all of the validation images" in err
     assert "120 ID" in out
 
 

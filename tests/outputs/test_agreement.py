@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from sirc import DataWarning, Outputs, OutputStore
+from sirc import DataWarning, Outputs, OutputStore, Scorer, evaluate
 from sirc.outputs import warn_of_labels, warn_of_store
 from sirc.outputs.agreement import _renumbered
 
@@ -96,3 +96,16 @@ def test_a_store_is_judged_by_shards_from_all_of_it(tmp_path):
     warn_of_store("val", OutputStore.from_outputs(tmp_path / "good", good.batches(25), size=400, shard_size=25))
     bare = Outputs(logits)
     warn_of_store("val", OutputStore.from_outputs(tmp_path / "bare", bare.batches(25), size=400, shard_size=25))
+
+
+def test_evaluate_tells_in_python_and_on_the_command_line(tmp_path, command):
+    predictions, labels = network(400, 20, 0.9)
+    bad = Outputs(torch.nn.functional.one_hot(predictions, 20) + torch.rand(400, 20), labels=as_text(20)[labels])
+    with pytest.warns(DataWarning, match="the predictions for 'test' agree with its labels"):
+        evaluate(Scorer(["msp"]), bad)
+    bad.save(tmp_path / "id.npz")
+    files = ("--id", tmp_path / "id.npz", "--out", tmp_path / "out")
+    code, _, err = command("evaluate", *files, "--no-figures", "--quiet")
+    assert code == 0
+    assert err.startswith("warning: the predictions for 'test' agree with its labels in ")
+    assert err.count("warning") == 1

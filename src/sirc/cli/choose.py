@@ -173,15 +173,15 @@ def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Pro
 
     if case.run is None:
         return ""
-    rows = f"a random half of the {case.images} images" if isinstance(case.id, Outputs) else f"the {case.images} images"
+    half = isinstance(case.id, Outputs)
+    rows = f"{'a random half of ' if half else ''}the {case.images} images"
     try:
         score = verdict.best if isinstance(verdict, Choice) else verdict.recommended
-        keep_choice(case.run, command, score, case.images)
+        keep_choice(case.run, command, score, case.images, half=half)
     except OSError as error:
         progress.note(f"note: `sirc calibrate` will not know of this choice, as it cannot be kept: {error}")
         return f"Chosen on {rows}.\n"
-    rest = " and the other half" if isinstance(case.id, Outputs) else ""
-    return f"Chosen on {rows}; `sirc calibrate` takes this score{rest}.\n"
+    return f"Chosen on {rows}; `sirc calibrate` takes this score{' and the other half' if half else ''}.\n"
 
 
 def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:

@@ -328,7 +328,12 @@ def _calibration_data(
         note_test_images(study, "set the threshold", progress)
     store = OutputStore(run.store(name))
     rows, chooser = rows_to_calibrate(run, store, name)
-    if rows is not None:
+    if chooser and rows is None:
+        progress.note(
+            f"note: `sirc {chooser}` chose a score on all of the {name} images, which also set the threshold: a "
+            f"promise for that score is not sure. Run `sirc {chooser}` again: it then takes one half of them."
+        )
+    elif rows is not None:
         progress.note(
             f"`sirc {chooser}` chose a score on one half of the {name} images; the other half, {len(rows):,} rows, "
             "sets the threshold, so that its promise holds"

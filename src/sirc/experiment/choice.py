@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import final
 
 import torch
@@ -32,29 +32,31 @@ def outputs_to_choose(experiment: Experiment, run: Run, name: str) -> Outputs | 
 
 
 def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor | None, str]:
-    """The rows of these images that set a threshold, and by which command a score was chosen on the others.
+    """The rows of these images that set a threshold, and which command chose a score on the others, if one did.
 
-    All rows, None, where no score was.
+    All rows, None, where none did, or where it saw them all, as those who ask must then say.
     """
-    by = next((past.command for past in reversed(choices(run)) if (past.images, past.data) == (name, store.data)), "")
-    return (_half(store, 1) if by else None), by
+    past = [one for one in choices(run) if (one.images, one.data) == (name, store.data)]
+    halves = bool(past) and all(one.half for one in past)
+    return (_half(store, 1) if halves else None), next((one.command for one in past if one.half == halves), "")
 
 
 @final
 @dataclass(frozen=True)
 class Chosen:
-    """A score that a command chose, on images of this fingerprint."""
+    """A score that a command chose, on images of this fingerprint or a random half of them."""
 
     command: str
     score: str
     images: str
     data: str | None
+    half: bool
 
 
 def choices(run: Run) -> list[Chosen]:
     """The choices of each command in a run's folder, the latest last."""
     try:
-        return [Chosen(command, **about) for command, about in read_json(run.choice).items()]
+        return [Chosen(**about) for about in read_json(run.choice).values()]
     except FileNotFoundError:
         return []
     except (StoreError, TypeError) as error:  # then nobody knows which rows a threshold may be set on
@@ -64,11 +66,11 @@ def choices(run: Run) -> list[Chosen]:
         ) from error
 
 
-def keep_choice(run: Run, command: str, score: str, name: str) -> None:
+def keep_choice(run: Run, command: str, score: str, name: str, *, half: bool) -> None:
     """Write a choice down in the run's folder, in place of the command's last one."""
     others = [past for past in choices(run) if past.command != command]
-    latest = Chosen(command, score, name, OutputStore(run.store(name)).data)
-    kept = {one.command: {"score": one.score, "images": one.images, "data": one.data} for one in (*others, latest)}
+    latest = Chosen(command, score, name, OutputStore(run.store(name)).data, half)
+    kept = {one.command: asdict(one) for one in (*others, latest)}
     keep_text(run.choice, json.dumps(kept, indent=1))
 
 

@@ -63,12 +63,13 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
 
 def warn_of_store(name: str, store: OutputStore) -> None:
     """Warn of the labels of stored outputs, if it has any, from some of its shards."""
-    if store.has_labels:
-        step = max(1, store.num_shards // _SHARDS)
-        parts = [store.shard(i) for i in range(0, store.num_shards, step)]
-        pairs = [(part.predictions, part.labels) for part in parts if part.labels is not None]
-        predictions, labels = (torch.cat(some) for some in zip(*pairs, strict=True))
-        warn_of_labels(name, predictions, labels)
+    pairs = []
+    for i in range(0, store.num_shards if store.has_labels else 0, -(-store.num_shards // _SHARDS)):
+        part = store.shard(i)
+        if part.labels is not None:
+            pairs.append(torch.stack((part.predictions, part.labels)))
+    if pairs:
+        warn_of_labels(name, *torch.cat(pairs, dim=1))
 
 
 def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:
