@@ -74,7 +74,7 @@ def test_what_only_batches_show_is_told_at_the_first():
 
 def flat(outputs):
     ones = torch.ones_like(outputs.features)
-    return sirc.Outputs(ones @ WEIGHT.T + BIAS, ones, outputs.labels)
+    return sirc.Outputs(ones @ HEAD.weight.T + HEAD.bias, ones, outputs.labels)
 
 
 @pytest.mark.parametrize("crossfit", [0, 5])
