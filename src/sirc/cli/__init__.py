@@ -17,6 +17,7 @@ import typer
 from sirc import __version__
 from sirc.cli import choose, data, deploy, results, stages
 from sirc.cli.console import say
+from sirc.cli.options import with_imports
 from sirc.errors import ConfigError
 
 __all__ = ["main"]
@@ -39,6 +40,7 @@ COMMANDS = (
     deploy.serve,
     deploy.monitor,
 )
+NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # of the user's own
 _INTERRUPTED = 130
 
 app = typer.Typer(
@@ -51,7 +53,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 for command in COMMANDS:
-    app.command()(command)
+    app.command()(command if command in NO_SCORES else with_imports(command))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from sirc.experiment.results import (
 )
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results
-from sirc.experiment.trust import require_trust
+from sirc.experiment.trust import import_named, require_trust
 
 __all__ = [
     "FILE",
@@ -33,6 +33,7 @@ __all__ = [
     "extract_run",
     "fit_run",
     "images_of",
+    "import_named",
     "load_head",
     "load_runs",
     "load_studies",
