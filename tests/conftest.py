@@ -93,13 +93,15 @@ def attack(request):
 
 @pytest.fixture
 def scratch_registry():
-    """Scores registered in a test are gone after it."""
+    """Scores and combinations registered in a test are gone after it."""
     from sirc.scores import registry, spec
 
-    before = dict(registry._SCORES)
+    tables = registry._SCORES, spec.COMBINATIONS
+    before = [dict(table) for table in tables]
     yield
-    registry._SCORES.clear()
-    registry._SCORES.update(before)
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
     spec._parse.cache_clear()
 
 

@@ -310,3 +310,45 @@ def test_any_damage_to_experiment_toml_is_told_in_words(attack):
 def test_settings_of_every_type_are_compared():
     point_to("marking:make", "folder", since=datetime.date(2020, 1, 1))
     assert refusal(load_runs, ["runs/tiny"]) == ""
+
+
+def name_imports(spec):
+    """Make the finished study one whose settings import a module and name a score."""
+    file = Path("runs/tiny/experiment.toml")
+    settings = tomllib.loads(file.read_text())
+    settings |= {"imports": ["marking"], "model": {"name": "timm:resnet18", "pretrained": False}}
+    settings["fit"]["specs"].append(spec)
+    file.write_text(tomli_w.dumps(settings))
+    Path("marking.py").write_text(MARKING)
+
+
+@pytest.mark.parametrize("spec", ["energy", "score_of_marking"])
+def test_imports_of_a_folder_from_elsewhere_take_trust(command, spec):
+    name_imports(spec)
+    for arguments in (("calibrate", "runs/tiny", "--seed", 1, "--plain"), ("fit", "runs/tiny/experiment.toml")):
+        code, out, err = command(*arguments)
+        assert (code, out) == (2, "")
+        assert "experiment.toml' names code that this command runs: `marking`." in err
+    assert nothing_ran()
+
+
+def test_looking_imports_nothing_and_says_what_would_help(command):
+    name_imports("score_of_marking")
+    for name in ("report", "check"):
+        code, _, err = command(name, "runs/tiny", "--quiet")
+        assert code == 2
+        assert "unknown score `score_of_marking`" in err
+        assert "If you trust them, pass `--import marking`, or import them first." in err
+    assert nothing_ran()
+
+
+def test_imports_of_an_experiment_that_the_user_names_are_imported(command, scratch_registry):
+    Path("marking.py").write_text(
+        f"{MARKING}import sirc\n@sirc.score(needs='logits')\ndef of_marking(logits):\n    return logits[:, 0]\n"
+    )
+    lines = ["--set", "imports=['marking']", "--set", "fit.specs=['msp', 'of_marking']", "--set", "name=other"]
+    code, _, err = command("fit", "tiny.toml", *lines)
+    sys.modules.pop("marking", None)
+    assert code == 1
+    assert "Extract them first" in err  # the score was known
+    assert Path("marker").exists()

@@ -1,6 +1,7 @@
 """Adding a score is one function: everything that names, draws or evaluates scores reads the registry."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from sirc.scores import registry
 from support.report_reader import read_page
 
 ROOT = Path(__file__).parents[2]
+
+
+def solve_center(evidence, *, order):
+    return {"center": evidence.moments.mean}
 
 
 @pytest.fixture
@@ -106,3 +111,135 @@ def test_families_of_combinations_are_their_names():
 def test_every_score_is_explained_in_the_docs(name):
     page = (ROOT / "docs" / "scores.md").read_text(encoding="utf-8").partition("## Measured")[0]
     assert re.search(rf"^\| `{name}` \|", page, re.MULTILINE)
+
+
+@pytest.fixture
+def least(scratch_registry):
+    """Two combinations: one of plain values, one with a bounded first score."""
+
+    @sirc.scores.combination(title="Least of")
+    def least(*values, shift=0.0):
+        """The smallest of the values."""
+        return torch.stack(values).amin(0) + shift
+
+    @sirc.scores.combination(bounded_first=True)
+    def steep_sirc(log_gap, others, a, b, *, steepness):
+        """`sirc` with steeper S2."""
+        lows = [steepness * slope * (middle - value) for value, middle, slope in zip(others, a, b, strict=True)]
+        return -log_gap - sum(torch.nn.functional.softplus(low) for low in lows)
+
+
+def test_a_new_combination_is_known_everywhere(least, sets, tmp_path):
+    specs = ["least(energy, max_logit)", "least(energy, max_logit, shift=2)", "steep_sirc(msp, energy, steepness=1)"]
+    scorer = sirc.fit(
+        [*specs, "sirc(msp, energy)", "energy", "max_logit", "sirc(msp, least(energy, max_logit))"], sets["train"]
+    )
+    values = scorer(sets["test"])
+    assert torch.equal(values[specs[0]], torch.minimum(values["energy"], values["max_logit"]))
+    torch.testing.assert_close(values[specs[1]], values[specs[0]] + 2)
+    torch.testing.assert_close(values[specs[2]], values["sirc(msp, energy)"])
+    assert score_name(specs[1]) == "Least of(Energy, Max logit; shift=2)"
+    scorer.save(tmp_path / "scorer.safetensors")
+    again = sirc.Scorer.load(tmp_path / "scorer.safetensors")(sets["test"])
+    assert all(torch.equal(again[spec], values[spec]) for spec in scorer.specs)
+    assert specs[0] in set(sirc.evaluate(scorer, sets["test"], {"far": sets["ood"]}).table["score"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("steep_sirc(msp, energy)", "`steep_sirc` needs `steepness=`, a number"),
+        ("steep_sirc(energy, msp, steepness=1)", "the first score of `steep_sirc` must be bounded"),
+        ("least(msp)", "`least` combines at least 2 specs; got 1"),
+        ("least(msp, energy, c=1)", "`least` has no parameter `c`"),
+    ],
+)
+def test_specs_of_a_new_combination_are_checked(least, text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sirc.Scorer(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sirc.scores.combination()(named("msp", lambda *v: v)), "`msp` is a name of the grammar already"),
+        (lambda: sirc.scores.combination()(named("sirc", lambda *v: v)), "`sirc` is a name of the grammar already"),
+        (lambda: sirc.scores.combination()(named("mine", lambda one: one)), "combination `mine` is called as (x1, x2)"),
+        (lambda: sirc.scores.combination()(named("mine", lambda *v, c="x": v)), "must be a number of its own"),
+        (lambda: sirc.scores.combination(bounded_first=True)(named("mine", lambda g, o: g)), "(x1, x2, x3, x4)"),
+    ],
+)
+def test_a_combination_is_checked_at_once(scratch_registry, make, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        make()
+
+
+def named(name, function):
+    function.__name__ = name
+    return function
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"solve": dict}, "`solve` of score `mine` is called as (x1, order=…) and takes (): "),
+        ({"solve": lambda evidence: {}}, "`solve` of score `mine` is called as (x1, order=…) and takes (evidence): "),
+        ({"solve": {}}, "`solve` of score `mine` must be a function; got dict"),
+        (
+            {"solve": solve_center, "log_gap": lambda z: z},
+            "`log_gap` of score `mine` is called as (x1, center=…, order=…)",
+        ),
+        ({"solve": solve_center, "tune": lambda logits: {}}, "`tune` of score `mine` is called as (x1, x2)"),
+        ({"solve": solve_center, "resolution": lambda: 1.0}, "`resolution` of score `mine` is called as (x1)"),
+        ({"solve": solve_center, "needs": ("features", "l1")}, "score `mine` is called as (x1, x2, center=…, order=…)"),
+    ],
+)
+def test_the_functions_of_a_score_are_checked_at_decoration(scratch_registry, fields, words):
+    def mine(features, *, center, order=2):
+        return features[:, 0]
+
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sirc.score(**{"needs": "features", "evidence": ("mean",), **fields})(mine)
+    assert "mine" not in sirc.known_names()
+
+
+MY_SCORES = """
+import sirc
+from pathlib import Path
+
+Path("imported").touch()
+
+
+@sirc.score(needs="logits")
+def second_logit(logits):
+    return -logits.topk(2).values[:, 1]
+"""
+
+
+@pytest.fixture
+def my_scores(scratch_registry, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_scores.py").write_text(MY_SCORES)
+    yield "second_logit"
+    sys.modules.pop("my_scores", None)
+
+
+def test_a_module_of_scores_is_imported_on_the_user_s_word(my_scores, sets, command):
+    for name, outputs in sets.items():
+        outputs.save(f"{name}.npz")
+    given = ["evaluate", "--id", "test.npz", "--ood", "far=ood.npz", "--score", my_scores, "--no-figures", "--quiet"]
+    code, _, err = command(*given)
+    assert code == 1
+    assert "unknown score `second_logit`" in err
+    assert "One of your own is known once its module is imported (`--import MODULE`)" in err
+    code, out, err = command(*given, "--import", "my_scores")
+    assert (code, err) == (0, "")
+    assert "Second logit" in out
+    for module, words in (
+        ("nowhere", "no module `nowhere` is installed or in"),
+        ("os", "standard library"),
+        ("a b", "`a b` must be a module"),
+    ):
+        code, _, err = command(*given, "--import", module)
+        assert code == 1
+        assert words in err

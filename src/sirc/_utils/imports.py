@@ -11,8 +11,30 @@ from types import ModuleType
 from typing import Any
 
 from sirc._utils.hints import closest
+from sirc._utils.text import shorten
 
 _MOVED = {"sirc.small": "sirc.models.small"}  # modules that earlier experiments name by their old path
+
+
+def import_module(name: str, forms: str = "a module, `package.module`", *, known: tuple[str, ...] = ()) -> ModuleType:
+    """Import the module of `module` or `module:function`, from the current folder too; no standard one.
+
+    `forms` says in the error what `name` may be, and `known` what it may have been meant to be.
+    """
+    module = _MOVED.get(name.partition(":")[0], name.partition(":")[0])
+    _refuse_standard(name, module)
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(f"`{shorten(name)}` must be {forms}.")
+    with current_folder():
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not error.name or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and lacks one of its own imports
+            raise ValueError(
+                f"`{name}` must be {forms}; no module `{error.name}` is installed or in '{Path.cwd()}'."
+                f"{closest(module, known)}"
+            ) from error
 
 
 def import_function(name: str, forms: str) -> Callable[..., Any]:
@@ -20,19 +42,8 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
 
     Nothing of the standard library is a function for this, by whatever road: it has no networks and no images.
     """
-    module_name, _, path = name.partition(":")
-    module_name = _MOVED.get(module_name, module_name)
-    _refuse_standard(name, module_name)
-    with current_folder():
-        try:
-            value: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module is there, and lacks one of its own imports
-            raise ValueError(
-                f"`{name}` must be {forms}; no module `{error.name}` is installed or in '{Path.cwd()}'."
-                f"{closest(module_name, ('timm', 'torchvision'))}"
-            ) from error
+    value: Any = import_module(name, forms, known=("timm", "torchvision"))
+    module_name, path = value.__name__, name.partition(":")[2]
     for part in path.split("."):
         if not hasattr(value, part):
             public = [other for other in vars(value) if not other.startswith("_")]
@@ -52,7 +63,7 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
 def _refuse_standard(name: str, module: str) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ValueError(
-            f"`{name}` must be a function of your own or of a library; `{module}` is in Python's standard library. "
+            f"`{name}` must be your own or of a library; `{module}` is in Python's standard library. "
             "Name another, or rename your module."
         )
 

@@ -18,6 +18,7 @@ from sirc import __version__
 from sirc.cli import choose, data, deploy, results, stages
 from sirc.cli.console import say, telling_warnings
 from sirc.cli.endings import INTERRUPTED, ending
+from sirc.cli.options import with_imports
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ COMMANDS = (
     deploy.serve,
     deploy.monitor,
 )
+NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # of the user's own
 
 app = typer.Typer(
     name="sirc",
@@ -50,7 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 for command in COMMANDS:
-    app.command()(ending(command))
+    app.command()(ending(command if command in NO_SCORES else with_imports(command)))
 
 
 def main(arguments: list[str] | None = None) -> None:

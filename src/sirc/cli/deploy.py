@@ -269,10 +269,13 @@ def monitor(
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment of a folder and its runs, or the one with this seed. The folder may also be that of one run."""
-    from sirc.experiment import FILE, load_studies, load_study, require_trust
+    from sirc.experiment import FILE, import_named, load_studies, load_study, require_trust
 
     place = folder.absolute()
     of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
+    file = (place.parent if of_run else place) / FILE
+    if file.is_file():
+        import_named(file, kept=True, trust=trust)
     studies = [load_study(place.parent)] if of_run else load_studies(folder)
     if len(studies) > 1:
         listed = ", ".join(f"'{study.folder}'" for study in studies)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from typer import Option
 
+from sirc._utils.imports import import_module
 from sirc.cli.console import reporting
 from sirc.errors import ConfigError
 
@@ -44,7 +47,26 @@ TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to t
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
 OnUnfit = Annotated[OnErrorChoice, Option(help="At a score that cannot be fitted: `stop`, or `skip` it and say so.")]
+Imports = Annotated[Names, Option("--import", metavar="MODULE", help="Import a module that registers scores; repeat.")]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
+
+
+def with_imports(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with `--import MODULE`, for modules that register scores: the user's own word, done first."""
+
+    @wraps(command)
+    def importing(*args: object, import_: Names = None, **options: object) -> None:
+        for name in import_ or ():
+            import_module(name)
+        command(*args, **options)
+
+    hints = get_type_hints(command, include_extras=True) | {"import_": Imports}
+    given = [*inspect.signature(command).parameters.values()]
+    given.append(inspect.Parameter("import_", inspect.Parameter.KEYWORD_ONLY, default=None))
+    typed = [parameter.replace(annotation=hints[parameter.name]) for parameter in given]
+    importing.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
+    importing.__annotations__ = hints
+    return importing
 
 
 def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
@@ -71,11 +93,13 @@ def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool
 
     An experiment that is kept beside its results may be another's, and takes trust.
     """
-    from sirc.experiment import FILE, Experiment, require_trust
+    from sirc.experiment import FILE, Experiment, import_named, require_trust
 
-    study = Experiment.read(path, overrides or ())
     beside = (".made-from", "results.csv", "study.json", "seed-*")
-    if path.name == FILE and any(any(path.parent.glob(name)) for name in beside):
+    kept = path.name == FILE and any(any(path.parent.glob(name)) for name in beside)
+    import_named(path, overrides or (), kept=kept, trust=trust)
+    study = Experiment.read(path, overrides or ())
+    if kept:
         require_trust(study, path, trust)
     return study, runs_of_seeds(study.runs, seeds) if seeds else study.runs
 

@@ -17,7 +17,7 @@ from sirc.experiment.results import (
 )
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results
-from sirc.experiment.trust import require_trust
+from sirc.experiment.trust import import_named, require_trust
 
 __all__ = [
     "FILE",
@@ -36,6 +36,7 @@ __all__ = [
     "extract_run",
     "fit_run",
     "images_of",
+    "import_named",
     "keep_choice",
     "load_head",
     "load_runs",

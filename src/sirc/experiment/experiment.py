@@ -11,10 +11,11 @@ from typing import final
 
 from sirc._utils.files import PathLike, keep_text
 from sirc._utils.hints import closest
+from sirc._utils.text import shorten
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name
-from sirc.experiment.toml import Document, dotted, dump
+from sirc.experiment.toml import LATER, Document, dotted, dump
 from sirc.experiment.trust import remember
 from sirc.scores import Needs, parse
 from sirc.training import Train
@@ -65,7 +66,8 @@ class Run:
 class Experiment:
     """A whole study: networks trained with `seeds` by the recipe in `train`, or one that is pretrained; data; scores.
 
-    `name` is its folder in `out`, which is relative to the current folder; `title` is for tables.
+    `name` is its folder in `out`, which is relative to the current folder; `title` is for tables. `imports` are modules
+    of your own that register scores; commands import them, reading does not.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Experiment:
     extract: Extract = field(default_factory=Extract)
     fit: Fit = field(default_factory=Fit)
     report: Reported = field(default_factory=Reported)
+    imports: tuple[str, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)
@@ -140,7 +143,17 @@ class Experiment:
         A `ConfigError` names the line and the key of what is wrong.
         """
         document = Document.open(path, overrides, whole=whole)
-        experiment = document.build(cls)
+        try:
+            experiment = document.build(cls)
+        except ConfigError as error:
+            imports = document.tree.get("imports")
+            if "unknown score" not in str(error) or not isinstance(imports, list):
+                raise
+            options = " ".join(f"--import {shorten(str(name))}" for name in imports[:5])
+            raise ConfigError(
+                f"{error}. It may come from `imports`, which are not imported by reading alone. If you trust them, "
+                f"pass `{options}`, or import them first."
+            ) from None
         # No field: where an experiment was read from takes no part in what it is.
         object.__setattr__(experiment, "_document", document)
         return experiment

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sirc._utils.files import atomic_write
+from sirc._utils.imports import import_module
 from sirc._utils.text import listed, shorten
 from sirc.errors import ConfigError
+from sirc.experiment.toml import Document
 
 if TYPE_CHECKING:
     from sirc.experiment.experiment import Experiment
@@ -38,6 +41,24 @@ def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
     names = [name for name in datasets if not (is_own(name) or _TORCHVISION.fullmatch(name))]
     names += [] if _MODELS.fullmatch(model.name) else [model.name]
     names += [f"model.options.{key}" for key in sorted(_READING.intersection(model.options))]
+    _require([*names, *experiment.imports], file, trust)
+
+
+def import_named(file: Path, overrides: Iterable[str] = (), *, kept: bool, trust: bool = False) -> None:
+    """Import the modules that an experiment's `imports` names, so that it can be read with the scores they register.
+
+    One that was `kept` beside its results needs trust for it, as for all code that it names.
+    """
+    imports = Document.open(file, overrides, whole=kept).tree.get("imports")
+    names = [name for name in imports if isinstance(name, str)] if isinstance(imports, list) else []
+    if kept:
+        _require(names, file, trust)
+    for name in names:
+        import_module(name)
+
+
+def _require(names: Sequence[str], file: Path, trust: bool) -> None:
+    """Refuse a file that names code, unless this user made or trusts it."""
     if names and trust:
         remember(file)
     elif names and not is_remembered(file):

@@ -8,7 +8,7 @@ from sirc.scores.moments import Moments
 from sirc.scores.needs import Needs
 from sirc.scores.registry import score
 from sirc.scores.scorer import Scorer, check_specs, parameters_in
-from sirc.scores.spec import COMBINATIONS, Spec, known_names, parse
+from sirc.scores.spec import COMBINATIONS, Spec, combination, known_names, parse
 from sirc.scores.values import (
     Evaluator,
     array_reads,
@@ -31,6 +31,7 @@ __all__ = [
     "array_reads",
     "check_crossfit",
     "check_specs",
+    "combination",
     "fit",
     "formulas",
     "functional",

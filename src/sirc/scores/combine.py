@@ -53,8 +53,10 @@ def product(*values: Tensor) -> Tensor:
 
 
 def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], parameters: Parameters) -> Tensor:
-    """The value of a `sirc`, `additive` or `bayes` from log(S1max − S1) and the values of its S2 scores."""
+    """The value of a `sirc`, `additive`, `bayes` or the like from log(S1max − S1) and the values of its S2 scores."""
     a, b = (parameter(spec, key, parameters) for key in "ab")
+    if (formula := COMBINATIONS[spec.name].compute) is not None:
+        return formula(log_gap, others, a, b, **own_numbers(spec))
     if spec.name == "sirc":
         return sirc(log_gap, others, a, b)
     if spec.name == "additive":
@@ -74,6 +76,12 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
     for low in lows:
         odds = odds + constant(calibration[1], low) * softplus(low)
     return (bayes.low_cost if aurr else bayes.least_aurc)(-softplus(-odds), log_g, alpha, beta)
+
+
+def own_numbers(spec: Spec) -> dict[str, float]:
+    """The parameters, given or by default, of a combination that was registered with `combination`."""
+    names = [key for key in COMBINATIONS[spec.name].keywords if key not in ("a", "b")]
+    return {key: parameter(spec, key, {})[0] for key in names}
 
 
 def parameter(spec: Spec, key: str, parameters: Parameters) -> Sequence[float]:

@@ -134,11 +134,39 @@ def _check(new: Score) -> None:
             f"score `{name}` has parameters {list(new.parameters)} and {'a' if new.solve else 'no'} `solve`: "
             "keyword-only arguments without a default are found by `solve`, and it needs at least one"
         )
+    check_call(f"score `{name}`", new.compute, len(new.needs), {*new.options, *new.parameters})
+    options, nothing = set(new.options), set[str]()
+    for what, function, count, named in (
+        ("solve", new.solve, 1, options),
+        ("log_gap", new.log_gap, len(new.needs), {*options, *new.parameters}),
+        ("tune", new.tune, 2, nothing),
+        ("resolution", new.resolution, 1, nothing),
+        ("exclude_self", new.exclude_self, 1, nothing),
+        ("least_rows", new.least_rows, 0, options),
+        ("directions", new.directions, 3, nothing),
+    ):
+        if function is not None:
+            check_call(f"`{what}` of score `{name}`", function, count, named)
     if "bank" in new.evidence and new.exclude_self is None:
         raise ValueError(
             f"score `{name}` searches the bank and needs `exclude_self`: the options with which a row of the bank "
             "does not find itself"
         )
+
+
+def check_call(what: str, function: Callable[..., object], given: int, named: Iterable[str]) -> None:
+    """Require a function that can be called with so many arguments by position and these by name."""
+    if not callable(function):
+        raise ValueError(f"{what} must be a function; got {type(function).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions in C have none
+        return
+    try:
+        signature.bind(*range(given), **dict.fromkeys(named))
+    except TypeError as error:
+        call = ", ".join([*(f"x{number}" for number in range(1, given + 1)), *(f"{key}=…" for key in sorted(named))])
+        raise ValueError(f"{what} is called as ({call}) and takes {signature}: {error}. Change its arguments") from None
 
 
 def get(name: str) -> Score:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+
+from torch import Tensor
 
 from sirc._utils.hints import closest
 from sirc._utils.text import shorten
@@ -29,6 +32,8 @@ class Combination:
     """The largest number of specs it takes."""
     bounded_first: bool = False
     """Whether it takes its first score by the distance from S1max, the others by how typical they are of ID data."""
+    compute: Callable[..., Tensor] | None = None
+    """The formula of one that was registered with `combination`."""
 
 
 COMBINATIONS = {
@@ -38,6 +43,7 @@ COMBINATIONS = {
     "linear": Combination("Linear", {"c": None}, most=2),
     "product": Combination("Product"),
 }
+_BUILT_IN = tuple(COMBINATIONS)
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
@@ -50,6 +56,43 @@ _DEEPEST, _LONGEST = 20, 2000
 _NUMBER = re.compile(r"(?<![\w.])[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _OPERATOR = re.compile(r"[^\w\s,=()\[\]]|[)\]]\s*[(\[]|\b(not|lambda|if|for|await|and|or|in|is)\b")
 _GRAMMAR = "A spec is a name (`msp`) or a combination such as `sirc(msp, residual)` or `linear(energy, l1, c=0.1)`"
+
+
+def combination(
+    *, title: str = "", most: int | None = None, bounded_first: bool = False
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Register a function as the combination of its own name: of the plain values of two or more specs, at most `most`.
+
+    Its keyword-only arguments are parameters of the spec, plain numbers; one without a default must be given. With
+    `bounded_first` the function receives, by position, log(S1max − S1) of the first score, the values of the others and
+    their a and b, three lists; `fit` finds a and b as for `sirc`: a = μ − 3σ and b = 1/σ over ID training data.
+
+    Tables, figures and the page call it `title`, by default its name with spaces for underscores.
+    """
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        name = function.__name__
+        if name in (*_BUILT_IN, "vim", *registry.names()):
+            raise ValueError(f"`{name}` is a name of the grammar already; give the combination another")
+        given = inspect.signature(function).parameters.values()
+        keywords = {p.name: p.default for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        numbers: dict[str, Value | None] = {}
+        for key, value in keywords.items():
+            required = value is inspect.Parameter.empty
+            if key in ("a", "b") or not (required or isinstance(value, int | float)):
+                raise ValueError(
+                    f"`{key}` of combination `{name}` must be a number of its own, other than a and b; its default is "
+                    f"{'missing' if required else shorten(repr(value))}"
+                )
+            numbers[key] = None if required else float(value)
+        registry.check_call(f"combination `{name}`", function, 4 if bounded_first else 2, numbers)
+        fitted: dict[str, Value | None] = {"a": None, "b": None} if bounded_first else {}
+        readable = title or name[:1].upper() + name[1:].replace("_", " ")
+        COMBINATIONS[name] = Combination(readable, {**numbers, **fitted}, most, bounded_first, function)
+        _parse.cache_clear()
+        return function
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -194,7 +237,7 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
     elif name not in known_names():
         raise ValueError(
             f"unknown score `{shorten(name)}` in `{shorten(text)}`.{closest(name, known_names())} Known: "
-            f"{', '.join(known_names())}"
+            f"{', '.join(known_names())}. One of your own is known once its module is imported (`--import MODULE`)"
         )
     elif args:
         raise ValueError(
@@ -246,6 +289,10 @@ def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], t
         raise ValueError(
             f"`linear` needs `c=` in `{shorten(text)}`; only linear(energy, residual), which is `vim`, finds its own"
         )
+    if combination.compute is not None:
+        for key, default in combination.keywords.items():
+            if default is None and key not in ("a", "b") and key not in options:
+                raise ValueError(f"`{name}` needs `{key}=`, a number, in `{shorten(text)}`")
     return spec
 
 

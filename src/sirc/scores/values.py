@@ -11,7 +11,7 @@ from torch import Tensor
 from sirc.scores import combine, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas.softmax import Softmax, softplus
-from sirc.scores.spec import Spec
+from sirc.scores.spec import COMBINATIONS, Spec
 
 # Bytes of one block of features: what a score makes of a block stays small, however many rows there are.
 _BLOCK = {"cpu": 1 << 25}
@@ -70,6 +70,8 @@ class Evaluator:
         if spec.has_bounded_first:
             return combine.with_bounded_first(spec, self.log_gap(spec.args[0]), self._others(spec), self._parameters)
         values = [self.value(arg) for arg in spec.args]
+        if (formula := COMBINATIONS[spec.name].compute) is not None:
+            return formula(*values, **combine.own_numbers(spec)).double()
         if spec.name == "product":
             return combine.product(*values)
         return combine.linear(values[0], values[1], combine.parameter(spec, "c", self._parameters)[0])
