@@ -1,7 +1,7 @@
 """Outputs of a model on a dataset, in memory or in a store on disk, and the head that computed them."""
 
-from sirc.outputs.head import Head
+from sirc.outputs.head import HEAD_FORMAT, Head, read_head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import STORE_FILE, OutputStore
 
-__all__ = ["STORE_FILE", "Head", "OutputStore", "Outputs"]
+__all__ = ["HEAD_FORMAT", "STORE_FILE", "Head", "OutputStore", "Outputs", "read_head"]
