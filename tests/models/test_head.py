@@ -504,3 +504,32 @@ def test_without_bias_the_origin_is_zero():
 
 def hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_is_saved_and_loaded(tmp_path, ending, bias):
+    weight = torch.randn(3, 5, requires_grad=True)
+    head = Head(weight, torch.randn(3) if bias else None, "fc")
+    file = tmp_path / f"head.{ending}"
+    head.save(file)
+    again = Head.load(file)
+    assert torch.equal(again.weight, weight)
+    assert again.bias is None if head.bias is None else torch.equal(again.bias, head.bias)
+    assert again.name == ("fc" if ending == "safetensors" else "")
+    assert torch.equal(again.origin, head.origin)
+    with pytest.raises(FileExistsError):
+        head.save(file)
+    head.save(file, overwrite=True)
+
+
+def test_a_head_is_found_beside_outputs_and_its_absence_is_told(tmp_path):
+    np.savez(tmp_path / "train.npz", logits=np.ones((2, 3)), head_weight=np.ones((3, 5)), weight=np.ones((9, 9)))
+    assert Head.load(tmp_path / "train.npz").weight.shape == (3, 5)
+    np.savez(tmp_path / "none.npz", logits=np.ones((2, 3)), weight=np.ones((9, 9)))
+    with pytest.raises(ValueError, match=r"none.npz' must hold `weight` \(and `bias`\), the last layer's"):
+        Head.load(tmp_path / "none.npz")
+    with pytest.raises(ValueError, match=r"a path for a head must end in `.npz` or `.safetensors`; got 'head.pt'"):
+        Head(np.ones((3, 5))).save("head.pt")
+    with pytest.raises(FileNotFoundError):
+        Head.load(tmp_path / "nowhere.npz")

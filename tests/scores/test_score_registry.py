@@ -138,7 +138,7 @@ def test_a_new_combination_is_known_everywhere(least, sets, tmp_path):
     assert torch.equal(values[specs[0]], torch.minimum(values["energy"], values["max_logit"]))
     torch.testing.assert_close(values[specs[1]], values[specs[0]] + 2)
     torch.testing.assert_close(values[specs[2]], values["sirc(msp, energy)"])
-    assert score_name(specs[1]) == "Least of(Energy, Max logit; shift=2)"
+    assert score_name(specs[1]) == "Least of(Energy, Max Logit; shift=2)"
     scorer.save(tmp_path / "scorer.safetensors")
     again = sirc.Scorer.load(tmp_path / "scorer.safetensors")(sets["test"])
     assert all(torch.equal(again[spec], values[spec]) for spec in scorer.specs)
@@ -182,12 +182,12 @@ def named(name, function):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"solve": dict}, "`solve` of score `mine` is called as (x1, order=…) and takes (): "),
+        ({"solve": lambda *, order: {}}, "`solve` of score `mine` is called as (x1, order=…) and takes (*, order): "),
         ({"solve": lambda evidence: {}}, "`solve` of score `mine` is called as (x1, order=…) and takes (evidence): "),
         ({"solve": {}}, "`solve` of score `mine` must be a function; got dict"),
         (
             {"solve": solve_center, "log_gap": lambda z: z},
-            "`log_gap` of score `mine` is called as (x1, center=…, order=…)",
+            "`log_gap` of score `mine` is called as (x1, center=…",
         ),
         ({"solve": solve_center, "tune": lambda logits: {}}, "`tune` of score `mine` is called as (x1, x2)"),
         ({"solve": solve_center, "resolution": lambda: 1.0}, "`resolution` of score `mine` is called as (x1)"),

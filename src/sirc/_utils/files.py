@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sirc._utils.checks import check_path
 from sirc._utils.text import first_line
 from sirc.errors import StoreError
 
@@ -178,6 +179,14 @@ def read_metadata(path: PathLike) -> dict[str, str]:
     """The metadata of a file without its checksum, from the header alone: quick, and not verified."""
     with _opened(path) as file:
         return {key: value for key, value in (file.metadata() or {}).items() if key != _DIGEST}
+
+
+def is_npz(path: PathLike, what: str, hint: str = "") -> bool:
+    """Whether a path is for a `.npz` file; it must be for that or for a `.safetensors` file."""
+    suffix = check_path("path", path).suffix
+    if suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"a path for {what} must end in `.npz` or `.safetensors`; got '{path}'. {hint}".rstrip())
+    return suffix == ".npz"
 
 
 def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool = False) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_integer, check_same_length, check_shape
-from sirc._utils.files import PathLike, array_names, read_npz, read_safetensors, require_array, write_npz
+from sirc._utils.files import PathLike, array_names, read_npz, require_array, write_npz
 from sirc.errors import OnError
 from sirc.evaluation import evaluate
 from sirc.experiment.config import PAPER_SPECS
 from sirc.experiment.results import RunResults
-from sirc.outputs import Head, Outputs, OutputStore, warn_of_labels
+from sirc.outputs import Head, Outputs, OutputStore, read_head, warn_of_labels
 from sirc.progress import SILENT, Progress
 from sirc.scores import Crossfit, Needs, Scorer, fit
 
-WEIGHT, BIAS = "head_weight", "head_bias"
 _CONFIDENCES = ("conf", "pred", "label")  # as OpenOOD saves them
 
 
@@ -35,24 +34,14 @@ def load_outputs(path: PathLike) -> Outputs | OutputStore:
 
 def load_head(path: PathLike) -> Head | None:
     """Read the last layer from a file: `head_weight` and `head_bias`, or in a file of its own `weight` and `bias`."""
-    path = Path(path)
-    if path.is_dir():
-        return None
-    is_npz = path.suffix == ".npz"
-    tensors = {} if is_npz else read_safetensors(path, foreign=True)[0]
-    names = array_names(path) if is_npz else set(tensors)
-    weight, bias = (WEIGHT, BIAS) if WEIGHT in names or "logits" in names else ("weight", "bias")
-    if weight not in names:
-        return None
-    arrays: Mapping[str, ArrayLike] = read_npz(path, (weight, bias)) if is_npz else tensors
-    return Head(arrays[weight], arrays.get(bias))
+    return None if Path(path).is_dir() else read_head(path)
 
 
 def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, overwrite: bool = False) -> None:
     """Write outputs as a `.npz` file, and the head with them."""
     columns = {"logits": outputs.logits, "features": outputs.features, "labels": outputs.labels}
     if head is not None:
-        columns |= {WEIGHT: head.weight, BIAS: head.bias}
+        columns |= {"head_weight": head.weight, "head_bias": head.bias}
     write_npz(path, {name: value for name, value in columns.items() if value is not None}, overwrite=overwrite)
 
 

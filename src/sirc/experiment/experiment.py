@@ -147,7 +147,7 @@ class Experiment:
             experiment = document.build(cls)
         except ConfigError as error:
             imports = document.tree.get("imports")
-            if "unknown score" not in str(error) or not isinstance(imports, list):
+            if "unknown score" not in str(error) or not (isinstance(imports, list) and imports):
                 raise
             options = " ".join(f"--import {shorten(str(name))}" for name in imports[:5])
             raise ConfigError(

@@ -19,9 +19,8 @@ from sirc._utils.text import shorten
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.stage import digest
-from sirc.outputs import Head
+from sirc.outputs import HEAD_FORMAT, Head
 
-_HEAD_FORMAT = "sirc.Head/1"
 _REPEATABLE: set[str] = set()  # functions that gave the same weights twice
 _FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one command ask for the same
 
@@ -89,7 +88,7 @@ def save_head(head: Head, path: Path, model: str) -> None:
                 if (there.name, of) == (head.name, model):
                     return
             tensors = {"weight": head.weight} | ({} if head.bias is None else {"bias": head.bias})
-            metadata = {"format": _HEAD_FORMAT, "name": head.name, "model": model}
+            metadata = {"format": HEAD_FORMAT, "name": head.name, "model": model}
             write_safetensors(path, tensors, metadata, overwrite=True)
 
 
@@ -98,7 +97,7 @@ def load_head(path: Path) -> tuple[Head, str]:
     if not path.exists():
         raise FileNotFoundError(f"there is no '{path}'. Extract the outputs first: `sirc extract …`.")
     tensors, metadata = read_safetensors(path)
-    if metadata.get("format") != _HEAD_FORMAT:
+    if metadata.get("format") != HEAD_FORMAT:
         raise StoreError(f"'{path}' does not hold a head. Extract the outputs again: `sirc extract …`.")
     return Head(tensors["weight"], tensors.get("bias"), metadata["name"]), metadata["model"]
 

@@ -1,8 +1,18 @@
 """Outputs of a model on a dataset, in memory or in a store on disk, and the head that computed them."""
 
 from sirc.outputs.agreement import warn_of_labels, warn_of_store
-from sirc.outputs.head import Head
+from sirc.outputs.head import HEAD_FORMAT, Head, read_head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import STORE_FILE, OutputStore, Overwrite
 
-__all__ = ["STORE_FILE", "Head", "OutputStore", "Outputs", "Overwrite", "warn_of_labels", "warn_of_store"]
+__all__ = [
+    "HEAD_FORMAT",
+    "STORE_FILE",
+    "Head",
+    "OutputStore",
+    "Outputs",
+    "Overwrite",
+    "read_head",
+    "warn_of_labels",
+    "warn_of_store",
+]

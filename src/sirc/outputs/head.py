@@ -1,6 +1,7 @@
 """Head: weight and bias of a classifier's final linear layer, v = W z + b."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -10,9 +11,13 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_device, check_finite, check_floating, check_shape
-from sirc.errors import DataWarning
+from sirc._utils.files import PathLike, array_names, is_npz, read_npz, read_safetensors, write_npz, write_safetensors
+from sirc.errors import DataWarning, StoreError
 from sirc.outputs.outputs import Outputs
 
+HEAD_FORMAT = "sirc.Head/1"
+_WEIGHT, _BIAS = "head_weight", "head_bias"
+"""The names of its arrays in a file of outputs."""
 _COMPARED = 256  # rows whose logits are computed from the features
 _ALIKE = 0.5  # the correlation with the logits below which it is another's head
 _CLOSE = 0.05  # what rounding may change, twice that in bfloat16
@@ -118,9 +123,39 @@ class Head:
         device = check_device(device)
         return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device), self.name)
 
+    def save(self, path: PathLike, *, overwrite: bool = False) -> None:
+        """Write a `.safetensors` file, or a `.npz` file without the name; `sirc evaluate --head` reads both."""
+        tensors = {"weight": self.weight.detach()} | ({} if self.bias is None else {"bias": self.bias.detach()})
+        if is_npz(path, "a head"):
+            write_npz(path, tensors, overwrite=overwrite)
+        else:
+            metadata = {"format": HEAD_FORMAT, "name": self.name, "model": ""}
+            write_safetensors(path, tensors, metadata, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: PathLike) -> "Head":
+        """Read what `save` wrote, or any such file with `weight` and `bias`, or `head_weight` and `head_bias`."""
+        head = read_head(path)
+        if head is None:
+            raise StoreError(f"'{path}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
+        return head
+
     def __repr__(self) -> str:
         bias = "" if self.bias is not None else ", no bias"
         return f"Head({self.name!r}, {self.num_classes} classes × {self.num_features} features{bias})"
+
+
+def read_head(path: PathLike) -> Head | None:
+    """The last layer in a file, beside outputs as `head_weight` and `head_bias`; None where there is none."""
+    as_npz = is_npz(path, "a head")
+    tensors, metadata = ({}, {}) if as_npz else read_safetensors(path, foreign=True)
+    names = array_names(path) if as_npz else set(tensors)
+    weight, bias = (_WEIGHT, _BIAS) if _WEIGHT in names or "logits" in names else ("weight", "bias")
+    if weight not in names:
+        return None
+    arrays: Mapping[str, ArrayLike] = read_npz(path, (weight, bias)) if as_npz else tensors
+    name = metadata.get("name", "") if metadata.get("format") == HEAD_FORMAT else ""
+    return Head(arrays[weight], arrays.get(bias), name)
 
 
 def _between_classes(logits: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from sirc._utils.checks import (
     check_device,
     check_finite,
     check_floating,
-    check_path,
     check_positive,
     check_same_device,
     check_same_length,
@@ -22,7 +21,7 @@ from sirc._utils.checks import (
     differences,
     dtype_name,
 )
-from sirc._utils.files import PathLike, read_npz, read_safetensors, require_array, write_npz, write_safetensors
+from sirc._utils.files import PathLike, is_npz, read_npz, read_safetensors, require_array, write_npz, write_safetensors
 from sirc.errors import StoreError
 from sirc.outputs.labels import as_columns
 
@@ -213,7 +212,7 @@ class Outputs:
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
         """Write to a `.npz` or `.safetensors` file: whole, or not at all."""
-        as_npz = _is_npz(path)
+        as_npz = is_npz(path, "outputs", "For many shards in a folder, use `OutputStore`.")
         if len(self) == 0:
             raise ValueError("outputs must have at least one row to be saved; got an empty selection. Select some.")
         if as_npz:
@@ -229,7 +228,7 @@ class Outputs:
         it has one.
         """
         arrays: Mapping[str, ArrayLike]
-        if _is_npz(path):
+        if is_npz(path, "outputs", "For many shards in a folder, use `OutputStore`."):
             arrays = read_npz(path, _FIELDS)
         else:
             arrays, metadata = read_safetensors(path, foreign=True)
@@ -259,13 +258,3 @@ def _refuse_probabilities(logits: Tensor) -> None:
             "`logits` must be what the softmax is applied to; got probabilities: rows ≥ 0 that sum to 1. Pass the "
             "output of the layer before the softmax, or the logarithm of the probabilities, as log_softmax gives it."
         )
-
-
-def _is_npz(path: PathLike) -> bool:
-    suffix = check_path("path", path).suffix
-    if suffix not in (".npz", ".safetensors"):
-        raise ValueError(
-            f"a path for outputs must end in `.npz` or `.safetensors`; got '{path}'. "
-            "For many shards in a folder, use `OutputStore`."
-        )
-    return suffix == ".npz"
