@@ -230,7 +230,8 @@ def test_ranking_and_bootstrap_on_a_gpu_are_those_of_a_cpu():
 
 
 def test_evaluation_of_gpu_outputs(data):
-    outputs, head = data
+    made, head = data
+    outputs = sirc.Outputs(made.logits, made.features, (made.logits + torch.randn_like(made.logits)).argmax(-1))
     scorer = sirc.fit(["msp", "sirc(msp, residual)"], outputs, head=head)
     ev = sirc.evaluate(
         scorer, outputs.to("cuda"), ood={"shifted": sirc.Outputs(outputs.logits / 3, outputs.features).to("cuda")}
