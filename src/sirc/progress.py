@@ -19,10 +19,14 @@ _LINE_SECONDS = 10.0  # between two log lines about the same work
 
 
 class Task:
-    """One piece of long work; this one is silent."""
+    """One piece of long work, which tells a function of its steps, with the facts as text; silent without one."""
+
+    def __init__(self, show: Callable[[int, str], None] = lambda steps, facts: None) -> None:
+        self._show = show
 
     def advance(self, steps: int = 1, **facts: float) -> None:
         """Say that `steps` more are done, with what is worth knowing at this point: `loss=0.31`."""
+        self._show(steps, ", ".join(f"{key} {value:.4g}" for key, value in facts.items()))
 
 
 class Progress:
@@ -56,17 +60,6 @@ def shown(progress: Progress | bool | None) -> Progress:
 
 
 @final
-class _Reported(Task):
-    """Work whose steps, with the facts as text, go to a function."""
-
-    def __init__(self, show: Callable[[int, str], None]) -> None:
-        self._show = show
-
-    def advance(self, steps: int = 1, **facts: float) -> None:
-        self._show(steps, ", ".join(f"{key} {value:.4g}" for key, value in facts.items()))
-
-
-@final
 class Bars(Progress):
     """Bars on a terminal or in a notebook, which vanish when their work is done."""
 
@@ -88,7 +81,7 @@ class Bars(Progress):
                     bars.update(bar, facts=facts)
 
             try:
-                yield _Reported(show)
+                yield Task(show)
             finally:
                 bars.remove_task(bar)
 
@@ -147,7 +140,7 @@ class Log(Progress):
             if time.monotonic() - printed >= _LINE_SECONDS:
                 line()
 
-        yield _Reported(show)
+        yield Task(show)
         line(f" in {time.monotonic() - began:.1f} s")
 
     def note(self, text: str) -> None:

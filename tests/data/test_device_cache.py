@@ -21,7 +21,6 @@ from sirc.errors import ImageError
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import extract_run, images_of, train_run
 from sirc.experiment.study import run_study
-from sirc.extraction import from_device
 from sirc.progress import SILENT, Progress
 from sirc.training.batches import IGNORED, DeviceBatches, Order, Process
 from sirc.training.recipe import Train
@@ -121,7 +120,7 @@ def test_a_benchmark_of_small_images_keeps_its_own_scaling(tmp_path):
     images = open_source(source, root=tmp_path, preprocess=preprocess, labelled=False)
     assert repr(images.transform) == repr(eval_transform(source, preprocess))
     cached = get(DeviceCache(), images, eval_geometry(source, preprocess))
-    normalise = from_device.normalisation(preprocess, CPU)
+    normalise = preprocess.normalise()
     assert torch.equal(normalise(cached[slice(None)]), torch.stack([images[i] for i in range(3)]))
     assert cached.pixels.shape == (3, 3, 12, 12)
 
@@ -131,7 +130,7 @@ def test_normalised_values_are_those_of_torchvision_to_the_last_bit(mean):
     every = torch.arange(256, dtype=torch.uint8).expand(3, 256, 256).contiguous()
     preprocess = Preprocess(resize=None, crop=None, mean=mean, std=(0.229, 0.224, 0.7))
     expected = preprocess.test()(Image.fromarray(every.permute(1, 2, 0).numpy()))
-    assert torch.equal(from_device.normalisation(preprocess, CPU)(every[None])[0], expected)
+    assert torch.equal(preprocess.normalise()(every[None])[0], expected)
 
 
 @pytest.mark.slow

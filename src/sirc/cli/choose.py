@@ -151,18 +151,18 @@ def _judge(
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
     if runs and any(files):
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
-    with reporting(quiet=quiet) as progress:
-        cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
-        verdicts = []
-        for case in cases:
-            verdict = judge(case)
-            kept = _keep(command, case, verdict, progress)
-            if as_json:
-                verdicts.append({"model": case.name, **verdict.to_dict()})
-            else:
-                result(f"{case.name}\n{verdict}\n{kept}" if runs else str(verdict))
+    progress = reporting(quiet)
+    cases = _of_runs(command, runs, progress) if runs else _of_files(command, files, specs, progress)
+    verdicts = []
+    for case in cases:
+        verdict = judge(case)
+        kept = _keep(command, case, verdict, progress)
         if as_json:
-            typer.echo(json.dumps(verdicts, indent=1))
+            verdicts.append({"model": case.name, **verdict.to_dict()})
+        else:
+            result(f"{case.name}\n{verdict}\n{kept}" if runs else str(verdict))
+    if as_json:
+        typer.echo(json.dumps(verdicts, indent=1))
 
 
 def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Progress) -> str:

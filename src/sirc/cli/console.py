@@ -73,12 +73,9 @@ def telling_warnings() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def reporting(*, quiet: bool = False) -> Iterator[Progress]:
-    """Report progress to the terminal or to a log; all processes but the first stay silent."""
+def reporting(quiet: bool) -> Progress:
+    """Progress to the terminal or to a log; all processes but the first stay silent."""
     if quiet or not is_main():
-        yield SILENT
-    elif (terminal := console(stderr=True)).is_terminal:
-        yield Bars(terminal)
-    else:
-        yield Log(say)
+        return SILENT
+    terminal = console(stderr=True)
+    return Bars(terminal) if terminal.is_terminal else Log(say)

@@ -60,8 +60,7 @@ def check(
     names = ["folder", "list", *(known.key for known in benchmarks())]
     if name not in names:
         raise ConfigError(f"NAME must be one of {', '.join(names)}; got {name!r}.")
-    with reporting(quiet=quiet) as progress:
-        report = check_data(name, path, split=split, decode=decode, workers=workers, progress=progress)
+    report = check_data(name, path, split=split, decode=decode, workers=workers, progress=reporting(quiet))
     result(str(report))
     if not report.ok:
         raise typer.Exit(1)
@@ -84,8 +83,7 @@ def noise(
     """
     from sirc.data import write_noise
 
-    with reporting(quiet=quiet) as progress:
-        write_noise(out, count=count, seed=seed, overwrite=overwrite, progress=progress)
+    write_noise(out, count=count, seed=seed, overwrite=overwrite, progress=reporting(quiet))
     result(f"{out}  {count} images, seed {seed}")
 
 
@@ -103,8 +101,7 @@ def colonoscopy(
     """
     from sirc.data import fetch_colonoscopy
 
-    with reporting(quiet=quiet) as progress:
-        summary = fetch_colonoscopy(out, base=base, videos=videos, progress=progress)
+    summary = fetch_colonoscopy(out, base=base, videos=videos, progress=reporting(quiet))
     result(str(summary))
     if videos == 10 and not summary.ok:
         raise typer.Exit(1)

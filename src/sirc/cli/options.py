@@ -139,8 +139,8 @@ def on_device(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress
         raise ConfigError(
             f"`--device {device}` needs a GPU that this PyTorch can use; there is none. Use `--device cpu`."
         )
-    with distributed.process_group(where), reporting(quiet=quiet) as progress:
+    with distributed.process_group(where):
         if where.type == "cuda":
             where = torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
             torch.cuda.set_device(where)  # accelerate trains on the current one
-        yield where, progress
+        yield where, reporting(quiet)

@@ -148,39 +148,39 @@ def evaluate(
         refuse_existing(out / target, overwrite)
     sets = dict(named_pairs("--ood", ood))
     groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
-    with reporting(quiet=quiet) as progress:
-        if confidences := arrays.has_confidences(id_):
-            if train is not None or head is not None or (spec and len(spec) > 1):
-                raise ConfigError(f"'{id_}' has confidences, from which nothing is fitted: `--score` may name theirs.")
-            run = arrays.evaluate_confidences(
-                id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
-            )
-        else:
-            run = arrays.evaluate_arrays(
-                None if train is None else arrays.load_outputs(train),
-                arrays.load_outputs(id_),
-                {key: arrays.load_outputs(path) for key, path in sets.items()},
-                specs=spec,
-                head=arrays.find_head_in(head, train),
-                crossfit="auto" if crossfit == "auto" else int(crossfit),
-                val=None if val is None else arrays.load_outputs(val),
-                on_unfit=on_unfit.value,
-                groups=groups or None,
-                model=name,
-                progress=progress,
-            )
-        scores = run.evaluation.scores
-        if not spec and not confidences and len(scores) < 16:
-            missing = ", ".join(spec for spec in PAPER_SPECS if spec not in scores)
-            progress.note(
-                f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
-                "with `features`, `labels`, `head_weight` and `head_bias` allows all."
-            )
-        if val is not None and not Needs.of(scores).tuned:
-            progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
-        study = save_results(
-            [run], out, figures=figures, formats=list(format_ or FigureFormat), overwrite=overwrite, progress=progress
+    progress = reporting(quiet)
+    if confidences := arrays.has_confidences(id_):
+        if train is not None or head is not None or (spec and len(spec) > 1):
+            raise ConfigError(f"'{id_}' has confidences, from which nothing is fitted: `--score` may name theirs.")
+        run = arrays.evaluate_confidences(
+            id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
         )
+    else:
+        run = arrays.evaluate_arrays(
+            None if train is None else arrays.load_outputs(train),
+            arrays.load_outputs(id_),
+            {key: arrays.load_outputs(path) for key, path in sets.items()},
+            specs=spec,
+            head=arrays.find_head_in(head, train),
+            crossfit="auto" if crossfit == "auto" else int(crossfit),
+            val=None if val is None else arrays.load_outputs(val),
+            on_unfit=on_unfit.value,
+            groups=groups or None,
+            model=name,
+            progress=progress,
+        )
+    scores = run.evaluation.scores
+    if not spec and not confidences and len(scores) < 16:
+        missing = ", ".join(spec for spec in PAPER_SPECS if spec not in scores)
+        progress.note(
+            f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
+            "with `features`, `labels`, `head_weight` and `head_bias` allows all."
+        )
+    if val is not None and not Needs.of(scores).tuned:
+        progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
+    study = save_results(
+        [run], out, figures=figures, formats=list(format_ or FigureFormat), overwrite=overwrite, progress=progress
+    )
     _show(study, open_)
 
 
@@ -241,14 +241,14 @@ def plot(
     from sirc.report.figures import figures
 
     folder = out or runs[0] / "figures"
-    with reporting(quiet=quiet) as progress:
-        try:
-            images = sample_images(load_studies(runs[0])[0], run_code=False)
-        except (ValueError, OSError) as error:
-            images = None
-            progress.note(f"without samples of the images, which cannot be opened: {error}")
-        shown = [run.reported for run in load_runs(runs)]
-        made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
+    progress = reporting(quiet)
+    try:
+        images = sample_images(load_studies(runs[0])[0], run_code=False)
+    except (ValueError, OSError) as error:
+        images = None
+        progress.note(f"without samples of the images, which cannot be opened: {error}")
+    shown = [run.reported for run in load_runs(runs)]
+    made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
     for path in made:
         result(str(path))
 
@@ -272,9 +272,8 @@ def report(
 
     if out is not None:
         refuse_existing(out, overwrite)
-    with reporting(quiet=quiet) as progress:
-        shown = [run.reported for run in load_runs(runs)]
-        page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=progress)
+    shown = [run.reported for run in load_runs(runs)]
+    page = write(shown, out or runs[0] / PAGE, title=title, overwrite=True, progress=reporting(quiet))
     result(str(page))
     if open_:
         open_page(page)

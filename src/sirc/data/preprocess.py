@@ -56,8 +56,8 @@ class Preprocess:
         """Make the preprocessing of small images: resized straight to `size`, not cropped, normalised as usual."""
         return _compose(_resize(self.size, interpolation), self.normalise())
 
-    def normalise(self) -> Callable[[Image], Tensor]:
-        """Make the last step alone: an image to a normalised float tensor (3, H, W)."""
+    def normalise(self) -> Callable[[Image | Tensor], Tensor]:
+        """Make the last step alone: an image, or uint8 images (N, 3, H, W), to a normalised float tensor."""
         from torchvision.transforms import v2
 
         return _compose(

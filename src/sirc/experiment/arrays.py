@@ -39,19 +39,15 @@ def load_head(path: PathLike) -> Head | None:
 
 def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, overwrite: bool = False) -> None:
     """Write outputs as a `.npz` file, and the head with them."""
-    columns = {"logits": outputs.logits, "features": outputs.features, "labels": outputs.labels}
-    if head is not None:
-        columns |= {"head_weight": head.weight, "head_bias": head.bias}
-    write_npz(path, {name: value for name, value in columns.items() if value is not None}, overwrite=overwrite)
+    layer = {} if head is None else {f"head_{name}": value for name, value in head._tensors().items()}
+    write_npz(path, outputs._tensors() | layer, overwrite=overwrite)
 
 
 def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
     """Read the last layer from its own file, which then must have it, or from that of the training outputs."""
-    heads = (load_head(path) for path in (head, train) if path is not None)
-    first = next((one for one in heads if one is not None), None)
-    if head is not None and first is None:
-        raise ValueError(f"'{head}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
-    return first
+    if head is not None:
+        return Head.load(head)
+    return None if train is None else load_head(train)
 
 
 def has_confidences(path: PathLike) -> bool:
@@ -97,7 +93,7 @@ def possible_specs(
 ) -> list[str]:
     """Give those of some scores, by default the paper's sixteen, that can be computed from what there is."""
     features = all(part is None or part.num_features is not None for part in (train, test, val))
-    labels = train is not None and (train.has_labels if isinstance(train, OutputStore) else train.labels is not None)
+    labels = train is not None and train.layout.labels
     has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
     has["val"] = train is not None and val is not None
     return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]

@@ -14,7 +14,7 @@ from torch import nn
 
 from sirc import models
 from sirc._utils import distributed
-from sirc._utils.files import read_json, read_metadata, read_safetensors, write_safetensors
+from sirc._utils.files import read_json, read_metadata, read_safetensors
 from sirc._utils.text import shorten
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
@@ -87,9 +87,7 @@ def save_head(head: Head, path: Path, model: str) -> None:
                 there, of = load_head(path)
                 if (there.name, of) == (head.name, model):
                     return
-            tensors = {"weight": head.weight} | ({} if head.bias is None else {"bias": head.bias})
-            metadata = {"format": HEAD_FORMAT, "name": head.name, "model": model}
-            write_safetensors(path, tensors, metadata, overwrite=True)
+            head.save(path, model=model, overwrite=True)
 
 
 def load_head(path: Path) -> tuple[Head, str]:

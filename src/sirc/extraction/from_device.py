@@ -32,7 +32,7 @@ class CachedSet(Reader, Dataset[object]):
         if not spans:
             return
         cache, labels = self.load(), self.dataset.labels
-        normalise = normalisation(self.preprocess, cache.pixels.device)
+        normalise: Callable[[Tensor], Tensor] = self.preprocess.normalise()
         lost_at = [item.index for item in cache.lost]
         size = self.batch_size
         batches = [(at, min(at + size, span.stop)) for span in spans for at in range(span.start, span.stop, size)]
@@ -56,10 +56,3 @@ def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None
     for item in lost:
         if item.fatal:
             raise OSError(f"{where(item.index)} cannot be opened, which is no fault of the image: {item.why}")
-
-
-def normalisation(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The normalisation of `Preprocess.test`, in torchvision's order of steps, so that the values are the same."""
-    mean = torch.tensor(preprocess.mean, device=device)[:, None, None]
-    std = torch.tensor(preprocess.std, device=device)[:, None, None]
-    return lambda images: images.to(torch.float32).mul_(1.0 / 255).sub_(mean).div_(std)

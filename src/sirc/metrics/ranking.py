@@ -13,7 +13,7 @@ from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_fraction, check_number, check_positive, check_unit_interval
 from sirc.metrics import areas
 from sirc.metrics.checks import check_scores, check_weights
-from sirc.metrics.intervals import normal_reach
+from sirc.metrics.intervals import auroc_components
 
 Negative = Literal["wrong", "ood"]
 Positive = Literal["correct", "id"]
@@ -122,25 +122,16 @@ class Ranking:
         """DeLong's interval for the AUROC: normal, with the variance of the two groups' structural components."""
         level = check_fraction("level", level)
         self._check_pair(negative, positive)
-        sizes = (
-            self.num_correct + (self.num_wrong if positive == "id" else 0),
-            self.num_wrong if negative == "wrong" else self.num_ood,
-        )
-        if min(sizes) < 2 or (negative == "ood" and self._ood.is_floating_point()):
+        accepted = self._correct + self._wrong if positive == "id" else self._correct
+        counts = [accepted, self._wrong if negative == "wrong" else self._ood]
+        if min(int(count[-1]) for count in counts) < 2 or counts[1].is_floating_point():
             raise ValueError(
                 f"DeLong's interval needs two samples of each group, all weighing the same; this is {self!r}"
             )
-        area = self.auroc(negative, positive=positive)
-        spread = [0.0, 0.0]
-        for steps in self._runs():
-            pos, neg, _ = self._pair(steps, negative, positive)
-            for which, (group, other, centre) in enumerate(((pos, neg, 1 - area), (neg, pos, area))):
-                # Each sample of a group has as its component the share of the other group that it is ranked against.
-                component = (other[1:] + other[:-1]) / 2
-                spread[which] += float(group.diff() @ (component - centre).square())
-        deviation = sum(s / (n - 1) for s, n in zip(spread, sizes, strict=True)) ** 0.5
-        reach = deviation * normal_reach(level)
-        return max(0.0, area - reach), min(1.0, area + reach)
+        steps = (count.diff(prepend=count.new_zeros(1)) for count in counts)
+        scores, others = (self.thresholds.repeat_interleave(step) for step in steps)
+        estimate = auroc_components(scores, [others]).interval(level)
+        return estimate.low, estimate.high
 
     def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
         """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives."""

@@ -123,14 +123,20 @@ class Head:
         device = check_device(device)
         return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device), self.name)
 
-    def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write a `.safetensors` file, or a `.npz` file without the name; `sirc evaluate --head` reads both."""
-        tensors = {"weight": self.weight.detach()} | ({} if self.bias is None else {"bias": self.bias.detach()})
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors that are there, by field."""
+        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+
+    def save(self, path: PathLike, *, model: str = "", overwrite: bool = False) -> None:
+        """Write a `.safetensors` file, with the fingerprint of its `model`, or a `.npz` file with the arrays alone.
+
+        `sirc evaluate --head` reads both.
+        """
         if is_npz(path, "a head"):
-            write_npz(path, tensors, overwrite=overwrite)
+            write_npz(path, self._tensors(), overwrite=overwrite)
         else:
-            metadata = {"format": HEAD_FORMAT, "name": self.name, "model": ""}
-            write_safetensors(path, tensors, metadata, overwrite=overwrite)
+            metadata = {"format": HEAD_FORMAT, "name": self.name, "model": model}
+            write_safetensors(path, self._tensors(), metadata, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: PathLike) -> "Head":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_finite, check_fraction, check_number
+from sirc._utils.checks import check_choice, check_finite, check_fraction, check_number
 from sirc.outputs import Head, Outputs
 from sirc.scores import combine, registry
 from sirc.scores.bayes import least_aurc, least_aurr
@@ -212,8 +212,7 @@ def bayes(
     check_fraction("beta", beta)
     if not alpha:
         raise ValueError("`alpha`, the share of ID input, must be above 0: without ID input there is nothing to accept")
-    if metric not in ("aurc", "aurr"):
-        raise ValueError(f'`metric` must be "aurc" or "aurr"; got {metric!r}')
+    check_choice("metric", metric, ("aurc", "aurr"))
     u, g = _columns(log_u, log_g, name="`log_u` and `log_g`")
     return (least_aurc if metric == "aurc" else least_aurr)(u, g, float(alpha), float(beta))
 

@@ -22,11 +22,7 @@ from sirc.scores.scorer import Scorer
 
 @exact
 def fit_together(
-    make: Callable[[], Fitter],
-    train: object,
-    *,
-    device: torch.device | str | None,
-    progress: Progress,
+    make: Callable[[], Fitter], train: object, *, device: torch.device | str | None, progress: Progress
 ) -> Scorer:
     """Fit with all processes of the default torch.distributed group.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import final, get_args
 
@@ -23,7 +22,7 @@ from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batche
 from sirc.scores.fitting.second_pass import SecondPass, attempt
 from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import Tuning
-from sirc.scores.fitting.unfit import Given, unmet, using, why_unfit
+from sirc.scores.fitting.unfit import unmet, using, why_unfit
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
@@ -72,27 +71,15 @@ def fit(
         head = head.to(device)
     one_shot = isinstance(train, Iterator)
     shared = distributed and world() > 1
-
-    def make() -> Fitter:
-        one_pass = one_shot and not shared
-        return Fitter(
-            specs,
-            head=head,
-            crossfit=crossfit,
-            one_pass=one_pass,
-            val=val,
-            ood=ood,
-            unlabelled=unlabelled,
-            on_unfit=on_unfit,
-            train=train if isinstance(train, Outputs | OutputStore) else None,
-        )
-
+    known = train if isinstance(train, Outputs | OutputStore) else None
+    make = partial(Fitter, specs, head=head, crossfit=crossfit, one_pass=one_shot and not shared, train=known)
+    make = partial(make, val=val, ood=ood, unlabelled=unlabelled, on_unfit=on_unfit)
     if shared:
         from sirc.scores.fitting.distributed import fit_together  # which imports this module
 
         return fit_together(make, train, device=device, progress=progress)
     fitter = make()
-    rows = len(train) if isinstance(train, Outputs | OutputStore) else None
+    rows = None if known is None else len(known)
     fitter.read(with_progress(indexed_batches(train), device, progress, "fit, first pass", rows), progress)
     return fitter.finish(None if one_shot else train, device=device, progress=progress)
 
@@ -121,12 +108,12 @@ class Fitter:
         train: Outputs | OutputStore | None = None,
     ) -> None:
         self.state = FitState(specs, head=head, crossfit=crossfit, one_pass=one_pass)
-        self.head, self.crossfit, self.one_pass = head, self.state.crossfit, one_pass
+        self.head, self.crossfit = head, self.state.crossfit
         self.left_out: dict[str, str] = {}
         """The specs that could not be fitted, and why."""
         check_choice("on_unfit", on_unfit, get_args(OnError))
         self._on_unfit = on_unfit
-        self._given = Given(head=head is not None, val=val is not None)
+        self._validates = val is not None
         if isinstance(train, OutputStore):
             train.require_complete()
         self._check(train)
@@ -160,13 +147,10 @@ class Fitter:
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
         """Leave out, or refuse, specs that cannot be fitted to rows like these; if these are all, also to so few."""
-        given = self._given
-        if rows is not None and len(rows):
-            features = rows.layout.num_features
-            given = replace(given, features=features is not None, labels=rows.layout.labels)
-            if whole:
-                given = replace(given, train=rows, folds=self.state.folds_of(len(rows), features))
-        self._drop(unmet(self.state.parsed, given))
+        rows = rows if rows is not None and len(rows) else None
+        folds = self.state.folds_of(len(rows), rows.num_features) if whole and rows is not None else None
+        head = self.head is not None
+        self._drop(unmet(self.state.parsed, head=head, val=self._validates, rows=rows, folds=folds))
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that are made from these."""
@@ -184,7 +168,7 @@ class Fitter:
         if self.count:
             self.state.choose(kept)
         else:
-            self.state = FitState(kept, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass)
+            self.state = self.state.empty(kept)
 
     def read(self, batches: IndexedBatches, progress: Progress = SILENT) -> None:
         """Take in the batches of the first pass; notes scores that do not suit the features of the first one."""

@@ -79,9 +79,9 @@ class FitState:
         terms = fitted_terms(self.combinations)
         self.crossfitted = terms if any(registry.get(leaf.name).evidence for leaf in terms) else []
 
-    def empty(self) -> FitState:
-        """A state for the same fit that has read nothing."""
-        return FitState(self.specs, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass)
+    def empty(self, specs: Sequence[str] | None = None) -> FitState:
+        """A state for the same fit, or one of these specs, that has read nothing."""
+        return FitState(specs or self.specs, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass)
 
     @property
     def num_classes(self) -> int | None:

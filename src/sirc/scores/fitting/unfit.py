@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import final
 
 import torch
 
@@ -22,22 +20,14 @@ HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.
 _SAME_DIRECTIONS = 0.95
 
 
-@final
-@dataclass(frozen=True)
-class Given:
-    """What is known of a fit's data before they are read; None where it is not."""
+def unmet(
+    specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, folds: int | None
+) -> dict[str, str]:
+    """Why some of these specs cannot be fitted to what there is, by canonical spec.
 
-    head: bool
-    val: bool
-    features: bool | None = None
-    labels: bool | None = None
-    train: Outputs | OutputStore | None = None
-    folds: int = 0
-    """The number of folds that the rows of `train` fall into."""
-
-
-def unmet(specs: Sequence[Spec], given: Given) -> dict[str, str]:
-    """Why some of these specs cannot be fitted to what is given, by canonical spec."""
+    `head` and `val` say whether they are given; `rows` are training rows, where some are known, and if these are all
+    of them, `folds` is the number of folds that they fall into.
+    """
     leaves = needed_leaves(specs)
     reasons: dict[str, list[str]] = {}
 
@@ -46,25 +36,24 @@ def unmet(specs: Sequence[Spec], given: Given) -> dict[str, str]:
             reasons.setdefault(str(spec), []).append(reason)
 
     headed = [leaf for leaf in leaves if registry.get(leaf.name).head]
-    if headed and not given.head:
-        note(
-            headed, f"`head` is needed for {_quoted(headed)}: the weight and bias of the final linear layer. {HEAD_WAY}"
-        )
+    if headed and not head:
+        needed = f"`head` is needed for {_quoted(headed)}: the weight and bias of the final linear layer"
+        note(headed, f"{needed}. {HEAD_WAY}")
     tuned = list(dict.fromkeys(part for spec in specs for part in spec.walk() if part.tunes))
-    if tuned and not given.val:
+    if tuned and not val:
         note(
             tuned,
             f"`val` is needed for {_quoted(tuned)}, which is tuned on labelled ID validation data. Pass "
             "`fit(…, val=sirc.Outputs(logits, features, labels))`, of rows that the network was not trained on",
         )
-    if given.features is False and (reading := reads_features(specs)):
-        note(reading, missing_features(reading))
-    if given.labels is False and (counting := by_class(leaves)):
-        note(counting, missing_labels(counting))
-    if given.train is not None:
-        for spec in specs:
+    if rows is not None:
+        if rows.num_features is None and (reading := reads_features(specs)):
+            note(reading, missing_features(reading))
+        if not rows.layout.labels and (counting := by_class(leaves)):
+            note(counting, missing_labels(counting))
+        for spec in specs if folds is not None else ():
             try:
-                _check_rows(spec, given.train, given.folds)
+                _check_rows(spec, rows, folds or 0)
             except ValueError as error:
                 reasons.setdefault(str(spec), []).append(str(error))
     return {spec: ". ".join(why) for spec, why in reasons.items()}
