@@ -23,4 +23,4 @@ class ImageError(ValueError):
 
 
 class DataWarning(UserWarning):
-    """Data that can be computed with, but is probably not what was meant."""
+    """Data that can be computed with, but are probably not what was meant, or do not suffice for all that was asked."""

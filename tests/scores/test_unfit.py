@@ -54,7 +54,7 @@ def test_all_that_cannot_be_fitted_is_named_before_any_pass(stored, passes, tmp_
 
 
 def test_skipping_fits_the_others_as_without(passes):
-    with pytest.warns(UserWarning, match="left out: ") as told:
+    with pytest.warns(sirc.DataWarning, match="left out: ") as told:
         some = sirc.fit(["msp", *UNFIT, "sirc(msp, l1)"], TRAIN, crossfit=5, on_unfit="skip")
     (warning,) = told
     assert all(words in str(warning.message) for words in UNFIT.values())
@@ -68,7 +68,7 @@ def test_what_only_batches_show_is_told_at_the_first():
     with pytest.raises(ValueError, match="features are needed for `l1`, `mahalanobis`"):
         sirc.fit(["msp", "l1", "mahalanobis"], batches)
     assert batches.read == 1
-    with pytest.warns(UserWarning, match="left out: `l1`, `sirc"):
+    with pytest.warns(sirc.DataWarning, match="left out: `l1`, `sirc"):
         assert sirc.fit(["l1", "msp", "sirc(msp, l1)"], batches, on_unfit="skip").specs == ("msp",)
 
 
@@ -80,7 +80,7 @@ def flat(outputs):
 @pytest.mark.parametrize("crossfit", [0, 5])
 def test_what_only_the_values_show_is_left_out_too(crossfit):
     specs = ["sirc(msp, l1)", "vim", "sirc(msp, vim)", "react", "mahalanobis", "sirc(msp, mahalanobis)", "energy"]
-    with pytest.warns(UserWarning, match="left out: ") as told:
+    with pytest.warns(sirc.DataWarning, match="left out: ") as told:
         scorer = sirc.fit(specs, flat(TRAIN), head=HEAD, crossfit=crossfit, on_unfit="skip")
     (warning,) = told
     assert scorer.specs == ("energy",)
@@ -95,7 +95,7 @@ def test_what_only_the_values_show_is_left_out_too(crossfit):
 
 def test_a_budget_that_finds_no_wrong_prediction_is_left_out():
     right = sirc.Outputs(LOGITS, Z, LOGITS.argmax(1))
-    with pytest.warns(UserWarning, match="`val` must hold right and wrong predictions"):
+    with pytest.warns(sirc.DataWarning, match="`val` must hold right and wrong predictions"):
         scorer = sirc.fit(["msp", "sirc(msp, l1, budget=1)"], TRAIN, val=right, on_unfit="skip")
     assert scorer.specs == ("msp",)
 
