@@ -159,7 +159,7 @@ def test_a_plain_evaluation_is_a_table_too():
     with_wrong = table(ev.table, metrics="aurr", negatives=["wrong", "x"], beta=0.5, alpha=0.5)
     assert with_wrong.cell("", "mine", "wrong", "aurr").mean == ev.ranking("mine", "wrong").aurr(1.0, 0.5)
     assert "(ID✗: α = 1)" in with_wrong.text()
-    with pytest.raises(ValueError, match=r"one beta; the results have 0\.2, 0\.5\. Pass `beta=`"):
+    with pytest.raises(ValueError, match=r"one beta; the results have 0\.2, 0\.5\. Pass `beta=…`, one of them"):
         table(ev.table, metrics="aurr")
     with pytest.raises(ValueError, match=r"`beta` must be among 0\.2, 0\.5; got 0\.3"):
         table(ev.table, metrics="aurr", beta=0.3)
@@ -199,3 +199,18 @@ def test_results_read_back_from_csv_give_the_same_table(seeds, tmp_path):
     again = table(pd.read_csv(tmp_path / "results.csv"), spread=True)
     assert again.markdown() == table(nameless, spread=True).markdown()
     assert again.models == ["", "other net"]
+
+
+def test_the_command_shows_one_beta_of_several(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    correct = rng.random(40) < 0.8
+    ev = sirc.evaluate({"mine": (rng.random(40), correct)}, ood={"x": {"mine": rng.random(30)}}, beta=[0.2, 0.5])
+    results = ev.table.assign(model="m", seed=1)
+    results[["model", "seed", *ev.table.columns]].to_csv("mine.csv", index=False)
+    code, _, err = command("table", "mine.csv", "--metric", "aurr")
+    assert code == 1
+    assert "a table is for one beta; the results have 0.2, 0.5. Pass `--beta …`, one of them." in err
+    code, out, err = command("table", "mine.csv", "--metric", "aurr", "--beta", 0.2)
+    assert code == 0, err
+    assert "β = 0.2" in out

@@ -190,6 +190,8 @@ def table(
     metric: Annotated[Names, Option(help="A metric, such as `auroc`, `fpr@95` or `aurr`; repeat.")] = None,
     negative: Annotated[Names, Option(help="`wrong`, `OOD mean`, an OOD set or a group; repeat. Default: all.")] = None,
     score: Annotated[Names, Option(help="A score to show; repeat. Default: those of `[report]`, or all.")] = None,
+    alpha: Annotated[float | None, Option(help="Which share of ID input, if the results have several.")] = None,
+    beta: Annotated[float | None, Option(help="Which cost of accepting ID✗, if the results have several.")] = None,
     spread: Annotated[bool, Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
     out: Annotated[Path | None, Option(help="Write to this file; its ending chooses the format.")] = None,
     overwrite: Replace = False,
@@ -218,6 +220,8 @@ def table(
         metrics=metric or ("auroc", "fpr@95"),
         negatives=negative or None,
         scores=[str(parse(text)) for text in score] if score else _shown(results, runs),
+        alpha=alpha,
+        beta=beta,
         spread=spread,
     )
     if out is not None:

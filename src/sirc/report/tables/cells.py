@@ -119,7 +119,8 @@ def _at(rows: pd.DataFrame, name: str, wanted: float | None) -> pd.DataFrame:
     known = sorted(rows[name][~fixed].unique())
     if wanted is None and len(known) > 1:
         raise ValueError(
-            f"a table is for one {name}; the results have {', '.join(f'{x:g}' for x in known)}. Pass `{name}=` one."
+            f"a table is for one {name}; the results have {', '.join(f'{x:g}' for x in known)}. "
+            f"Pass `{name}=…`, one of them."
         )
     if wanted is None or not known:
         return rows
