@@ -143,7 +143,7 @@ class FitState:
             raise ValueError(
                 f"all batches of `train` must be alike and of one model: {differing}. Convert with `.to(device, dtype)`"
             )
-        if not self._rows and self.head is not None:
+        if not self._rows and self.head is not None and any(registry.get(leaf.name).head for leaf in self.leaves):
             self.head.check(outputs)
         self._rows = rows
 

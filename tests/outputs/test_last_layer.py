@@ -28,6 +28,7 @@ def test_the_head_of_another_network_is_refused_before_anything_is_fitted():
     other = Head(head.weight.flip(0), head.bias.flip(0))
     with pytest.raises(ValueError, match=r"`head` must give the logits from the features, W z \+ b; .* off by \d+"):
         sirc.fit("sirc(msp, residual)", Outputs(logits, z), head=other)
+    sirc.fit("sirc(msp, l1)", Outputs(logits, z), head=other)  # which no score reads
     with pytest.raises(ValueError, match="`head` must give the logits"):
         head.check(Outputs(logits, z.flip(0)))
     with pytest.raises(ValueError, match="it maps 64 features to 10 logits, the data have 63 and 10"):
