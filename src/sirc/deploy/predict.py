@@ -18,16 +18,7 @@ from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
 from sirc._utils.parts import Parts
 from sirc._utils.text import as_csv
-from sirc.data import (
-    DatasetReader,
-    FileNames,
-    FileSet,
-    IndexedBatch,
-    Preprocess,
-    Unreadable,
-    image_folder,
-    printable,
-)
+from sirc.data import DatasetReader, FileNames, FileSet, IndexedBatch, Preprocess, Unreadable, image_folder, printable
 from sirc.deploy.onnx import OnnxModel
 from sirc.deploy.saved import contents
 from sirc.deploy.selective import SelectiveClassifier

@@ -187,11 +187,7 @@ class Fitter:
 
     @exact
     def finish(
-        self,
-        train: OutputsLike | None = None,
-        *,
-        device: torch.device | str | None = None,
-        progress: Progress = SILENT,
+        self, train: OutputsLike | None = None, *, device: torch.device | str | None = None, progress: Progress = SILENT
     ) -> Scorer:
         """Solve all parameters, with a second pass over `train` where the specs need one."""
         if device is not None:
