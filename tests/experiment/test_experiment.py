@@ -63,7 +63,10 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["name="], "`name` must be fit for a folder"),
         (["name=.."], "`name` must be fit for a folder"),
         ([f"name={'é' * 101}"], "must be fit for a folder: at most 200 bytes"),
-        (["model.name=resnet18"], '`model.name` must be "timm:NAME", .*; got "resnet18". Write for example "torchvi'),
+        (
+            ["model.name=resnet18"],
+            "`model.name` must be `timm:NAME`, .*; got 'resnet18'. A network of",
+        ),
         (["model.num_classes=0"], "`model.num_classes` must be a whole number ≥ 1; got 0"),
         (["model.pretrained=true", "model.checkpoint=x.pt"], "`model.checkpoint` must be left out where `pretrained`"),
         (["train.lr=0"], "--set train.lr=0: `train.lr` must be positive and finite; got 0.0."),

@@ -87,8 +87,8 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
     ("name", "given", "words"),
     [
         ("resnet50", {}, r"must be `timm:NAME`, .* got 'resnet50'. A network .* is `torchvision:resnet50`."),
-        ("timm:", {}, "a model's `name` must be"),
-        (3, {}, "a model's `name` must be .* got 3"),
+        ("timm:", {}, "`name` must be"),
+        (3, {}, "`name` must be .* got 3"),
         ("timm:resnet5", {}, "timm has no model `resnet5`. Did you mean `resnet50"),
         ("torchvision:densnet121", {}, r"torchvision has no model `densnet121`. Did you mean `densenet121`\?"),
         ("tim:resnet18", {}, "no module `tim` is installed or in .* Did you mean `timm`"),
@@ -116,7 +116,7 @@ def test_a_function_of_one_s_own_is_found_in_the_current_folder(mine):
         (
             "timm:resnet18",
             {"pretrained": True, "checkpoint": "x"},
-            "give one of `pretrained` and `checkpoint`; got True",
+            "`checkpoint` must be left out where `pretrained` is given; got True",
         ),
         (
             "timm:resnet18",

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sirc._utils.checks import check_path
-from sirc._utils.text import first_line
+from sirc._utils.text import first_line, shorten
 from sirc.errors import StoreError
 
 if sys.platform != "win32":
@@ -249,6 +249,19 @@ def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]
     if not isinstance(value, dict):
         raise _damaged(path, f"it must hold a JSON object, not a {type(value).__name__}")
     return value
+
+
+def read_header(path: PathLike, metadata: Mapping[str, str], what: str, version: int) -> dict[str, Any]:
+    """The JSON that the metadata of a saved object, `what`, keep; it must be of this version."""
+    header, name = read_json(path, metadata.get("sirc", "{}")), what.split()[0]
+    if header.get("format") != f"sirc-{name}":
+        raise StoreError(f"'{path}' is not a saved {what}: write one with `{name}.save(path)`")
+    if (written := header.get("version")) != version:
+        raise StoreError(
+            f"'{path}' has {what} format {shorten(str(written))} and this version of sirc reads {version}: use the "
+            "version that wrote it, or make and save it again"
+        )
+    return header
 
 
 @contextmanager

@@ -19,9 +19,9 @@ def shorten(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """0.954 as `95.4%`; NaN as a dash."""
-    return "–" if math.isnan(share) else f"{100 * share:.{digits}f}%"
+    return "–" if math.isnan(share) else f"{100 * share:.1f}%"
 
 
 def listed(names: Sequence[str]) -> str:

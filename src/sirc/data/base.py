@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_positive
+from sirc.data.reading import READ_ERRORS
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
 Transform = Callable[["Image"], Tensor]
 
 
@@ -122,6 +124,13 @@ class ImageSet(ABC, Dataset[object]):
     def unlabelled(self) -> Self:
         """Copy the set without labels, as an OOD set."""
         return self._copy(labels=None, classes=())
+
+    def first_readable(self, read: Callable[[int], T]) -> T:
+        """What `read` makes of the first image that can be read, by its number."""
+        for index in range(len(self)):
+            with contextlib.suppress(*READ_ERRORS):
+                return read(index)
+        raise ImageError(f"none of the {len(self)} images of `{self.name}` can be read. Check the path.")
 
     def named(self, name: str) -> Self:
         """Copy the set under another name."""

@@ -18,20 +18,12 @@ from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
 from sirc._utils.parts import Parts
 from sirc._utils.text import as_csv
-from sirc.data import (
-    DatasetReader,
-    FileNames,
-    FileSet,
-    IndexedBatch,
-    Preprocess,
-    Unreadable,
-    image_folder,
-    printable,
-)
+from sirc.data import DatasetReader, FileNames, FileSet, IndexedBatch, Preprocess, image_folder, printable
 from sirc.deploy.onnx import OnnxModel
 from sirc.deploy.saved import contents
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.errors import ImageError
+from sirc.extraction import raise_fatal
 from sirc.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -107,7 +99,9 @@ def predict_folder(
         new: dict[int, _Row] = {}
         with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
             for reading in DatasetReader(images, size, workers).read(mine):
-                _refuse_failures(reading.lost, images)
+                # One that is not there was deleted, or may not be read: no failure of the machine.
+                there = [item for item in reading.lost if os.access(images.path(item.index), os.R_OK)]
+                raise_fatal(there, images.where)
                 new |= _decided(model, reading, one_size)
                 task.advance(len(reading.index) + len(reading.lost))
                 keep()
@@ -174,15 +168,6 @@ def _kept(parts: Parts | None, rows: Mapping[int, _Row]) -> Iterator[Callable[[]
         with suppress(OSError):
             write()
         raise
-
-
-def _refuse_failures(lost: Sequence[Unreadable], images: FileSet) -> None:
-    """Stop where the machine failed and not the image."""
-    for item in lost:
-        # Else it was deleted, or may not be read.
-        if item.fatal and os.access(Path(images.root) / images._names[item.index], os.R_OK):
-            name = printable(images._names[item.index])
-            raise OSError(f"'{name}' could not be read, for a reason that is not its own: {item.why}")
 
 
 def _decided(model: OnnxModel | SelectiveClassifier, reading: IndexedBatch, one_size: bool) -> dict[int, _Row]:

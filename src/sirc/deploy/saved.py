@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.files import read_json, read_safetensors
-from sirc._utils.text import shorten
+from sirc._utils.files import read_header, read_safetensors
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
 from sirc.errors import StoreError
@@ -22,7 +21,6 @@ from sirc.scores import Scorer, needed_leaves, parameters_in, parse
 if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
 
-_FORMAT = "sirc-selective"
 _VERSION = 1
 _SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random sample
 
@@ -50,7 +48,7 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
         )
     scorer, preprocess = selective.scorer, selective.preprocess
     return {
-        "format": _FORMAT,
+        "format": "sirc-selective",
         "version": _VERSION,
         "spec": selective.spec,
         "num_classes": scorer.num_classes,
@@ -94,15 +92,7 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the facts and the tensors of a saved classifier, without its model."""
     tensors, metadata = read_safetensors(path)
-    facts = read_json(path, metadata.get("sirc", "{}"))
-    if facts.get("format") != _FORMAT:
-        raise StoreError(f"'{path}' is not a saved selective classifier: write one with `selective.save(path)`")
-    if facts.get("version") != _VERSION:
-        raise StoreError(
-            f"'{path}' has format {shorten(str(facts.get('version')))} and this version of sirc reads {_VERSION}: use "
-            "the version that wrote it, or calibrate and save again"
-        )
-    return facts, tensors
+    return read_header(path, metadata, "selective classifier", _VERSION), tensors
 
 
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:

@@ -168,14 +168,17 @@ class Evaluation:
         return self._rankings[score, negative]
 
     def _rank(self, score: str, negative: str) -> Ranking:
+        groups, weights = self._samples(score, negative)
+        return Ranking(*groups, ood_weights=weights)
+
+    def _samples(self, score: str, negative: str) -> tuple[list[Tensor], Tensor | None]:
+        """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
         inside = self.confidences[score]
-        sets = [] if negative == WRONG else self._members(negative)
-        values = [self.ood[name][score] for name in sets]
+        values = [self.ood[name][score] for name in self._members(negative)]
         weights = None
         if self.pool == "datasets" and len(values) > 1:
             weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
-        outside = torch.cat(values) if values else None
-        return Ranking(inside[self.correct], inside[~self.correct], outside, ood_weights=weights)
+        return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
 
     def sweep(
         self,
@@ -312,7 +315,7 @@ class Evaluation:
         sets = {name: sorted_scores(values) for name, values in zip(self.ood, tensors[1:], strict=True)}
 
         def rank(negative: str) -> Ranking:
-            members = [] if negative == WRONG else self._members(negative)
+            members = self._members(negative)
             if self.pool == "datasets" and len(members) > 1:
                 return self._rank(score, negative)  # has weights
             if not members:
@@ -339,8 +342,8 @@ class Evaluation:
         return cells
 
     def _members(self, negative: str) -> Sequence[str]:
-        if negative in self.ood:
-            return [negative]
+        if negative == WRONG or negative in self.ood:
+            return [] if negative == WRONG else [negative]
         if negative == POOLED and self.ood:
             return list(self.ood)
         if negative in self.groups:

@@ -46,7 +46,7 @@ class Finding:
         return "does not hold" if self.against else "undecided"
 
 
-def findings(runs: Sequence[RunResults], *, draws: int = 500, seed: int = 0) -> list[Finding]:
+def findings(runs: Sequence[RunResults], *, draws: int = 500) -> list[Finding]:
     """Look for the paper's findings, with 95% intervals from a paired bootstrap within each run.
 
     A finding holds if every comparison in every run bears it out: where it claims a loss, the whole interval lies below
@@ -54,26 +54,26 @@ def findings(runs: Sequence[RunResults], *, draws: int = 500, seed: int = 0) -> 
     against it for sure is enough for it not to hold; else it is undecided.
     """
     findings = [
-        _detectors_lose_wrong(runs, draws, seed),
-        _sirc_keeps(runs, draws, seed, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
-        _sirc_keeps(runs, draws, seed, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
-        _best_changes(runs, draws, seed),
+        _detectors_lose_wrong(runs, draws),
+        _sirc_keeps(runs, draws, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
+        _sirc_keeps(runs, draws, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
+        _best_changes(runs, draws),
     ]
     return [finding for finding in findings if finding is not None]
 
 
-def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int, seed: int) -> Finding | None:
+def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int) -> Finding | None:
     def detectors(names: Sequence[str]) -> Pairs:
         return {"msp": [name for name in DETECTORS if name in names]} if "msp" in names else {}
 
-    rows = _auroc_differences(runs, draws, seed, "wrong", detectors)
+    rows = _auroc_differences(runs, draws, "wrong", detectors)
     if rows.empty:
         return None
     sure, against = rows.high < 0, rows.low > 0
     return _finding("OOD detectors lose ID✗|ID✓ against MSP", {"all six": rows}, sure, against, rows)
 
 
-def _sirc_keeps(runs: Sequence[RunResults], draws: int, seed: int, negative: str, claim: str) -> Finding | None:
+def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: str) -> Finding | None:
     def augmented(names: Sequence[str]) -> Pairs:
         pairs: Pairs = {}
         for name in names:
@@ -82,7 +82,7 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, seed: int, negative: str
                 pairs.setdefault(str(spec.args[0]), []).append(name)
         return pairs
 
-    rows = _auroc_differences(runs, draws, seed, negative, augmented)
+    rows = _auroc_differences(runs, draws, negative, augmented)
     if rows.empty:
         return None
     sure, against = rows.low >= -TOLERANCE, rows.high < -TOLERANCE
@@ -90,7 +90,7 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, seed: int, negative: str
     return _finding(claim, {f"with {s2}": rows[second == s2] for s2 in dict.fromkeys(second)}, sure, against, rows)
 
 
-def _best_changes(runs: Sequence[RunResults], draws: int, seed: int) -> Finding | None:
+def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
     """The best score where OOD input is rare and errors are dear, against the best where OOD input dominates."""
     if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
         return None
@@ -103,7 +103,7 @@ def _best_changes(runs: Sequence[RunResults], draws: int, seed: int) -> Finding 
         corners = {at: str(best[(at, at)]) for at in (_GRID[0], _GRID[-1])}
         for at, other in ((_GRID[0], _GRID[-1]), (_GRID[-1], _GRID[0])):
             if corners[at] != corners[other]:
-                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, seed, at)
+                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, at)
                 parts.append(rows.assign(alpha=at, beta=at))
     rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [], "low": []})
     sure = int((rows["high"] < 0).sum())
@@ -134,11 +134,11 @@ def _finding(
 
 
 def _auroc_differences(
-    runs: Sequence[RunResults], draws: int, seed: int, negative: str, pairs: Callable[[Sequence[str]], Pairs]
+    runs: Sequence[RunResults], draws: int, negative: str, pairs: Callable[[Sequence[str]], Pairs]
 ) -> pd.DataFrame:
     """AUROC differences of the pairs that each run has."""
     parts = [
-        _differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, seed, None)
+        _differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, None)
         for run in runs
         if negative == "wrong" or run.ood
     ]
@@ -146,14 +146,14 @@ def _auroc_differences(
 
 
 def _differences(
-    run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, seed: int, at: float | None
+    run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, at: float | None
 ) -> pd.DataFrame:
     """One row for each score and its baseline; `at` is α and β."""
     parts = []
     for baseline, scores in pairs.items():
         if scores:
             table = run.evaluation.compare(
-                baseline, draws=draws, seed=seed, alpha=at, beta=at, scores=scores, negatives=[negative]
+                baseline, draws=draws, alpha=at, beta=at, scores=scores, negatives=[negative]
             )
             table = table[(table["metric"] == metric) & (table["negative"] == negative)]
             table = table[["score", "difference", "low", "high"]]

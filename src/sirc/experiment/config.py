@@ -12,7 +12,7 @@ from sirc.data import Source
 from sirc.errors import OnError
 from sirc.evaluation import MEAN, ORACLE, POOLED, WRONG
 from sirc.experiment.toml import LATER, dotted
-from sirc.models import Stem
+from sirc.models import Stem, check_settings
 from sirc.scores import check_crossfit, check_specs, parse
 
 PAPER_SPECS = (
@@ -46,20 +46,7 @@ class Model:
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        source, _, rest = self.name.partition(":")
-        if not (source and rest):
-            raise ValueError(
-                f'`name` must be "timm:NAME", "torchvision:NAME" or "package.module:function"; got "{self.name}". '
-                f'Write for example "torchvision:{self.name.strip(":") or "resnet50"}".'
-            )
-        if self.num_classes is not None:
-            check_positive("num_classes", self.num_classes)
-        if self.pretrained == "":
-            raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
-        if self.pretrained and self.checkpoint is not None:
-            raise ValueError("`checkpoint` must be left out where `pretrained` is given; got both. Choose one.")
-        if self.pretrained and self.stem != "own":
-            raise ValueError('`stem` must be left out where `pretrained` is given, as the weights are for "own".')
+        check_settings(self.name, self.num_classes, self.pretrained, self.checkpoint, self.stem)
 
     @property
     def own(self) -> bool:

@@ -103,10 +103,10 @@ def confidences_stage(experiment: Experiment, run: Run) -> Stage:
     return Stage("confidences", run.folder, inputs, outputs=[run.confidences])
 
 
-def load_runs(folders: Sequence[PathLike], *, device: torch.device | str = "cpu") -> list[RunResults]:
+def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:
     """Evaluate all runs of the studies in these folders."""
     studies = [study for folder in folders for study in load_studies(folder)]
-    return [load_run(study, run, device=device) for study in studies for run in study.runs]
+    return [load_run(study, run) for study in studies for run in study.runs]
 
 
 def load_studies(folder: PathLike) -> list[Experiment]:

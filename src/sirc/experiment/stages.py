@@ -15,8 +15,8 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.files import read_json
 from sirc._utils.imports import stored_name
-from sirc.data import READ_ERRORS, DeviceCache, ImageSet, Source, eval_geometry
-from sirc.errors import ImageError, OnError, StoreError
+from sirc.data import DeviceCache, ImageSet, Source, eval_geometry
+from sirc.errors import OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.experiment.images import images_of
 from sirc.experiment.network import (
@@ -368,11 +368,6 @@ def check_held_out(
 
 def _head_of(model: nn.Module, images: ImageSet) -> Head:
     """Find the last layer with the first image that can be read."""
-    for index in range(len(images)):
-        try:
-            item = images[index]
-        except READ_ERRORS:
-            continue
-        x = item[0] if isinstance(item, tuple) else item
-        return find_head(model, x[None])  # type: ignore[index]
-    raise ImageError(f"none of the {len(images)} images of `{images.name}` can be read. Check the path.")
+    item = images.first_readable(images.__getitem__)
+    x = item[0] if isinstance(item, tuple) else item
+    return find_head(model, x[None])  # type: ignore[index]

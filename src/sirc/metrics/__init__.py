@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.intervals import (
-    AurocComponents,
-    Estimate,
-    auroc_components,
-    kendall,
-    spearman,
-    wilson_interval,
-)
+from sirc.metrics.intervals import AurocComponents, Estimate, auroc_components, kendall, spearman, wilson_interval
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric

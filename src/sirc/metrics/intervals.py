@@ -105,10 +105,10 @@ def kendall(x: Floats, y: Floats) -> float:
 
 def wilson_interval(count: int, of: int, level: float) -> Estimate:
     """A share with Wilson's interval, which keeps its width where none or all were counted."""
-    z2, p = normal_reach(level) ** 2, count / of
-    centre = (p + z2 / (2 * of)) / (1 + z2 / of)
-    reach = math.sqrt(z2 * (p * (1 - p) / of + z2 / (4 * of**2))) / (1 + z2 / of)
-    return Estimate(p, 0.0 if count == 0 else centre - reach, 1.0 if count == of else centre + reach)
+    from scipy.stats import binomtest
+
+    low, high = binomtest(count, of).proportion_ci(level, "wilson")
+    return Estimate(count / of, float(low), float(high))
 
 
 def normal_reach(level: float) -> float:

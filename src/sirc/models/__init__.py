@@ -1,6 +1,6 @@
 """Networks: built by name, their weights, their final layer and the features it receives."""
 
-from sirc.models.builders import build, preprocess_of
+from sirc.models.builders import build, check_settings, preprocess_of
 from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, rows_of, unwrap
 from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
 from sirc.models.head import find_head
@@ -14,6 +14,7 @@ __all__ = [
     "build",
     "call_model",
     "capture_features",
+    "check_settings",
     "evaluating",
     "exact_logits",
     "find_head",

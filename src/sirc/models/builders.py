@@ -42,17 +42,7 @@ def build(
     first layers reduce an image half as much, for images of about 64 px. `options` are passed to the builder. A
     function gets `num_classes` and `pretrained` if it takes them, and may be in a module in the current folder.
     """
-    source, network = _split(name)
-    check_choice("stem", stem, STEMS)
-    if pretrained and stem != "own":
-        raise ValueError(
-            f'`stem` must be "own" where `pretrained` is given, as the weights are for that; got "{stem}". Train the '
-            "network, or give a `checkpoint` of one that was trained so."
-        )
-    if pretrained and checkpoint is not None:
-        raise ValueError(f"give one of `pretrained` and `checkpoint`; got {pretrained!r} and '{checkpoint}'.")
-    if num_classes is not None:
-        num_classes = check_positive("num_classes", num_classes)
+    source, network = check_settings(name, num_classes, pretrained, checkpoint, stem)
     if source in ("timm", "torchvision"):
         find = _timm if source == "timm" else _torchvision
         model = _create(name, *find(network, pretrained), num_classes, dict(options or {}))
@@ -63,6 +53,25 @@ def build(
     if checkpoint is not None:
         load_weights(model, os.path.expanduser(os.path.expandvars(checkpoint)))
     return model
+
+
+def check_settings(
+    name: str, num_classes: int | None, pretrained: bool | str, checkpoint: PathLike | None, stem: Stem
+) -> tuple[str, str]:
+    """Refuse settings of a model that do not go together; gives the two parts of its name."""
+    check_choice("stem", stem, STEMS)
+    if num_classes is not None:
+        check_positive("num_classes", num_classes)
+    if pretrained == "":
+        raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
+    if pretrained and checkpoint is not None:
+        raise ValueError(f"`checkpoint` must be left out where `pretrained` is given; got {pretrained!r}. Drop one.")
+    if pretrained and stem != "own":
+        raise ValueError(
+            f'`stem` must be "own" where `pretrained` is given, as the weights are for that; got "{stem}". Train the '
+            "network, or give a `checkpoint` of one that was trained so."
+        )
+    return _split(name)
 
 
 def preprocess_of(name: str, pretrained: bool | str = True) -> Preprocess:
@@ -88,9 +97,8 @@ def preprocess_of(name: str, pretrained: bool | str = True) -> Preprocess:
 def _split(name: str) -> tuple[str, str]:
     source, colon, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (source and colon and rest):
-        raise ValueError(
-            f"a model's `name` must be {_FORMS}; got {name!r}. A network of torchvision is `torchvision:{name}`."
-        )
+        known = str(name).strip(":") or "resnet50"
+        raise ValueError(f"`name` must be {_FORMS}; got {name!r}. A network of torchvision is `torchvision:{known}`.")
     return source, rest
 
 

@@ -204,6 +204,6 @@ def _name(model: nn.Module) -> str:
     return f"the {type(model).__name__}"
 
 
-def _listed(names: Sequence[object], most: int = 3) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:most])
-    return f"{shown}, …" if len(names) > most else shown
+def _listed(names: Sequence[object]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    return f"{shown}, …" if len(names) > 3 else shown

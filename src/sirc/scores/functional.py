@@ -197,11 +197,7 @@ def additive(
 
 
 def bayes(
-    log_u: ArrayLike,
-    log_g: ArrayLike,
-    alpha: float = 0.5,
-    beta: float = 0.5,
-    metric: Literal["aurc", "aurr"] = "aurc",
+    log_u: ArrayLike, log_g: ArrayLike, alpha: float = 0.5, beta: float = 0.5, metric: Literal["aurc", "aurr"] = "aurc"
 ) -> Tensor:
     """−log[β(1−w)u + (1−β)w], w = (1−α)g/(α + (1−α)g): the order of least AURC where u and g are known.
 

@@ -22,35 +22,35 @@ _SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network 
 @final
 @dataclass(frozen=True)
 class Needs:
-    """The data that some specs need to be fitted and computed, and data that they use if there is any."""
+    """The data that some specs need to be fitted and computed, and data that they use if there is any.
 
-    features: bool
+    Of features, labels of training rows, the head, and labelled ID validation rows, it has the parts of the specs that
+    cannot do without.
+    """
+
+    features: tuple[Spec, ...]
     train: bool
-    labels: bool
-    """Labels of the training rows."""
-    head: bool
-    val: bool
-    """Labelled ID validation rows, without which they cannot be fitted."""
+    labels: tuple[Spec, ...]
+    head: tuple[Spec, ...]
+    val: tuple[Spec, ...]
     tuned: bool
-    """Whether they are tuned on such rows if there are any."""
+    """Whether they are tuned on validation rows if there are any."""
 
     @classmethod
     def of(cls, specs: Iterable[str | Spec]) -> Needs:
         """The needs of all these specs together."""
         parsed = [parse(spec) if isinstance(spec, str) else spec for spec in specs]
-        leaves = needed_leaves(parsed)
-        scores = [registry.get(leaf.name) for leaf in leaves]
-        parts = [part for spec in parsed for part in spec.walk()]
-        required = any(part.tunes for part in parts)
+        scores = [(leaf, registry.get(leaf.name)) for leaf in needed_leaves(parsed)]
+        parts = dict.fromkeys(part for spec in parsed for part in spec.walk())
         # An option given in the spec is not tuned, even if it is the default.
-        chosen = any(registry.get(leaf.name).tune is not None and not leaf.options for leaf in leaves)
+        chosen = any(score.tune is not None and not leaf.options for leaf, score in scores)
         return cls(
-            features=any("features" in score.needs for score in scores),
+            features=tuple(leaf for leaf, score in scores if "features" in score.needs),
             train=learns(parsed),
-            labels=any(counts_classes(score.evidence) for score in scores),
-            head=any(score.head for score in scores),
-            val=required,
-            tuned=required or chosen or any(part.name == "bayes" for part in parts),
+            labels=tuple(leaf for leaf, score in scores if counts_classes(score.evidence)),
+            head=tuple(leaf for leaf, score in scores if score.head),
+            val=tuple(part for part in parts if part.tunes),
+            tuned=chosen or any(part.tunes or part.name == "bayes" for part in parts),
         )
 
 

@@ -85,9 +85,7 @@ def _blocked_sums(logits: Tensor) -> RowSums:
         w = torch.mul(f, f, out=d).sum(-1)
         others = f.mul_(_share(top, second, t)).sub_(1 / k).abs_().sum(-1)
         prediction[here] = winner[:, 0]
-        out[:, here] = torch.stack(
-            (top[:, 0], second[:, 0], t[:, 0], w, q, _deviation(others, top, second, t, k)),
-        )
+        out[:, here] = torch.stack((top[:, 0], second[:, 0], t[:, 0], w, q, _deviation(others, top, second, t, k)))
     return prediction, out[0], out[1], out[2], out[3], out[4], out[5]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_path, check_type, iterates
-from sirc._utils.files import read_json, read_safetensors, write_safetensors
+from sirc._utils.files import read_header, read_safetensors, write_safetensors
 from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
@@ -23,7 +23,6 @@ from sirc.scores.fitting.row_marks import matching_rows, row_marks
 from sirc.scores.spec import Spec, is_vim, parse
 from sirc.scores.values import Evaluator, array_reads, needed_leaves, option_of, reads_features
 
-_FORMAT = "sirc-scorer"
 _VERSION = 1
 
 
@@ -195,7 +194,7 @@ class Scorer:
         """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
         tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
         header = {
-            "format": _FORMAT,
+            "format": "sirc-scorer",
             "version": _VERSION,
             "specs": list(self.specs),
             "num_classes": self.num_classes,
@@ -212,14 +211,7 @@ class Scorer:
     def load(cls, path: str | Path) -> Scorer:
         """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
         tensors, metadata = read_safetensors(check_path("path", path))
-        header = read_json(path, metadata.get("sirc", "{}"))
-        if header.get("format") != _FORMAT:
-            raise StoreError(f"{path} is not a saved scorer: write one with `scorer.save(path)`")
-        if header["version"] != _VERSION:
-            raise StoreError(
-                f"{path} has scorer format {header['version']} and this version of sirc reads {_VERSION}: "
-                "use the version that wrote it, or fit again"
-            )
+        header = read_header(path, metadata, "scorer", _VERSION)
         try:
             return cls(
                 header["specs"],

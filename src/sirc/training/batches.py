@@ -220,13 +220,8 @@ def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> t
         height, width = crop_size(preprocess)
         return 3, height, width
     transform = preprocess.pixels()
-    for index in range(len(images)):
-        try:
-            _, height, width = transform(images.image(index)).shape
-        except READ_ERRORS:
-            continue
-        return 3, height, width
-    raise ImageError(f"none of the {len(images)} images of `{images.name}` can be read. Check the path.")
+    _, height, width = images.first_readable(lambda index: transform(images.image(index))).shape
+    return 3, height, width
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,7 +28,6 @@ def run_demo(
     *,
     device: torch.device | str = "cpu",
     figures: bool = True,
-    formats: Sequence[str] = ("pdf", "svg", "png"),
     redo: Collection[str] = (),
     overrides: Iterable[str] = (),
     progress: Progress = SILENT,
@@ -38,9 +37,7 @@ def run_demo(
     toml, where = files(__name__), f"out={json.dumps(str(out))}"
     names = ("glyphs_densenet.toml", "glyphs_resnet.toml")
     experiments = [Experiment.read(str(toml / name), [where, *overrides]) for name in names]
-    study = run_study(
-        experiments, folder=out, device=device, figures=figures, formats=formats, redo=redo, progress=progress
-    )
+    study = run_study(experiments, folder=out, device=device, figures=figures, redo=redo, progress=progress)
     _write_arrays(study, experiments[0])
     with progress.task("findings, with intervals", None, unit=""):
         results = findings(study.runs, draws=300)

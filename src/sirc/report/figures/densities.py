@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from sirc._utils.text import percent
-from sirc.evaluation import POOLED, WRONG, Evaluation, as_names
+from sirc.evaluation import POOLED, WRONG, Evaluation, as_names, parse_or_none
 from sirc.metrics import Ranking
 from sirc.report.figures.kernels import density, span
 from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, name_ood, new_figure
 from sirc.report.names import metric_name
-from sirc.scores import parse, ranks_by_gap
+from sirc.scores import ranks_by_gap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,8 +41,10 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
     negative = negative or (POOLED if evaluation.ood else WRONG)
     figure, axes = new_figure(len(wanted), 2, height=0.55 + 1.45 * len(wanted), sharey="row")
     for row, score in zip(axes, wanted, strict=True):
-        groups, weights = _samples(evaluation, score, negative)
         ranking = evaluation.ranking(score, negative)
+        samples, shares = evaluation._samples(score, negative)
+        groups = dict(zip(GROUPS, map(array, samples), strict=True))
+        weights = None if shares is None else array(shares)
         grid = np.linspace(*span(list(groups.values())), _POINTS)
         # In place of the score's bounds, the least and the greatest confidence of all; none if all are equal.
         finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
@@ -65,23 +67,10 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
     return figure
 
 
-def _samples(evaluation: Evaluation, score: str, negative: str) -> tuple[dict[str, FloatArray], FloatArray | None]:
-    """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
-    inside, correct = evaluation.only([score]).confidences[score], evaluation.correct
-    sets = [] if negative == WRONG else evaluation._members(negative)
-    outside = [array(evaluation.ood[name][score]) for name in sets]
-    weights = None
-    if evaluation.pool == "datasets" and len(outside) > 1:
-        weights = np.concatenate([np.full(len(values), 1 / len(values)) for values in outside])
-    ood = np.concatenate(outside) if outside else np.empty(0)
-    return {"correct": array(inside[correct]), "wrong": array(inside[~correct]), "ood": ood}, weights
-
-
 def _scale(score: str) -> str:
     """The scale of a score's confidences, if these are not its plain values."""
-    try:
-        spec = parse(score)
-    except ValueError:
+    spec = parse_or_none(score)
+    if spec is None:
         return ""  # a score of the user's own
     if spec.name == "bayes":
         return "\n(−log of its\nexpected cost)"

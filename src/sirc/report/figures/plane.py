@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 from torch import Tensor
 
+from sirc.evaluation import parse_or_none
 from sirc.outputs import Outputs, OutputStore
 from sirc.report.figures.kernels import density_2d, mass_levels, span
 from sirc.report.figures.style import GROUPS, FloatArray, array, drawn, label_of, literal, name_ood, new_figure
@@ -56,11 +57,8 @@ class Plane:
 
 def is_pair(spec: str) -> bool:
     """Tell if a score is SIRC with one S2, which a plane can show."""
-    try:
-        parsed = parse(spec)
-    except ValueError:
-        return False
-    return parsed.name == "sirc" and len(parsed.args) == 2
+    parsed = parse_or_none(spec)
+    return parsed is not None and parsed.name == "sirc" and len(parsed.args) == 2
 
 
 def planes(

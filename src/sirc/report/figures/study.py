@@ -40,6 +40,7 @@ _BASELINES: Final = ("msp", "entropy", "doctor")
 _DETECTORS: Final = ("vim", "energy", "max_logit", "gradnorm", "mahalanobis", "knn", "residual", "l1")
 _COMPARED: Final = ("msp", "energy", "vim", "sirc(msp, residual)", "sirc(entropy, residual)")
 _PAIRS: Final = ("sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, l1)", "sirc(entropy, residual)")
+_SHOWN = 160  # pixels along a side of a sample image
 _MOST = 5  # lines that a reader can tell apart in one panel
 
 
@@ -219,12 +220,12 @@ def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int =
     return figure
 
 
-def _square(image: Image, longest: int = 160) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
+def _square(image: Image) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
     """The centre of an image as a square, not larger than a figure shows."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
     square = image.convert("RGB").crop((left, top, left + side, top + side))
-    if side > longest:
-        square = square.resize((longest, longest))
+    if side > _SHOWN:
+        square = square.resize((_SHOWN, _SHOWN))
     return np.asarray(square)

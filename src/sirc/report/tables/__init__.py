@@ -188,12 +188,10 @@ def table(
     return Table(cells, shown_errors, shown["metric"], shown["negative"], shown["score"], spread)
 
 
-def save_tables(
-    results: pd.DataFrame | Table, folder: PathLike, *, stem: str = "table", overwrite: bool = False
-) -> list[Path]:
+def save_tables(results: pd.DataFrame | Table, folder: PathLike, *, overwrite: bool = False) -> list[Path]:
     """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths."""
     made = results if isinstance(results, Table) else table(results)
-    paths = [Path(folder) / f"{stem}{suffix}" for suffix in (".md", ".tex", ".html", ".csv")]
+    paths = [Path(folder) / f"table{suffix}" for suffix in (".md", ".tex", ".html", ".csv")]
     for path in paths:
         refuse_existing(path, overwrite)
     return [made.save(path, overwrite=True) for path in paths]

@@ -187,11 +187,7 @@ class Fitter:
 
     @exact
     def finish(
-        self,
-        train: OutputsLike | None = None,
-        *,
-        device: torch.device | str | None = None,
-        progress: Progress = SILENT,
+        self, train: OutputsLike | None = None, *, device: torch.device | str | None = None, progress: Progress = SILENT
     ) -> Scorer:
         """Solve all parameters, with a second pass over `train` where the specs need one."""
         if device is not None:
@@ -242,11 +238,9 @@ class Fitter:
         folds = [tuned | part for part, _ in without]
         if not state.combinations:
             return parameters, None
-        second = SecondPass(state.combinations, parameters, evidence)
+        second = SecondPass(state.combinations, parameters, evidence, folds)
         index, columns = state.sample()
-        if folds:
-            second.leave_out_folds(folds)
-        elif state.reservoir is not None:
+        if not folds and state.reservoir is not None:
             second.leave_out_bank(state.reservoir, len(index) if sampled else state.count)
         if sampled:
             second.read_sample(index, columns)

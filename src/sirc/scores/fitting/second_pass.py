@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -69,10 +69,12 @@ class SecondPass:
     """Means and covariances, over training rows, of the terms that S2 scores are linear forms of.
 
     One pass suffices even for an S2 with a fitted c inside: μ and σ of energy + c·residual follow from the means and
-    the covariance of energy and residual, for any c.
+    the covariance of energy and residual, for any c. `folds` are the parameters without each fold, for its rows.
     """
 
-    def __init__(self, combinations: list[Spec], parameters: Parameters, evidence: Evidence) -> None:
+    def __init__(
+        self, combinations: list[Spec], parameters: Parameters, evidence: Evidence, folds: Sequence[Parameters] = ()
+    ) -> None:
         self.rows_read = 0
         self.checksum = 0.0
         self._combinations = combinations
@@ -80,16 +82,12 @@ class SecondPass:
         self._parameters = parameters
         self._terms = _all_terms(combinations)
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
-        self._folds: list[Parameters] = []
+        self._folds = folds
         self._bank: Reservoir | None = None
         self._sampled = False
         self._all = Moments()
         self._outside_bank = Moments()
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
-
-    def leave_out_folds(self, folds: list[Parameters]) -> None:
-        """Score the rows of each fold with the parameters of the others."""
-        self._folds = folds
 
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
         """Let scores that search the bank count rows outside it alone.

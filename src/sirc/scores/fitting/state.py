@@ -18,9 +18,10 @@ from sirc.scores.blocks import unit
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, order_checksum
 from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fitted_combinations, fitted_terms
-from sirc.scores.fitting.unfit import HEAD_WAY, by_class, check_directions, missing_labels, without_a_fold
+from sirc.scores.fitting.unfit import HEAD_WAY, check_directions, missing_labels, without_a_fold
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
+from sirc.scores.needs import Needs
 from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import needed_leaves
@@ -131,7 +132,7 @@ class FitState:
         """Require what the specs need of the rows, and rows like those before."""
         check_features(self.parsed, outputs)
         if counts_classes(self._evidence) and outputs.labels is None:
-            raise ValueError(missing_labels(by_class(self.leaves)))
+            raise ValueError(missing_labels(Needs.of(self.parsed).labels))
         rows = {
             "logits": dtype_name(outputs.dtype),
             "features": "none" if outputs.features is None else dtype_name(outputs.features.dtype),

@@ -11,10 +11,11 @@ from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
 from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import counts_classes, fold_of
+from sirc.scores.moments import fold_of
+from sirc.scores.needs import Needs
 from sirc.scores.scorer import missing_features
 from sirc.scores.spec import Spec
-from sirc.scores.values import needed_leaves, reads_features
+from sirc.scores.values import needed_leaves
 
 HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
 _SAME_DIRECTIONS = 0.95
@@ -28,29 +29,27 @@ def unmet(
     `head` and `val` say whether they are given; `rows` are training rows, where some are known, and if these are all
     of them, `folds` is the number of folds that they fall into.
     """
-    leaves = needed_leaves(specs)
+    needs = Needs.of(specs)
     reasons: dict[str, list[str]] = {}
 
     def note(wanting: Sequence[Spec], reason: str) -> None:
         for spec in using(specs, wanting):
             reasons.setdefault(str(spec), []).append(reason)
 
-    headed = [leaf for leaf in leaves if registry.get(leaf.name).head]
-    if headed and not head:
-        needed = f"`head` is needed for {_quoted(headed)}: the weight and bias of the final linear layer"
-        note(headed, f"{needed}. {HEAD_WAY}")
-    tuned = list(dict.fromkeys(part for spec in specs for part in spec.walk() if part.tunes))
-    if tuned and not val:
+    if needs.head and not head:
+        needed = f"`head` is needed for {_quoted(needs.head)}: the weight and bias of the final linear layer"
+        note(needs.head, f"{needed}. {HEAD_WAY}")
+    if needs.val and not val:
         note(
-            tuned,
-            f"`val` is needed for {_quoted(tuned)}, which is tuned on labelled ID validation data. Pass "
+            needs.val,
+            f"`val` is needed for {_quoted(needs.val)}, which is tuned on labelled ID validation data. Pass "
             "`fit(…, val=sirc.Outputs(logits, features, labels))`, of rows that the network was not trained on",
         )
     if rows is not None:
-        if rows.num_features is None and (reading := reads_features(specs)):
-            note(reading, missing_features(reading))
-        if not rows.layout.labels and (counting := by_class(leaves)):
-            note(counting, missing_labels(counting))
+        if rows.num_features is None and needs.features:
+            note(needs.features, missing_features(needs.features))
+        if not rows.layout.labels and needs.labels:
+            note(needs.labels, missing_labels(needs.labels))
         for spec in specs if folds is not None else ():
             try:
                 _check_rows(spec, rows, folds or 0)
@@ -74,11 +73,6 @@ def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = ()) -> str:
     if kept:
         lines.append(f'Leave out {_quoted(unfit)}, as `on_unfit="skip"` does, to fit the other {len(kept)}')
     return "\n".join(lines)
-
-
-def by_class(leaves: Iterable[Spec]) -> list[Spec]:
-    """The leaves that are fitted to the classes of the training rows."""
-    return [leaf for leaf in leaves if counts_classes(registry.get(leaf.name).evidence)]
 
 
 def missing_labels(leaves: Iterable[Spec]) -> str:

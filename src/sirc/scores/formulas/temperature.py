@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import cache, partial
 
 from torch import Tensor
 
@@ -13,7 +13,6 @@ from sirc.scores.registry import Option, score
 
 # Range of T: data without a mistake would give T → 0, data without a right answer T → ∞.
 _COLDEST, _HOTTEST = 0.05, 20.0
-_STEPS = 100
 _LIMITS = {"temperature": (0.001, 1000.0)}
 
 
@@ -28,35 +27,23 @@ def divided(logits: Tensor, temperature: float) -> Softmax:
 def fit_temperature(logits: Tensor, labels: Tensor) -> dict[str, Option]:
     """T that minimises the negative log-likelihood of the labels, from 0.05 to 20. Guo et al. 2017.
 
-    In b = 1/T the mean of logsumexp(b·v) − b·v_y is convex, so that its only minimum is where its slope changes sign:
-    Newton's steps, halved in log b where one would leave the bracket. T = 1 where the likelihood does not depend on T.
+    In b = 1/T the mean of logsumexp(b·v) − b·v_y is convex, so that its only minimum is where its slope changes sign.
+    T = 1 where the likelihood does not depend on T.
     """
-    b = 1.0
-    slope, curvature = _derivatives(logits, labels, b)
-    if slope == 0:
+    from scipy.optimize import brentq
+
+    slope = cache(partial(_slope, logits, labels))
+    if slope(1.0) == 0:
         return {"temperature": 1.0}
-    end = 1 / (_HOTTEST if slope > 0 else _COLDEST)
-    beyond, _ = _derivatives(logits, labels, end)
-    if (beyond > 0) == (slope > 0):
+    end = 1 / (_HOTTEST if slope(1.0) > 0 else _COLDEST)
+    if (slope(end) > 0) == (slope(1.0) > 0):
         return {"temperature": 1 / end}
-    low, high = sorted((b, end))
-    for _ in range(_STEPS):
-        step = b - slope / curvature if curvature > 0 else math.inf
-        following = step if low < step < high else math.sqrt(low * high)
-        close = abs(following - b) <= 1e-10 * b
-        b = following
-        if close:
-            break
-        slope, curvature = _derivatives(logits, labels, b)
-        if slope == 0:
-            break
-        low, high = (low, b) if slope > 0 else (b, high)
-    return {"temperature": 1 / b}
+    return {"temperature": 1 / brentq(slope, 1.0, end, xtol=1e-15, rtol=1e-12)}
 
 
-def _derivatives(logits: Tensor, labels: Tensor, b: float) -> tuple[float, float]:
-    """First and second derivative of the mean of logsumexp(b·v) − b·v_y: E_π[v] − v_y, and π's variance of v."""
-    slope = curvature = 0.0
+def _slope(logits: Tensor, labels: Tensor, b: float) -> float:
+    """The derivative of the mean of logsumexp(b·v) − b·v_y: E_π[v] − v_y."""
+    slope = 0.0
     for rows in row_blocks(logits):
         v = logits[rows].double()
         d = v - v.amax(-1, keepdim=True)
@@ -64,8 +51,7 @@ def _derivatives(logits: Tensor, labels: Tensor, b: float) -> tuple[float, float
         f /= f.sum(-1, keepdim=True)
         mean = (f * d).sum(-1, keepdim=True)
         slope += float((mean - d.gather(1, labels[rows, None].long())).sum())
-        curvature += float((f * (d - mean).square()).sum())
-    return slope / len(logits), curvature / len(logits)
+    return slope / len(logits)
 
 
 def _tempered(formula: Callable[[Softmax], Tensor]) -> Callable[..., Tensor]:
