@@ -75,6 +75,8 @@ def test_arguments_are_told_as_options_or_keys():
     assert told("train", "with `overwrite=True` (`--overwrite`; …)") == "with `overwrite=True` (`--overwrite`; …)"
     assert told("evaluate", "Pass `crossfit=0`") == "Pass `--crossfit 0`"
     assert told("fit", "Pass `crossfit=0`") == "Pass `--set fit.crossfit=0`"
+    assert told("fit", 'as `on_unfit="skip"` does') == "as `--set fit.on_unfit=skip` does"
+    assert told("evaluate", 'as `on_unfit="skip"` does') == "as `--on-unfit skip` does"
     assert told("run", "`checkpoint=` with `pretrained=False`") == (
         "`--set model.checkpoint=…` with `--set model.pretrained=false`"
     )
