@@ -15,7 +15,7 @@ from sirc._utils.checks import check_choice, check_device, check_type
 from sirc._utils.distributed import is_main, world
 from sirc._utils.precision import exact, side_by_side
 from sirc._utils.text import shorten
-from sirc.errors import OnError
+from sirc.errors import DataWarning, OnError
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress, shown
 from sirc.scores.fitting.row_marks import RowMarks
@@ -246,7 +246,7 @@ class Fitter:
         steps += [partial(state.solve_without, fold) for fold in range(state.folds if state.crossfitted else 0)]
         found = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
-        with progress.task(name, len(steps), unit="steps") as task:
+        with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
             for parts in side_by_side(steps, state.device):
                 found.append(parts)
                 task.advance()
@@ -275,7 +275,7 @@ class Fitter:
         tuned, unfit = self.tuning.combinations(make(self.specs, parameters))
         self._leave_out(unfit)
         if self.left_out and is_main():
-            warnings.warn(f"left out: {why_unfit(self.left_out)}", stacklevel=3)
+            warnings.warn(f"left out: {why_unfit(self.left_out)}", DataWarning, stacklevel=3)
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
         if state.marks is None and not self.tuning.used(state.parsed):
             return make(self.specs, parameters)
