@@ -5,6 +5,7 @@ import re
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -12,7 +13,9 @@ from typer.main import get_command
 import sirc
 from sirc.cli import COMMANDS, app, data
 from sirc.cli.endings import _STOPPED, _TABLES, in_options, what_stays
+from sirc.cli.options import note_test_images
 from sirc.experiment.config import Extract, Fit, Model
+from sirc.progress import Log
 
 SOURCE = Path(sirc.__file__).parent
 TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOURCE.parents[1] / "README.md"]
@@ -99,3 +102,18 @@ def test_keys_are_those_of_the_toml():
 def test_what_stays_is_said_of_commands_that_there_are(name):
     command = NAMED.get(name) or getattr(data, name)
     assert "{" not in what_stays(command.__name__, {})
+
+
+@pytest.mark.parametrize(
+    ("validates", "tuned", "way"),
+    [
+        (False, False, "give `--val`, or `data.validation`"),
+        (True, True, "give `--val`, or `data.validation`"),
+        (True, False, "`sirc extract EXPERIMENT.toml --only validation`"),
+    ],
+)
+def test_validation_images_that_are_there_are_not_asked_for(validates, tuned, way):
+    told = []
+    study = SimpleNamespace(folder="runs/photos", tuned=tuned, data=SimpleNamespace(validates=validates))
+    note_test_images(study, "choose the score", Log(told.append))
+    assert way in told[0]
