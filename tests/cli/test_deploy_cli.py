@@ -19,9 +19,10 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli.deploy import read_confidences
+from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment
-from sirc.experiment.stages import extract_run, fit_run, train_run
+from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from support.interpreters import Interpreter
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -536,3 +537,9 @@ def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
         code, _, err = command(*call, *wrong)
         assert code in (1, 2)
         assert words in err.replace("\n", " ")
+
+
+def test_outputs_of_earlier_weights_are_named_for_extraction(here):
+    study = Experiment.read("tiny.toml")
+    with pytest.raises(StoreError, match=r"other weights than the network has now.*`sirc extract … --only test --over"):
+        check_outputs(study, study.run(1), ["test"], weights="other")
