@@ -76,6 +76,9 @@ def test_a_fit_names_its_steps():
     told = Told()
     sirc.fit(["sirc(msp, residual)", "cop"], TRAIN, head=HEAD, crossfit=5, progress=told)
     assert told.names == [("fit, first pass", 60), ("fit, solving residual, cop", 7), ("fit, second pass", 60)]
+    told = Told()
+    sirc.fit("msp", TRAIN, progress=told)  # which has no parameters
+    assert told.names == [("fit, first pass", 60)]
 
 
 def test_bars_do_not_quarrel_with_a_display_of_the_user():

@@ -19,9 +19,10 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli.deploy import read_confidences
+from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment
-from sirc.experiment.stages import extract_run, fit_run, train_run
+from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
 from support.interpreters import Interpreter
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -529,8 +530,16 @@ def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
         (("--alpha", 0.7), "needs `--reject-cost` or `--recall`"),
         (("--alpha", 0.7, "--risk", 0.1, *sets), "and no other goal"),
         (("--reject-cost", 0.1), "give `--alpha` too"),
-        (("--alpha", 1.7, "--recall", 0.9, *sets), "`alpha` must lie in [0, 1]; got 1.7"),
+        (("--alpha", 1.7, "--recall", 0.9, *sets), "`--alpha` must be a share, from 0 to 1; got 1.7"),
+        (("--alpha", 0.7, "--beta", "nan", "--recall", 0.9, *sets), "`--beta` must be a share, from 0 to 1; got nan"),
+        (("--alpha", 0.7, "--reject-cost", -1, *sets), "`--reject-cost` must be a cost, 0 or more; got -1"),
     ):
         code, _, err = command(*call, *wrong)
         assert code in (1, 2)
         assert words in err.replace("\n", " ")
+
+
+def test_outputs_of_earlier_weights_are_named_for_extraction(here):
+    study = Experiment.read("tiny.toml")
+    with pytest.raises(StoreError, match=r"other weights than the network has now.*`sirc extract … --only test --over"):
+        check_outputs(study, study.run(1), ["test"], weights="other")

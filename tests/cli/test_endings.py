@@ -5,6 +5,7 @@ import re
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -12,7 +13,9 @@ from typer.main import get_command
 import sirc
 from sirc.cli import COMMANDS, app, data
 from sirc.cli.endings import _STOPPED, _TABLES, in_options, what_stays
+from sirc.cli.options import note_test_images
 from sirc.experiment.config import Extract, Fit, Model
+from sirc.progress import Log
 
 SOURCE = Path(sirc.__file__).parent
 TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOURCE.parents[1] / "README.md"]
@@ -75,6 +78,8 @@ def test_arguments_are_told_as_options_or_keys():
     assert told("train", "with `overwrite=True` (`--overwrite`; …)") == "with `overwrite=True` (`--overwrite`; …)"
     assert told("evaluate", "Pass `crossfit=0`") == "Pass `--crossfit 0`"
     assert told("fit", "Pass `crossfit=0`") == "Pass `--set fit.crossfit=0`"
+    assert told("fit", 'as `on_unfit="skip"` does') == "as `--set fit.on_unfit=skip` does"
+    assert told("evaluate", 'as `on_unfit="skip"` does') == "as `--on-unfit skip` does"
     assert told("run", "`checkpoint=` with `pretrained=False`") == (
         "`--set model.checkpoint=…` with `--set model.pretrained=false`"
     )
@@ -97,3 +102,18 @@ def test_keys_are_those_of_the_toml():
 def test_what_stays_is_said_of_commands_that_there_are(name):
     command = NAMED.get(name) or getattr(data, name)
     assert "{" not in what_stays(command.__name__, {})
+
+
+@pytest.mark.parametrize(
+    ("validates", "tuned", "way"),
+    [
+        (False, False, "give `--val`, or `data.validation`"),
+        (True, True, "give `--val`, or `data.validation`"),
+        (True, False, "`sirc extract EXPERIMENT.toml --only validation`"),
+    ],
+)
+def test_validation_images_that_are_there_are_not_asked_for(validates, tuned, way):
+    told = []
+    study = SimpleNamespace(folder="runs/photos", tuned=tuned, data=SimpleNamespace(validates=validates))
+    note_test_images(study, "choose the score", Log(told.append))
+    assert way in told[0]

@@ -170,6 +170,16 @@ def test_the_head_is_found_on_the_first_batch(model, scorer, val):
     assert found.head_name == "fc"
 
 
+def test_the_layer_of_arrays_alone_is_found(model, scorer, head, val):
+    arrays = sirc.Head(head.weight, head.bias)  # as a `.npz` file holds them
+    found = SelectiveClassifier(model, scorer, "vim", head=arrays).calibrate(val, coverage=0.8)
+    x = images(4, 6)
+    known = SelectiveClassifier(model, scorer, "vim", head=head).calibrate(val, coverage=0.8)
+    assert torch.equal(found(x).confidence, known(x).confidence)
+    features = sirc.extract(model, TensorDataset(x, torch.zeros(4, dtype=torch.long)), head=arrays).features
+    assert torch.equal(features, model.body(x))
+
+
 def test_each_rule_of_calibration(model, scorer, head, val):
     def made(**rule):
         return SelectiveClassifier(model, scorer, "msp", head=head).calibrate(val, **rule)

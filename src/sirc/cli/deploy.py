@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,6 +95,11 @@ def calibrate(
     for name, value in {**target, "delta": delta}.items():
         if not 0 < value <= 1 or (name == "delta" and value == 1):
             raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
+    for name, share in {"alpha": alpha, "beta": beta}.items():
+        if share is not None and not 0 <= share <= 1:
+            raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
+    if reject_cost is not None and not 0 <= reject_cost < math.inf:
+        raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
     study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
         listed = ", ".join(str(run.seed) for run in runs)

@@ -29,7 +29,7 @@ _BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo", "noise"}  #
 _KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
 _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
 _MODEL = ("num_classes", "checkpoint", "pretrained")
-_TABLES = {"crossfit": "fit", "on_error": "extract", **dict.fromkeys(_MODEL, "model")}
+_TABLES = {"crossfit": "fit", "on_unfit": "fit", "on_error": "extract", **dict.fromkeys(_MODEL, "model")}
 _OTHER_WORDS = {
     "relative=False": "`--absolute`",
     "labelled=False": "it as `data.ood.NAME`",

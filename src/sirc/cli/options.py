@@ -117,9 +117,12 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
 def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
     """Say that the study's test images serve a purpose for want of others, and what that costs."""
     reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
+    way = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
+    if study.data.validates and not study.tuned:
+        way = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
     progress.note(
         f"note: '{study.folder}' {reason}, so its test images {purpose}. What the test set says of the result is then "
-        "no longer honest: give `--val`, or `data.validation` or `data.holdout` in the TOML."
+        f"no longer honest: {way}."
     )
 
 

@@ -97,8 +97,9 @@ class SelectiveClassifier(nn.Module):
         self._calibrated_for: str | None = None
         self._headless = False
         self._tap = FeatureHook(scorer.num_features, scorer.num_classes)
-        if head is not None:  # more may follow a layer that was named
-            self._attach(head.name if isinstance(head, Head) else head, last=isinstance(head, Head))
+        name = head.name or None if isinstance(head, Head) else head  # arrays have no name: the layer is found later
+        if name is not None:  # more may follow a layer that was named
+            self._attach(name, last=isinstance(head, Head))
         self.eval()
 
     def _attach(self, name: str, *, last: bool = True) -> None:

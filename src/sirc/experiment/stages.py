@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -150,7 +151,7 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, wei
     from one network, with the last layer that the weights have.
     """
     check_trained(experiment, run)
-    made_by: dict[object, object] = {}
+    made_by: dict[Path, object] = {}
     for name in names:
         store, stage = run.store(name), outputs_stage(experiment, run, name, "")
         if not (stage.is_stamped and (store / STORE_FILE).is_file()):
@@ -169,9 +170,10 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, wei
         weights = str(made_by[run.head])
     for path, model in made_by.items():
         if model != weights:
+            only = "" if path == run.head else f" --only {path.name}"
             raise StoreError(
-                f"'{path}' comes from other weights than '{run.weights}' has now. Extract again: "
-                "`sirc extract … --overwrite`."
+                f"'{path}' comes from other weights than the network has now. Extract again: "
+                f"`sirc extract …{only} --overwrite`."
             )
 
 

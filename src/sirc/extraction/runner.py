@@ -40,7 +40,7 @@ class Runner:
     dtype: torch.dtype | None
 
     def __post_init__(self) -> None:
-        self.layer = self.head.name if isinstance(self.head, Head) else self.head
+        self.layer = self.head.name or None if isinstance(self.head, Head) else self.head  # arrays have no name
         self._take: Callable[[], Tensor] | None = None
 
     @property

@@ -93,8 +93,9 @@ function againstBaseline(scene) {
   const mistakes = (score) => sum(thousand(scene, score).accepted.slice(1));
   const saved = mistakes(scene.baseline) - mistakes(scene.focus);
   const name = scene.name(scene.baseline);
+  const unsure = scene.lead(scene.focus, scene.baseline).noise ? `; in ${metricName(scene.state.metric, scene.recall)} they differ within noise` : "";
   if (saved === 0) return `That is as many mistakes as with ${name}, the baseline.`;
-  return `That is ${Math.abs(saved)} mistake${Math.abs(saved) === 1 ? "" : "s"} ${saved > 0 ? "fewer" : "more"} than with ${name}, the baseline.`;
+  return `That is ${Math.abs(saved)} mistake${Math.abs(saved) === 1 ? "" : "s"} ${saved > 0 ? "fewer" : "more"} than with ${name}, the baseline${unsure}.`;
 }
 
 function leadInWords(scene) {

@@ -226,7 +226,7 @@ class Fitter:
         steps += [partial(state.solve_without, fold) for fold in range(state.folds if state.crossfitted else 0)]
         found = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
-        with progress.task(name, len(steps), unit="steps") as task:
+        with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
             for parts in side_by_side(steps, state.device):
                 found.append(parts)
                 task.advance()

@@ -67,7 +67,10 @@ def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
 def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = ()) -> str:
     """The words for specs that cannot be fitted, where others, `kept`, can."""
     reasons = list(dict.fromkeys(unfit.values()))
-    lines = [f"{_quoted(text for text in unfit if unfit[text] == why)}: {why}" for why in reasons]
+    lines = []
+    for why in reasons:
+        named = _quoted(text for text in unfit if unfit[text] == why)
+        lines.append(why if why.startswith(f"{named} ") else f"{named}: {why}")
     if len(lines) > 1:
         lines = [f"{len(unfit)} specs cannot be fitted", *(f"- {line}" for line in lines)]
     if kept:
