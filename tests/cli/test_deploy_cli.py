@@ -480,7 +480,7 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
 
 
-def test_a_damaged_choice_is_told_and_one_on_other_images_does_not_count(here, command):
+def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(here, command):
     study = Experiment.read("tiny.toml")
     run = study.run(1)
     for text in ("{", "[]", '{"select": 3}', '{"select": {"score": "msp"}}', '{"select": {"score": 1, "x": 2}}'):
@@ -488,8 +488,8 @@ def test_a_damaged_choice_is_told_and_one_on_other_images_does_not_count(here, c
         code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
         assert code == 1
         assert "must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, and" in err
-    other = {"command": "select", "score": "knn", "images": "validation", "data": "elsewhere", "half": True}
-    run.choice.write_text(json.dumps({"select": other}))
+    other = {"command": "select", "score": "l1", "images": "validation", "data": "elsewhere", "half": True}
+    run.choice.write_text(json.dumps({"select": {**other, "model": "another"}}))
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
     assert code == 0, err
     assert "the score is `sirc(msp, residual)`, the default" in err

@@ -296,15 +296,15 @@ def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment,
 
 def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress) -> str:
     """The score asked for, or the one that was chosen for the run, or the preferred one of those that were fitted."""
-    from sirc.experiment import choices
+    from sirc.experiment import latest_choice, load_head
     from sirc.scores import parse
 
     fitted = {str(parse(spec)): spec for spec in scorer.specs}
     if name is None:
-        past = choices(run)
-        if past and past[-1].score in fitted.values():
-            progress.note(f"the score is `{past[-1].score}`, which `sirc {past[-1].command}` chose")
-            return past[-1].score
+        choice = latest_choice(run, load_head(run.head)[1])
+        if choice and choice.score in fitted.values():
+            progress.note(f"the score is `{choice.score}`, which `sirc {choice.command}` chose")
+            return choice.score
         ours = [spec for spec in fitted if spec.startswith("sirc(")]
         spec = fitted[next(spec for spec in (*_PREFERRED, *ours, *fitted) if spec in fitted)]
         progress.note(f"the score is `{spec}`, the default; `sirc select` chooses by your α and β")

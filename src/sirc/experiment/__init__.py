@@ -1,7 +1,13 @@
 """Experiments: a TOML says what to run, stages run it once, a study puts the results together."""
 
 from sirc.experiment import arrays
-from sirc.experiment.choice import calibration_set, choices, keep_choice, outputs_to_choose, rows_to_calibrate
+from sirc.experiment.choice import (
+    calibration_set,
+    keep_choice,
+    latest_choice,
+    outputs_to_choose,
+    rows_to_calibrate,
+)
 from sirc.experiment.config import PAPER_SPECS
 from sirc.experiment.experiment import FILE, Experiment, Run
 from sirc.experiment.images import check_data, images_of, sample_images
@@ -32,12 +38,12 @@ __all__ = [
     "calibration_set",
     "check_data",
     "check_outputs",
-    "choices",
     "extract_run",
     "fit_run",
     "images_of",
     "import_named",
     "keep_choice",
+    "latest_choice",
     "load_head",
     "load_runs",
     "load_studies",

@@ -44,13 +44,14 @@ def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor |
 @final
 @dataclass(frozen=True)
 class Chosen:
-    """A score that a command chose, on images of this fingerprint or a random half of them."""
+    """A score that a command chose for a model, on images of this fingerprint or a random half of them."""
 
     command: str
     score: str
     images: str
     data: str | None
     half: bool
+    model: str | None
 
 
 def choices(run: Run) -> list[Chosen]:
@@ -66,10 +67,17 @@ def choices(run: Run) -> list[Chosen]:
         ) from error
 
 
+def latest_choice(run: Run, model: str) -> Chosen | None:
+    """The choice that was made last, if it was for this model."""
+    past = choices(run)
+    return past[-1] if past and past[-1].model == model else None
+
+
 def keep_choice(run: Run, command: str, score: str, name: str, *, half: bool) -> None:
     """Write a choice down in the run's folder, in place of the command's last one."""
     others = [past for past in choices(run) if past.command != command]
-    latest = Chosen(command, score, name, OutputStore(run.store(name)).data, half)
+    store = OutputStore(run.store(name))
+    latest = Chosen(command, score, name, store.data, half, store.model)
     kept = {one.command: asdict(one) for one in (*others, latest)}
     keep_text(run.choice, json.dumps(kept, indent=1))
 
