@@ -489,7 +489,8 @@ def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(her
         assert code == 1
         assert "must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, and" in err
     other = {"command": "select", "score": "l1", "images": "validation", "data": "elsewhere", "half": True}
-    run.choice.write_text(json.dumps({"select": {**other, "model": "another"}}))
+    other["model"] = "another"
+    run.choice.write_text(json.dumps({"select": other}))
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
     assert code == 0, err
     assert "the score is `sirc(msp, residual)`, the default" in err
