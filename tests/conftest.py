@@ -18,7 +18,7 @@ from support import attacks, browser, page_driving
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
 # The same examples each time, however slow the machine: what fails, fails again.
 settings.register_profile("all", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("all"), max_examples=20)  # of 100: see `support.examples`
+settings.register_profile("quick", settings.get_profile("all"), max_examples=10)  # of 100: see `support.examples`
 settings.load_profile("all")
 gc.disable()  # until all is imported: that stays to the end, and need not be looked through again and again
 

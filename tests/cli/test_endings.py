@@ -59,6 +59,7 @@ def test_every_command_that_an_error_or_a_page_names_has_the_options_it_names():
     assert found > 30
 
 
+@pytest.mark.slow
 def test_every_argument_that_an_error_names_is_an_option_somewhere_or_is_known_to_be_none():
     known = PYTHON_ONLY | _TABLES.keys() | {"labelled", "labels", "allow_empty", "relative", "overwrite"}
     known |= {option.strip("-").replace("-", "_") for name in NAMED for option in options_of(name)}

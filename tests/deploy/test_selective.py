@@ -655,6 +655,7 @@ def test_inputs_that_repeat_are_accepted_by_many_networks(net, dtype, attack):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_outputs_that_were_computed_in_bfloat16_get_its_margin_in_whatever_type_they_are_stored(seed, tmp_path):
     made, x = repeating(mlp(seed))
     with torch.no_grad():

@@ -169,6 +169,7 @@ def lowest_by_loops(confidence, correct, risk, delta, tolerance=0.0):
 
 @pytest.mark.parametrize("decimals", [None, 2, 1, 0])
 @pytest.mark.parametrize("tolerance", [0.0, 0.03])
+@pytest.mark.slow
 def test_a_risk_s_threshold_is_the_lowest_in_the_net_or_the_run(tolerance, decimals):
     rng = np.random.default_rng(7)
     for n, risk in ((35, 0.12), (60, 0.05), (150, 0.12), (150, 0.2)):
@@ -361,6 +362,7 @@ def test_a_promised_risk_holds_with_tied_scores_from_the_rows_to_the_threshold()
     assert np.mean(found) > 0.9
 
 
+@pytest.mark.slow
 def test_an_infeasible_risk_says_how_many_rows_would_do():
     confidence, correct = np.arange(200.0), np.ones(200, dtype=bool)
     correct[::25] = False  # one error in 25

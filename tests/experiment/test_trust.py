@@ -113,6 +113,7 @@ def test_looking_at_a_folder_runs_nothing_that_it_names(command, monkeypatch, at
 
 
 @pytest.mark.parametrize("arguments", USING, ids=[words[0] for words in USING])
+@pytest.mark.slow
 def test_using_a_folder_from_elsewhere_asks_for_trust(command, arguments):
     Path("selective.safetensors").touch()
     point_to("marking:make", "marking:make")

@@ -66,6 +66,7 @@ def scorer():
 
 @pytest.mark.parametrize("part", ["features", "logits"])
 @pytest.mark.parametrize(("dtype", "size"), SIZES)
+@pytest.mark.slow
 def test_rows_of_any_size_are_scored_or_refused(scorer, dtype, size, part, attack):
     extreme = rows(1, dtype, **{part: size})
     done = [spec for spec in SPECS if finite(lambda spec=spec: scorer.only(spec)(extreme))]

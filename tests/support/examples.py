@@ -1,4 +1,4 @@
-"""How many examples a property test tries: all of them in `make test`, a fifth in `make quick`."""
+"""How many examples a property test tries: all of them in `make test`, a tenth in `make quick`."""
 
 from hypothesis import settings
 
