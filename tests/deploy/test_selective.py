@@ -647,7 +647,7 @@ def test_inputs_that_repeat_are_accepted_in_batches_of_any_size(seed, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("net", [mlp, small_resnet])
 def test_inputs_that_repeat_are_accepted_by_many_networks(net, dtype, attack):
-    networks = attack.trials(6)
+    networks = attack.trials(3)
     for seed in range(networks):
         made, x = repeating(net(seed), dtype)
         assert min(shares(lambda rows, made=made: made(rows).accepted.numpy(), x)) >= 0.95
