@@ -41,3 +41,9 @@ def test_a_head_that_is_near_is_told_with_the_figure(scale, bias, figure):
     near = head if bias else Head(head.weight)
     with pytest.warns(DataWarning, match=rf"`head` should give the logits .* off by {figure}"):
         near.check(Outputs(scale * logits, z))
+
+
+@pytest.mark.parametrize("name", ["none.npz", "none.safetensors"])
+def test_a_file_that_is_not_there_is_named(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=f"there is no file '.*{name}'"):
+        Head.load(tmp_path / name)

@@ -225,6 +225,8 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
 
 def array_names(path: PathLike) -> set[str]:
     """The names of the arrays in a `.npz` file; empty if it is damaged, which reading it reports."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file '{path}'.")
     try:
         with zipfile.ZipFile(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist()}

@@ -55,7 +55,7 @@ def calibrate(
     delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
     plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise (not with --risk).")] = False,
     alpha: Annotated[float | None, Option(help="Or: least cost, for this share of ID input, on the OOD sets.")] = None,
-    beta: Annotated[float, Option(help="With --alpha: the cost of accepting ID✗; of OOD, 1 − β.")] = 0.5,
+    beta: Annotated[float | None, Option(help="With --alpha: the cost of accepting ID✗; of OOD, 1 − β. [0.5]")] = None,
     reject_cost: Annotated[float | None, Option(help="With --alpha: what a rejected input costs.")] = None,
     ood: OodFiles = None,
     val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
@@ -83,8 +83,9 @@ def calibrate(
 
     goals = {"recall": recall, "coverage": coverage, "risk": risk}
     target = {name: value for name, value in goals.items() if value is not None}
-    if alpha is None and (reject_cost is not None or ood):
-        raise ConfigError("`--reject-cost` and `--ood` are for a threshold of least cost: give `--alpha` too.")
+    if alpha is None and (beta is not None or reject_cost is not None or ood):
+        raise ConfigError("`--beta`, `--reject-cost` and `--ood` are for the least cost: give `--alpha` too.")
+    beta = 0.5 if beta is None else beta
     if alpha is not None and ({"coverage", "risk"} & target.keys() or (recall is None and reject_cost is None)):
         raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
     target = target or ({"recall": 0.95} if alpha is None else {})
