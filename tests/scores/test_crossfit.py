@@ -1,12 +1,13 @@
-"""Cross-fitting: the statistics of fitted scores are those of fresh data, the paper's in-sample rule is kept at 0."""
+"""Out-of-sample statistics: those of fresh data, row by row or by folds; the paper's in-sample rule is kept at 0."""
 
 import numpy as np
 import pytest
 import torch
 
 import sirc
+from sirc.scores import parse
 from sirc.scores.moments import Reservoir, fold_of
-from support import reference
+from support import reference, reference_features
 
 K, L = 5, 8
 
@@ -45,30 +46,39 @@ def test_zero_folds_is_the_papers_in_sample_rule():
     assert_a_b(fitted, specs[3], reference.energy(logits) + c * residual)
 
 
-@pytest.mark.parametrize("folds", [5, 3, "auto"])
-def test_folds_are_scored_with_parameters_of_the_others(folds):
-    logits, z, y, weight, bias, train, head = small()
-    specs = ["sirc(msp, residual)", "sirc(msp, mahalanobis)", "sirc(msp, l1, knn(k=4))", "vim", "sirc(doctor, vim)"]
-    fitted = sirc.fit([*specs, "residual", "mahalanobis"], train, head=head, crossfit=folds)
-    residual, distance, near = np.empty(200), np.empty(200), np.empty(200)
-    fold = literal_folds(200, 5 if folds == "auto" else folds)
-    for f in np.unique(fold):
-        here, rest = fold == f, fold != f
-        residual[here] = reference.residual(z[here], *reference.fit_residual(z[rest], weight, bias))
-        distance[here] = reference.mahalanobis(z[here], *reference.fit_mahalanobis(z[rest], y[rest], K))
-        near[here] = reference.knn(z[here], z[rest], k=4)
-    assert_a_b(fitted, specs[0], residual)
-    assert_a_b(fitted, specs[1], distance)
-    assert_a_b(fitted, specs[2], reference.l1(z), near)
-    c = reference.max_logit(logits).mean() / -residual.mean()
+@pytest.fixture(scope="module")
+def held_out():
+    """The values of 60 rows, each by scores that are fitted to the other 59."""
+    return reference_features.held_out(small(60)[:5])
+
+
+@pytest.mark.parametrize("crossfit", [3, "auto"])
+def test_each_row_is_scored_with_parameters_of_all_others(crossfit, held_out):
+    logits, z, _, weight, bias, train, head = small(60)
+    specs = [f"sirc(msp, {name})" for name in held_out if name != "react"] + ["sirc(msp, l1, knn, residual)"]
+    fitted = sirc.fit([*specs, "vim", "sirc(doctor, vim)", "residual"], train, head=head, crossfit=crossfit)
+    for spec in specs:
+        parts = [str(arg) for arg in parse(spec).args[1:]]
+        assert_a_b(fitted, spec, *(reference.l1(z) if part == "l1" else held_out[part] for part in parts))
+    c = reference.max_logit(logits).mean() / -held_out["residual"].mean()
     assert fitted.parameters["vim"]["c"].item() == pytest.approx(c, rel=1e-9)
-    assert_a_b(fitted, specs[4], reference.energy(logits) + c * residual)
+    assert_a_b(fitted, "sirc(doctor, vim)", reference.energy(logits) + c * held_out["residual"])
     # The final parameters use all rows.
-    conf = fitted(train)
     whole = reference.residual(z, *reference.fit_residual(z, weight, bias))
-    np.testing.assert_allclose(conf["residual"], whole, rtol=1e-9, atol=1e-11)
-    whole = reference.mahalanobis(z, *reference.fit_mahalanobis(z, y, K))
-    np.testing.assert_allclose(conf["mahalanobis"], whole, rtol=1e-9)
+    np.testing.assert_allclose(fitted(train)["residual"], whole, rtol=1e-9, atol=1e-11)
+    assert set(fitted.parameters["residual"]) == {"origin", "basis"}
+
+
+def test_only_scores_without_a_formula_need_folds(held_out):
+    _, z, _, weight, bias, train, head = small(60)
+    spec = "sirc(msp, react, mahalanobis, knn)"
+    fold = literal_folds(60, 3)
+    react = np.empty(60)
+    for f in range(3):
+        clip = np.percentile(z[fold != f], 90)
+        react[fold == f] = reference_features.react(z[fold == f], weight, bias, clip)
+    fitted = sirc.fit(spec, train, head=head, crossfit=3)
+    assert_a_b(fitted, spec, react, held_out["mahalanobis"], held_out["knn"])
 
 
 def test_scores_that_learn_nothing_have_nothing_to_crossfit():
@@ -80,10 +90,11 @@ def test_scores_that_learn_nothing_have_nothing_to_crossfit():
         assert_a_b(fitted, specs[1], reference.energy(logits), reference.gradnorm(logits, z))
 
 
-def test_in_sample_knn_counts_rows_outside_the_bank(monkeypatch):
+@pytest.mark.parametrize("crossfit", [0, 5])
+def test_knn_counts_rows_outside_the_bank(crossfit, monkeypatch):
     monkeypatch.setattr("sirc.scores.fitting.state.BANK_SIZE", 60)
     _, z, _, _, _, train, _ = small()
-    fitted = sirc.fit(["sirc(msp, knn, l1)", "knn"], train, crossfit=0)
+    fitted = sirc.fit(["sirc(msp, knn, l1)", "knn"], train, crossfit=crossfit)
     kept, _ = Reservoir(60).update(torch.arange(200), {}).rows()
     outside = np.ones(200, dtype=bool)
     outside[kept.numpy()] = False
@@ -107,16 +118,6 @@ def test_in_sample_knn_inside_a_product_is_self_excluded_too():
     spec = "sirc(msp, product(knn, l1))"
     others = reference.knn(z, z, leave_out=lambda i: np.arange(200) == i)
     assert_a_b(sirc.fit(spec, train, crossfit=0), spec, others * reference.l1(z))
-
-
-def test_crossfitted_knn_searches_the_bank_without_the_rows_fold(monkeypatch):
-    monkeypatch.setattr("sirc.scores.fitting.state.BANK_SIZE", 80)
-    _, z, _, _, _, train, _ = small()
-    fitted = sirc.fit("sirc(msp, knn)", train, crossfit=5)
-    kept = Reservoir(80).update(torch.arange(200), {}).rows()[0].numpy()
-    fold = literal_folds(200)
-    values = reference.knn(z, z[kept], leave_out=lambda i: fold[kept] == fold[i])
-    assert_a_b(fitted, "sirc(msp, knn)", values)
 
 
 def test_auto_crossfits_below_a_hundred_rows_per_feature():
@@ -196,7 +197,7 @@ def test_crossfitted_vim_finds_the_c_of_fresh_data():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("classes", "size"), [(80, 320), (100, 256)])
-def test_three_images_per_class_keep_s1_on_wrong_predictions(classes, size):
+def test_three_images_per_class_are_enough_for_every_score(classes, size):
     rng = np.random.default_rng(classes)
     scale = np.arange(1, size + 1) ** -0.3
     means = rng.normal(size=(classes, size)) * scale * 0.2
@@ -209,23 +210,28 @@ def test_three_images_per_class_keep_s1_on_wrong_predictions(classes, size):
 
     train, test = draw(np.tile(np.arange(classes), 3)), draw(rng.integers(0, classes, 3000))
     right = test.correct.numpy()
-    specs = ["msp", "sirc(msp, residual)", "sirc(msp, knn)", "sirc(msp, vim)"]
+    distances = ["mahalanobis", "mahalanobis_pp", "relative_mahalanobis", "knn", "nnguide"]
+    others = ["residual", "vim", "cop", "fdbd", "nci", "react"]
+    specs = [f"sirc(msp, {name})" for name in (*distances, *others)]
 
-    def aurocs(crossfit):
-        conf = sirc.fit(specs, train, head=sirc.Head(weight, bias), crossfit=crossfit)(test)
-        return [100 * reference.auroc(conf[s].numpy()[right], conf[s].numpy()[~right]) for s in specs]
+    head = sirc.Head(weight, bias)
+    scorer = sirc.fit(["msp", *distances, *others, *specs], train, head=head)
+    conf = scorer(test)
+    for name, spec in zip((*distances, *others), specs, strict=True):
+        (mu,), (sigma,) = spread_of(scorer, spec)
+        z = (conf[name] - mu) / sigma
+        assert abs(float(z.mean())) < 0.4, name
+        assert 0.7 < float(z.std()) < 1.35, name
 
-    msp, with_residual, with_knn, with_vim = aurocs("auto")
+    def auroc(values):
+        return 100 * reference.auroc(values.numpy()[right], values.numpy()[~right])
+
+    msp = auroc(conf["msp"])
     assert 80 < msp < 92
-    assert with_residual > msp - 0.5
-    assert with_knn > msp - 0.5
-    assert with_vim > msp - 0.5
-    assert aurocs(0)[1] < msp - 5
-    # Too few rows to know the directions of a covariance: told, not silently wrong.
-    with pytest.raises(
-        ValueError, match=r"`mahalanobis` inside `sirc` needs more training rows: it measures \d+ direct"
-    ):
-        sirc.fit("sirc(msp, mahalanobis)", train, crossfit="auto")
+    for name in ("residual", "knn", "vim", "mahalanobis"):
+        assert auroc(conf[f"sirc(msp, {name})"]) > msp - 0.5
+    in_sample = sirc.fit("sirc(msp, residual)", train, head=head, crossfit=0)
+    assert auroc(in_sample(test)["sirc(msp, residual)"]) < msp - 5
 
 
 class Shuffled:
@@ -243,11 +249,26 @@ class Shuffled:
 SAME_ORDER = "the second pass over `train` must bring the same rows in the same order as the first"
 
 
-@pytest.mark.parametrize("spec", ["sirc(msp, residual)", "vim", "sirc(msp, mahalanobis)", "sirc(msp, knn)"])
-def test_shuffled_batches_are_refused_under_crossfitting(spec):
+def test_shuffled_batches_are_refused_where_rows_are_left_out_by_fold():
     *_, train, head = small()
-    with pytest.raises(ValueError, match=SAME_ORDER):
-        sirc.fit(spec, Shuffled(train), head=head)
+    with pytest.raises(ValueError, match=f"{SAME_ORDER}: each row is scored without its own fold"):
+        sirc.fit(["sirc(msp, residual)", "sirc(msp, react)"], Shuffled(train), head=head)
+
+
+@pytest.mark.parametrize("spec", ["sirc(msp, residual)", "sirc(msp, mahalanobis)"])
+def test_other_rows_than_those_of_the_first_pass_cannot_be_left_out(spec):
+    *_, train, head = small()
+
+    class Augmented:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            z = train.features + 0.1 * torch.randn(train.features.shape, generator=torch.manual_seed(self.passes))
+            return iter([sirc.Outputs(z @ head.weight.T + head.bias, z, train.labels)])
+
+    with pytest.raises(ValueError, match="must bring the same rows as the first: each row is scored without itself"):
+        sirc.fit(spec, Augmented(), head=head)
 
 
 def test_shuffled_batches_are_refused_where_the_bank_must_know_its_rows(monkeypatch):
@@ -264,14 +285,15 @@ def test_shuffling_is_seen_in_features_that_sum_to_zero(size):
     z -= z.mean(1, keepdims=True)  # LayerNorm
     weight = rng.normal(size=(3, size))
     with pytest.raises(ValueError, match=SAME_ORDER):
-        sirc.fit("sirc(msp, residual)", Shuffled(sirc.Outputs(z @ weight.T, z)), head=sirc.Head(weight))
+        sirc.fit("sirc(msp, react)", Shuffled(sirc.Outputs(z @ weight.T, z)), head=sirc.Head(weight))
 
 
-def test_shuffled_batches_do_where_order_does_not_matter():
+@pytest.mark.parametrize("crossfit", [0, 5])
+def test_shuffled_batches_do_where_order_does_not_matter(crossfit):
     *_, train, head = small()
-    specs = ["sirc(msp, residual)", "sirc(msp, l1)", "vim"]
-    shuffled = sirc.fit(specs, Shuffled(train), head=head, crossfit=0)
-    plain = sirc.fit(specs, train, head=head, crossfit=0)
+    specs = ["sirc(msp, residual)", "sirc(msp, l1, mahalanobis, knn)", "vim"]
+    shuffled = sirc.fit(specs, Shuffled(train), head=head, crossfit=crossfit)
+    plain = sirc.fit(specs, train, head=head, crossfit=crossfit)
     for spec in specs:
         for name, value in plain.parameters[spec].items():
             torch.testing.assert_close(shuffled.parameters[spec][name], value, rtol=1e-9, atol=0)
@@ -287,4 +309,4 @@ def test_crossfit_is_a_number_of_folds(crossfit):
 def test_rows_of_a_single_fold_cannot_be_crossfitted():
     *_, train, head = small()
     with pytest.raises(ValueError, match="cross-fitting needs rows in at least two folds; 1 came, all of fold"):
-        sirc.fit("sirc(msp, residual)", train[:1], head=head)
+        sirc.fit("sirc(msp, react)", train[:1], head=head)

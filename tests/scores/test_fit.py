@@ -14,7 +14,7 @@ import sirc
 from sirc import moments
 from sirc.scores.fitting import rows as batches_module
 from sirc.scores.fitting import state
-from sirc.scores.moments import Moments, Reservoir, fold_of
+from sirc.scores.moments import Moments, Reservoir
 from support import reference
 from support.examples import examples
 
@@ -94,16 +94,11 @@ def test_a_one_shot_iterator_takes_its_statistics_from_the_reservoir(crossfit, m
     kept = np.sort(Reservoir(90).update(torch.arange(N), {}).rows()[0].numpy())
     spec = "sirc(msp, l1, residual, knn(k=3))"
     fitted = sirc.fit([spec, "residual"], (TRAIN[i:j] for i, j in PARTS), head=HEAD, crossfit=crossfit)
-    residual, near = np.empty(N), np.empty(N)
-    if crossfit:
-        fold = fold_of(torch.arange(N), 5).numpy()
-        for f in range(5):
-            rest = fold != f
-            residual[~rest] = reference.residual(Z[~rest], *reference.fit_residual(Z[rest], WEIGHT, BIAS))
-        near[kept] = reference.knn(Z[kept], Z[kept], k=3, leave_out=lambda i: fold[kept] == fold[kept[i]])
-    else:
-        residual = reference.residual(Z, *reference.fit_residual(Z, WEIGHT, BIAS))
-        near[kept] = reference.knn(Z[kept], Z[kept], k=3, leave_out=lambda i: np.arange(90) == i)
+    near = np.empty(N)
+    near[kept] = reference.knn(Z[kept], Z[kept], k=3, leave_out=lambda i: np.arange(90) == i)
+    residual = reference.residual(Z, *reference.fit_residual(Z, WEIGHT, BIAS))
+    for i in kept if crossfit else ():
+        residual[i] = reference.residual(Z[i : i + 1], *reference.fit_residual(np.delete(Z, i, 0), WEIGHT, BIAS))[0]
     # The subspace comes from all rows, μ and σ from the sample.
     a, b = zip(*(reference.spread(v[kept]) for v in (reference.l1(Z), residual, near)), strict=True)
     np.testing.assert_allclose(fitted.parameters[spec]["a"], a, rtol=1e-9)
@@ -440,7 +435,7 @@ def test_one_row_per_class_has_no_covariance(order):
             lambda: sirc.fit("sirc(msp, knn)", TRAIN[:10], crossfit=0),
             "at least 11 training rows to search, as no",
         ),
-        (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:11], crossfit=5), "`knn` needs at least 10 training rows"),
+        (lambda: sirc.fit("sirc(msp, knn)", [TRAIN[:10]], crossfit=5), "at least 11 training rows to search, as no"),
         (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS[:, :4], Z)]), "num_classes is 5, got 4"),
         (lambda: sirc.fit("msp", [TRAIN, sirc.Outputs(LOGITS, Z[:, :3])]), "num_features is 8, got 3"),
         (

@@ -90,7 +90,7 @@ def test_a_shuffling_loader_will_do_where_no_statistic_searches_the_bank(monkeyp
 
 
 def test_workers_that_do_not_belong_together_do_not_merge():
-    def worker(head=HEAD, specs="sirc(msp, residual)", **index):
+    def worker(head=HEAD, specs="sirc(msp, residual, react)", **index):
         return sirc.Fitter(specs, head=head).update(TRAIN, **index)
 
     with pytest.raises(ValueError, match="the same head; one has none, or their weights differ"):
@@ -116,7 +116,7 @@ def test_workers_that_do_not_belong_together_do_not_merge():
         ),
         (lambda: sirc.Outputs(LOGITS, Y), "Did you mean `labels=`"),
         (lambda: sirc.Outputs(LOGITS[:, :1]), "a binary model's one logit v is the pair"),
-        (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:11]), "Cross-fitting leaves one of 5 folds out"),
+        (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:10]), "at least 11 training rows to search, as no row searches for"),
         (lambda: sirc.fit("msp", TRAIN, crossfit=1000), "a number of folds from 2 to 20; got 1000"),
         (lambda: sirc.Scorer("residual", {"residual": {"foo": [1.0]}})(TRAIN), "must be basis, origin; got foo"),
         (lambda: Moments(classes=3).update(Z, Y), "`labels` must be in 0…2"),

@@ -1,7 +1,5 @@
 """Specs that cannot be fitted are told before the first pass, all at once, or left out with one warning."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -35,7 +33,7 @@ def passes(monkeypatch):
 
 UNFIT = {
     "knn(k=61)": "`knn(k=61)` needs at least 61 training rows to search; got 60",
-    "sirc(msp, knn(k=55))": "`knn(k=55)` needs at least 55 training rows to search; got 4",
+    "sirc(msp, knn(k=60))": "`knn(k=60)` needs at least 61 training rows to search, as no row searches for itself; got",
     "sirc(msp, l1, budget=1)": "`val` is needed for `sirc(msp, l1, budget=1.0)`",
     "vim": "`head` is needed for `residual`",
 }
@@ -100,16 +98,10 @@ def test_a_budget_that_finds_no_wrong_prediction_is_left_out():
     assert scorer.specs == ("msp",)
 
 
-def test_classes_without_rows_do_not_count_against_a_covariance(passes):
-    few = sirc.Outputs(torch.tensor(LOGITS).repeat(1, 8)[:, :40], Z, Y)  # 40 classes, five of which have rows
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sirc.fit("sirc(msp, mahalanobis)", few, crossfit=5)
-    passes.clear()
-    singles = sirc.Outputs(few.logits, Z, torch.arange(60) % 40)
-    with pytest.raises(ValueError, match=r"`mahalanobis` inside `sirc` needs more training rows: it measures 16 "):
-        sirc.fit("sirc(msp, mahalanobis)", singles, crossfit=5)
-    assert not passes
+def test_a_search_of_too_few_rows_is_left_out_after_the_first_pass_too():
+    with pytest.warns(sirc.DataWarning, match=r"left out: `sirc\(msp, knn\(k=60\)\)`: `knn\(k=60\)` needs at least 61"):
+        scorer = sirc.fit(["knn(k=60)", "sirc(msp, knn(k=60))"], [TRAIN[:30], TRAIN[30:]], on_unfit="skip")
+    assert scorer.specs == ("knn(k=60)",)
 
 
 def test_nothing_left_to_fit_is_an_error():

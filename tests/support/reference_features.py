@@ -22,6 +22,24 @@ def values(data, rows):
     }
 
 
+def held_out(data):
+    """The plain value of each row by every fitted score, default options, fitted on all rows but that one."""
+    _, z, y, weight, bias = data
+    classes, leading = int(max(y)) + 1, len(z[0]) - round(np.trace(fit_cop(z)[1]))
+    rows = []
+    for i in range(len(z)):
+        rest = *(np.delete(x, i, 0) for x in data[:3]), weight, bias
+        here = data[0][i : i + 1], z[i : i + 1]
+        row = values(rest, here) | {
+            "residual": reference.residual(here[1], *reference.fit_residual(rest[1], weight, bias)),
+            "mahalanobis": reference.mahalanobis(here[1], *reference.fit_mahalanobis(*rest[1:3], classes)),
+            "cop": cop(here[1], *fit_cop(rest[1], leading=leading)),
+            "knn": reference.knn(here[1], rest[1]),
+        }
+        rows.append({name: value[0] for name, value in row.items()})
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
 def mahalanobis_pp(features, z, y):
     means, precision = reference.fit_mahalanobis(reference.unit(z), y, int(max(y)) + 1)
     return reference.mahalanobis(reference.unit(features), means, precision)
@@ -105,17 +123,18 @@ def fdbd(logits, features, weight, mean):
     return np.array(out)
 
 
-def fit_cop(z, variance=0.99):
-    """The mean of unit features and the projector onto what their leading directions leave."""
+def fit_cop(z, variance=0.99, leading=None):
+    """The mean of unit features and the projector onto what their leading directions leave, so many or by variance."""
     rows = reference.unit(z)
     mean = rows.mean(0)
     _, spread, directions = np.linalg.svd(rows - mean)
     share = np.zeros(rows.shape[1])
     share[: len(spread)] = spread**2 / (spread**2).sum()
-    leading = 1
-    while share[:leading].sum() < variance and leading < len(share) - 1:
-        leading += 1
-    main = directions[:leading]
+    if leading is None:
+        leading = 1
+        while share[:leading].sum() < variance and leading < len(share) - 1:
+            leading += 1
+    main = directions[: min(leading, np.count_nonzero(share > 1e-24))]
     return mean, np.eye(len(share)) - main.T @ main
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sirc.scores.moments import Evidence
 
 Option = int | float
+HeldOut: TypeAlias = Callable[..., Tensor]
+"""A score of training rows, from its inputs and the labels."""
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
@@ -34,7 +36,7 @@ class Score:
     options: Mapping[str, Option]
     """Options that a spec may set, with their defaults: `knn(k=20)`."""
     parameters: tuple[str, ...]
-    """Fitted parameters, which `solve` must provide."""
+    """Fitted parameters, which `solve` must provide; what else it finds is for `held_out` alone."""
     title: str
     """The name for people, in plain text."""
     short: str
@@ -63,9 +65,10 @@ class Score:
     """Changes the options so that a row of the bank does not find itself."""
     least_rows: Callable[..., int] | None = None
     """The rows that a search of the bank takes, from the options."""
-    directions: Callable[[int, int, int], int] | None = None
-    """How many directions of the features the parameters measure, from the numbers of training rows, of classes among
-    them, and of features."""
+    held_out: Callable[..., HeldOut] | None = None
+    """From the evidence, all that `solve` found, and the options: the score of training rows, each as if `solve` had
+    all rows but itself. It gets what `compute` gets by position, then the labels of the rows where `evidence` counts
+    classes, else None. Without it, statistics out of sample are found by leaving out folds."""
     unsuited_for: str = ""
     """The networks that the score is not meant for, and why."""
 
@@ -143,7 +146,7 @@ def _check(new: Score) -> None:
         ("resolution", new.resolution, 1, nothing),
         ("exclude_self", new.exclude_self, 1, nothing),
         ("least_rows", new.least_rows, 0, options),
-        ("directions", new.directions, 3, nothing),
+        ("held_out", new.held_out, 2, options),
     ):
         if function is not None:
             check_call(f"`{what}` of score `{name}`", function, count, named)

@@ -31,7 +31,8 @@ class Evaluator:
     The logits are read once for all scores of the softmax, and big arrays block by block, each block once for all
     `reads`, as `array_reads` finds them in the specs that will be asked for. `parameters` are looked up by spec; those
     of leaves must have the features' device and working type (`working_dtype`). `logits` may be None where no spec
-    reads them beyond the `softmax` summary.
+    reads them beyond the `softmax` summary. `held_out` are scores of training rows, by spec, that take the place of the
+    plain ones; they get the `labels`.
     """
 
     def __init__(
@@ -43,11 +44,14 @@ class Evaluator:
         *,
         softmax: Softmax | None = None,
         compile: bool | None = None,
+        held_out: Mapping[str, registry.HeldOut] | None = None,
+        labels: Tensor | None = None,
     ) -> None:
         self._logits = logits
         self._features = features
         self._parameters = parameters
         self._compile = compile
+        self._held_out, self._labels = held_out or {}, labels
         self._softmax = softmax
         columns = (logits, features, None if softmax is None else softmax.top)
         rows = next(column for column in columns if column is not None)
@@ -161,7 +165,11 @@ class Evaluator:
             else:
                 column = self.softmax if need == "softmax" else self.value(Spec(need))
                 inputs.append(column if rows is None else column[rows])
-        values = formula(*inputs, **keywords(leaf, self._parameters.get(str(leaf), {}), as_s1=quantity != "plain"))
+        if quantity == "plain" and str(leaf) in self._held_out:
+            labels = self._labels if self._labels is None or rows is None else self._labels[rows]
+            values = self._held_out[str(leaf)](*inputs, labels)
+        else:
+            values = formula(*inputs, **keywords(leaf, self._parameters.get(str(leaf), {}), as_s1=quantity != "plain"))
         n = self._num_rows if rows is None else rows.stop - rows.start
         if values.shape != (n,):
             raise ValueError(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import final, get_args
 
 import torch
+from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_device, check_type
@@ -17,9 +18,10 @@ from sirc._utils.text import shorten
 from sirc.errors import DataWarning, OnError
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress, shown
+from sirc.scores import registry
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
-from sirc.scores.fitting.second_pass import SecondPass, attempt
+from sirc.scores.fitting.second_pass import SecondPass, attempt, check_bank, searching_terms
 from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import Tuning
 from sirc.scores.fitting.unfit import unmet, using, why_unfit
@@ -50,9 +52,9 @@ def fit(
     pass. Memory does not grow with the number of rows.
 
     `head` is the final linear layer (`sirc.find_head(model, example)`), needed by `residual` and `vim`.
-    `crossfit`: the number of folds for the statistics of fitted scores inside `sirc` and `vim`, so that each row is
-    scored with parameters that it did not influence; 0 is the paper's in-sample rule; `"auto"` is 5 below 100 rows for
-    each feature, else 0.
+    `crossfit`: how the statistics of fitted scores inside `sirc` and `vim` are found. `"auto"`: below 100 rows for each
+    feature each row is scored with parameters fitted to all others, by a formula or, for scores that have none, to all
+    outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of folds.
     `val`: labelled ID rows that the network was not trained on. On them `fit` tunes the options of `max_logit_pnorm`,
     `tempered_msp` and `tempered_entropy`, the calibration of `bayes` and a `budget` of `sirc`.
     `ood` (rows, or a dict of sets that weigh the same) and `unlabelled` (a mixture of ID and OOD rows, as met in use):
@@ -148,13 +150,16 @@ class Fitter:
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
         """Leave out, or refuse, specs that cannot be fitted to rows like these; if these are all, also to so few."""
         rows = rows if rows is not None and len(rows) else None
-        folds = self.state.folds_of(len(rows), rows.num_features) if whole and rows is not None else None
         head = self.head is not None
-        self._drop(unmet(self.state.parsed, head=head, val=self._validates, rows=rows, folds=folds))
+        self._drop(unmet(self.state.parsed, head=head, val=self._validates, rows=rows, whole=whole))
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that are made from these."""
         self._drop({str(spec): why for part, why in unfit.items() for spec in using(self.state.parsed, [part])})
+
+    def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
+        """Leave out, or refuse, the combinations that need statistics of these scores."""
+        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self.state.combinations, [leaf])})
 
     def _drop(self, reasons: Mapping[str, str]) -> None:
         """Leave specs out, or refuse them, all at once; without any left there is nothing to fit."""
@@ -202,7 +207,7 @@ class Fitter:
 
     def settle(self, second: SecondPass) -> Parameters:
         """The parameters of combinations, once the second pass is read."""
-        parameters, unfit = second.settle(self.count, self.state.checksum)
+        parameters, unfit = second.settle(self.count, self.state.checksums)
         self._leave_out(unfit)
         return parameters
 
@@ -232,16 +237,28 @@ class Fitter:
                 task.advance()
         solved, without = found[: len(state.leaves)], found[len(state.leaves) :]
         self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
-        parameters = tuned | {leaf: values for part, _ in solved for leaf, values in part.items()}
-        for part, unfit in without:
-            self._leave_out(unfit | state.turned(part, parameters))
-        folds = [tuned | part for part, _ in without]
+        everything = {leaf: values for part, _ in solved for leaf, values in part.items()}
+        parameters = tuned | {leaf: _declared(leaf, values) for leaf, values in everything.items()}
+        for _, unfit in without:
+            self._leave_out_statistics(unfit)
+
+        def held_out(leaf: Spec) -> registry.HeldOut:
+            score = registry.get(leaf.name)
+            assert score.held_out is not None
+            return score.held_out(evidence, everything[str(leaf)], **{**score.options, **leaf.options})
+
+        exactly, unfit = attempt(state.held_out if state.folds else [], held_out)
+        self._leave_out_statistics(unfit)
+        index, columns = state.sample()
+        rows = len(index) if sampled else state.count
+        if state.reservoir is not None and rows <= len(index):
+            check = partial(check_bank, rows=rows, excluding_self=True)
+            self._leave_out_statistics(attempt(searching_terms(state.combinations), check)[1])
         if not state.combinations:
             return parameters, None
-        second = SecondPass(state.combinations, parameters, evidence, folds)
-        index, columns = state.sample()
-        if not folds and state.reservoir is not None:
-            second.leave_out_bank(state.reservoir, len(index) if sampled else state.count)
+        second = SecondPass(state.combinations, parameters, evidence, [part for part, _ in without], exactly)
+        if state.reservoir is not None:
+            second.leave_out_bank(state.reservoir, rows)
         if sampled:
             second.read_sample(index, columns)
         return parameters, second
@@ -266,3 +283,8 @@ class Fitter:
                 marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
                 rows += len(outputs)
         return make(self.specs, parameters, fitted_on=marks.sample()[1], fitted_rows=rows)
+
+
+def _declared(leaf: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the things that `solve` found that are parameters of the score."""
+    return {name: value for name, value in found.items() if name in registry.get(parse(leaf).name).parameters}

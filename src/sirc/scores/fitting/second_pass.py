@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -12,14 +12,15 @@ from torch import Tensor
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
-from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, order_checksum
+from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, checksums
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, fold_of, under
+from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.scorer import cast_parameters, check_values
-from sirc.scores.spec import Spec, is_vim
+from sirc.scores.spec import Spec, is_vim, parse
 from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
 _MAX_LOGIT = Spec("max_logit")
+_T = TypeVar("_T")
 
 
 def fitted_combinations(specs: Iterable[Spec]) -> list[Spec]:
@@ -34,14 +35,19 @@ def fitted_terms(combinations: Iterable[Spec]) -> list[Spec]:
     return [leaf for leaf in needed_leaves(_all_terms(combinations).values()) if registry.get(leaf.name).solve]
 
 
+def searching_terms(combinations: Iterable[Spec]) -> list[Spec]:
+    """Those of the fitted terms that search the bank."""
+    return [leaf for leaf in fitted_terms(combinations) if "bank" in registry.get(leaf.name).evidence]
+
+
 def evidence_of(specs: Iterable[Spec]) -> frozenset[str]:
     """The kinds of evidence that the scores inside these specs are solved from."""
     return frozenset().union(*(registry.get(leaf.name).evidence for leaf in needed_leaves(specs)))
 
 
-def attempt(specs: Iterable[Spec], solve: Callable[[Spec], dict[str, Tensor]]) -> tuple[Parameters, dict[Spec, str]]:
-    """The parameters that `solve` finds of each of these specs, and why it finds none of some."""
-    parameters: Parameters = {}
+def attempt(specs: Iterable[Spec], solve: Callable[[Spec], _T]) -> tuple[dict[str, _T], dict[Spec, str]]:
+    """What `solve` finds of each of these specs, such as its parameters, and why it finds nothing of some."""
+    parameters: dict[str, _T] = {}
     unfit: dict[Spec, str] = {}
     for spec in specs:
         try:
@@ -69,20 +75,28 @@ class SecondPass:
     """Means and covariances, over training rows, of the terms that S2 scores are linear forms of.
 
     One pass suffices even for an S2 with a fitted c inside: μ and σ of energy + c·residual follow from the means and
-    the covariance of energy and residual, for any c. `folds` are the parameters without each fold, for its rows.
+    the covariance of energy and residual, for any c. `held_out` are the scores that leave each row out by a formula,
+    and `folds` the parameters without each fold, for its rows, of those that cannot.
     """
 
     def __init__(
-        self, combinations: list[Spec], parameters: Parameters, evidence: Evidence, folds: Sequence[Parameters] = ()
+        self,
+        combinations: list[Spec],
+        parameters: Parameters,
+        evidence: Evidence,
+        folds: Sequence[Parameters] = (),
+        held_out: Mapping[str, registry.HeldOut] | None = None,
     ) -> None:
         self.rows_read = 0
-        self.checksum = 0.0
+        self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
         self._combinations = combinations
         self._evidence = evidence
         self._parameters = parameters
         self._terms = _all_terms(combinations)
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
         self._folds = folds
+        self._held_out = held_out or {}
+        self._labelled = counts_classes(evidence_of(leaf for leaf in map(parse, self._held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
         self._all = Moments()
@@ -101,37 +115,52 @@ class SecondPass:
             return
         for name in self._searching:
             self._terms[name] = _excluding_self(self._terms[name])
-        leaves = [leaf for leaf in fitted_terms(self._combinations) if "bank" in registry.get(leaf.name).evidence]
-        for leaf in leaves:
-            check_bank(leaf, len(bank), excluding_self=True)
+        leaves = searching_terms(self._combinations)
         excluding = {str(_excluding_self(leaf)): self._parameters[str(leaf)] for leaf in leaves}
         self._parameters = {**self._parameters, **excluding}
 
     def read(self, batches: IndexedBatches, check_batch: Callable[[Outputs], None]) -> None:
         """Take in the batches of the second pass."""
-        buffer = RowBuffer(self._add, _copy)
+        buffer = RowBuffer(self._add, self._copy)
         for index, batch in batches:
             check_batch(batch)
             buffer.add(index, batch)
             self.rows_read += len(batch)
-            # A row must come back under the index it had in the first pass where its fold or the bank leaves it out.
-            self.checksum += order_checksum(index, batch) if self._folds or self._bank is not None else 0.0
+            if self._leaves_out:
+                self.checksums += checksums(index, batch)
         buffer.flush()
+
+    def _copy(self, outputs: Outputs) -> Outputs:
+        features = None if outputs.features is None else outputs.features.clone()
+        labels = outputs.labels.clone() if self._labelled and outputs.labels is not None else None
+        return Outputs._trusted(outputs.logits.clone(), features, labels)
+
+    @property
+    def _ordered(self) -> bool:
+        """Whether rows must come under the index that they had in the first pass, as it tells their fold or place."""
+        return bool(self._folds) or self._bank is not None
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether rows must be those of the first pass, as they are left out of what it found."""
+        return self._ordered or bool(self._held_out)
 
     def read_sample(self, index: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Take in rows kept from the first pass in place of a second."""
-        self._add(index, Outputs._trusted(columns["logits"], columns.get("features"), None))
+        self._add(index, Outputs._trusted(columns["logits"], columns.get("features"), columns.get("labels")))
         self._sampled = True
 
     def _add(self, index: Tensor, batch: Outputs) -> None:
-        if self._folds:
-            fold = fold_of(index, len(self._folds)).to(batch.device)
-            for number in range(len(self._folds)):
-                rows = (fold == number).nonzero()[:, 0]
-                if len(rows):
-                    self._all.add(self._values(batch[rows], number))
+        if not self._folds:
+            self._add_values(index, self._values(batch, -1))
             return
-        values = self._values(batch, -1)
+        fold = fold_of(index, len(self._folds))
+        for number in range(len(self._folds)):
+            rows = (fold == number).nonzero()[:, 0]
+            if len(rows):
+                self._add_values(index[rows], self._values(batch[rows.to(batch.device)], number))
+
+    def _add_values(self, index: Tensor, values: Tensor) -> None:
         self._all.add(values)
         if self._bank is not None:
             self._outside_bank.add(values[~self._bank.holds(index).to(values.device)])
@@ -140,9 +169,12 @@ class SecondPass:
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
         if key not in self._cast:
-            parameters = self._folds[fold] if self._folds else self._parameters
+            parameters = self._parameters | (self._folds[fold] if self._folds else {})
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
-        evaluator = Evaluator(batch.logits, batch.features, array_reads(self._terms.values()), self._cast[key])
+        reads = array_reads(self._terms.values())
+        evaluator = Evaluator(
+            batch.logits, batch.features, reads, self._cast[key], held_out=self._held_out, labels=batch.labels
+        )
         values = {name: evaluator.value(term) for name, term in self._terms.items()}
         check_values(values, batch)
         return torch.stack(list(values.values()), -1)
@@ -151,23 +183,22 @@ class SecondPass:
         """All that was read as named tensors, which `load` takes."""
         parts = {"all": self._all, "outside": self._outside_bank}
         tensors = {f"{part} {name}": x for part, moments in parts.items() for name, x in moments.save().items()}
-        checksum = torch.tensor(self.checksum, dtype=torch.float64)
-        return tensors | {"rows_read": torch.tensor(self.rows_read), "checksum": checksum}
+        return tensors | {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
 
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
-        self.rows_read, self.checksum = 0, 0.0
+        self.rows_read, self.checksums = 0, torch.zeros_like(self.checksums)
         self._all, self._outside_bank = Moments(), Moments()
         for tensors in passes:
             self.rows_read += int(tensors["rows_read"])
-            self.checksum += float(tensors["checksum"])
+            self.checksums += tensors["checksums"].cpu()
             for part, moments in (("all", self._all), ("outside", self._outside_bank)):
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
 
-    def settle(self, count: int, checksum: float) -> tuple[Parameters, dict[Spec, str]]:
+    def settle(self, count: int, checksums: Tensor) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of the combinations, and why some have none.
 
-        The first pass must have read as many rows, in the same order.
+        The first pass must have read as many rows, and where rows are left out the same, or in the same order.
 
         c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2.
         """
@@ -176,13 +207,14 @@ class SecondPass:
                 f"the second pass over `train` must bring the rows of the first; got {self.rows_read} rows after "
                 f"{count}. Pass a list, an `OutputStore`, or a one-shot iterator"
             )
-        moved = abs(self.checksum - checksum) > 1e-6 * (1 + abs(checksum))
-        if not self._sampled and (self._folds or self._bank is not None) and moved:
-            left_out = "its own fold" if self._folds else "itself in the bank"
+        changed, moved = ((self.checksums - checksums).abs() > 1e-6 * (1 + checksums.abs())).tolist()
+        if not self._sampled and ((self._ordered and moved) or (self._held_out and changed)):
+            left_out = "its own fold" if self._folds else "itself" if self._bank is None else "itself in the bank"
+            order = " in the same order" if self._ordered else ""
             raise ValueError(
-                "the second pass over `train` must bring the same rows in the same order as the first: each row is "
-                f"scored without {left_out}. Does a DataLoader shuffle or augment? Set `shuffle=False`, or pass an "
-                "`OutputStore`"
+                f"the second pass over `train` must bring the same rows{order} as the first: each row is scored "
+                f"without {left_out}. Does a DataLoader {'shuffle or ' if order else ''}augment? "
+                f"{'Set `shuffle=False`, or pass' if order else 'Pass'} an `OutputStore`"
             )
         vims = [spec for spec in self._combinations if is_vim(spec)]
         scales, unfit = attempt(vims, lambda spec: {"c": self._vim_scale(spec)})
@@ -275,8 +307,3 @@ def _linear_form(spec: Spec, parameters: Parameters) -> dict[str, float]:
     for term, weight in _linear_form(spec.args[1], parameters).items():
         form[term] = form.get(term, 0.0) + c * weight
     return form
-
-
-def _copy(outputs: Outputs) -> Outputs:
-    features = None if outputs.features is None else outputs.features.clone()
-    return Outputs._trusted(outputs.logits.clone(), features, None)

@@ -16,9 +16,9 @@ from sirc.outputs import Head, Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import unit
 from sirc.scores.fitting.row_marks import RowMarks
-from sirc.scores.fitting.rows import RowBuffer, order_checksum
+from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fitted_combinations, fitted_terms
-from sirc.scores.fitting.unfit import HEAD_WAY, check_directions, missing_labels, without_a_fold
+from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels, without_a_fold
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.needs import Needs
@@ -55,7 +55,7 @@ class FitState:
         self.one_pass = one_pass
         self.choose(specs)
         self.count = 0
-        self.checksum = 0.0
+        self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
         self.marks = RowMarks() if learns(self.parsed) else None
         self._evidence = evidence_of(self.leaves)
         self._samples_rows = not self._evidence.isdisjoint({"bank", "sample"})
@@ -76,9 +76,12 @@ class FitState:
         self.parsed = [parse(text) for text in self.specs]
         self.leaves = [leaf for leaf in needed_leaves(self.parsed) if registry.get(leaf.name).solve]
         self.combinations = fitted_combinations(self.parsed)
-        # Only statistics of scores that are themselves fitted to rows need cross-fitting.
-        terms = fitted_terms(self.combinations)
-        self.crossfitted = terms if any(registry.get(leaf.name).evidence for leaf in terms) else []
+        # Out of sample, rows are left out of a score one by one, out of the bank, or, where neither can be, by folds.
+        terms = [leaf for leaf in fitted_terms(self.combinations) if registry.get(leaf.name).evidence]
+        self.held_out = [leaf for leaf in terms if registry.get(leaf.name).held_out]
+        self.crossfitted = [
+            leaf for leaf in terms if leaf not in self.held_out and "bank" not in registry.get(leaf.name).evidence
+        ]
 
     def empty(self, specs: Sequence[str] | None = None) -> FitState:
         """A state for the same fit, or one of these specs, that has read nothing."""
@@ -161,11 +164,13 @@ class FitState:
 
     def _consume(self, index: Tensor, outputs: Outputs) -> None:
         features, self._sample = outputs.features, None
-        self.checksum += order_checksum(index, outputs)
+        self.checksums += checksums(index, outputs)
         if self.reservoir is not None:
             columns = {"logits": outputs.logits} if self._keeps_logits else {}
             if features is not None and self._keeps_features:
                 columns["features"] = features
+            if self._keeps_logits and counts_classes(evidence_of(self.held_out)) and outputs.labels is not None:
+                columns["labels"] = outputs.labels
             self.reservoir.update(index, columns)
         if features is None or not self._empty_moments():
             return
@@ -215,7 +220,7 @@ class FitState:
         self.flush()
         other.flush()
         self.count += other.count
-        self.checksum += other.checksum
+        self.checksums += other.checksums
         self._sample = None
         if self.marks is not None and other.marks is not None:
             self.marks.add(*other.marks.sample())
@@ -236,7 +241,7 @@ class FitState:
         self.flush()
         facts = {
             "count": self.count,
-            "checksum": self.checksum,
+            "checksums": self.checksums.tolist(),
             "indexed": self._indexed,
             "rows": self._rows,
             "folds": len(self._folds),
@@ -255,7 +260,8 @@ class FitState:
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
         """Fill this empty state with what another saved, on `device`; returns itself."""
         facts = json.loads(bytes(tensors["facts"].cpu().numpy()))
-        self.count, self.checksum, self._indexed = facts["count"], facts["checksum"], facts["indexed"]
+        self.count, self._indexed = facts["count"], facts["indexed"]
+        self.checksums = torch.tensor(facts["checksums"], dtype=torch.float64, device="cpu")
         self._rows = facts["rows"] and {**facts["rows"], "device": str(device)}
         for i in range(facts["folds"]):
             moments = self._empty_moments()
@@ -283,18 +289,18 @@ class FitState:
         folds = [fold for number, fold in enumerate(self._folds) if number != without_fold]
         moments = _union(folds) if folds else {}
         if without_fold is not None:
-            if moments and not max(part.count for part in moments.values()):
+            if bank is not None:
+                bank = bank[(fold_of(index, self.folds) != without_fold).to(bank.device)]
+            if not max([part.count for part in moments.values()] + ([] if bank is None else [len(bank)])):
                 raise ValueError(
                     f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {without_fold} of "
                     f"{self.folds}. Fit on more rows, or pass `crossfit=0`"
                 )
-            if bank is not None:
-                bank = bank[(fold_of(index, self.folds) != without_fold).to(bank.device)]
         resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
         return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"))
 
     def solve_without(self, fold: int) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters of cross-fitted scores from all rows but those of one fold, and why some have none."""
+        """The parameters, of scores that need folds, from all rows but those of one, and why some have none."""
         evidence = self.evidence(without_fold=fold)
 
         def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
@@ -302,18 +308,6 @@ class FitState:
                 return solve(leaf, evidence)
 
         return attempt(self.crossfitted, solve_leaf)
-
-    def turned(self, without_fold: Parameters, final: Parameters) -> dict[Spec, str]:
-        """Why some parameters without a fold tell nothing of the `final` ones: they measure other directions."""
-        sizes = self.num_features or 0, self.num_classes or 0
-
-        def compare(leaf: Spec) -> dict[str, Tensor]:
-            parts = without_fold.get(str(leaf), {})
-            for name, part in parts.items():
-                check_directions(leaf, final[str(leaf)][name].shape[-1], part.shape[-1], self.count, sizes)
-            return parts
-
-        return attempt(self.crossfitted, compare)[1]
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:

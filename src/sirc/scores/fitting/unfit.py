@@ -5,29 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
 from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import fold_of
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import missing_features
 from sirc.scores.spec import Spec
 from sirc.scores.values import needed_leaves
 
 HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
-_SAME_DIRECTIONS = 0.95
 
 
 def unmet(
-    specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, folds: int | None
+    specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, whole: bool
 ) -> dict[str, str]:
     """Why some of these specs cannot be fitted to what there is, by canonical spec.
 
-    `head` and `val` say whether they are given; `rows` are training rows, where some are known, and if these are all
-    of them, `folds` is the number of folds that they fall into.
+    `head` and `val` say whether they are given; `rows` are training rows, where some are known, and `whole` says if
+    these are all of them.
     """
     needs = Needs.of(specs)
     reasons: dict[str, list[str]] = {}
@@ -50,9 +46,9 @@ def unmet(
             note(needs.features, missing_features(needs.features))
         if not rows.layout.labels and needs.labels:
             note(needs.labels, missing_labels(needs.labels))
-        for spec in specs if folds is not None else ():
+        for spec in specs if whole else ():
             try:
-                _check_rows(spec, rows, folds or 0)
+                _check_rows(spec, len(rows))
             except ValueError as error:
                 reasons.setdefault(str(spec), []).append(str(error))
     return {spec: ". ".join(why) for spec, why in reasons.items()}
@@ -95,39 +91,12 @@ def without_a_fold(folds: int) -> Iterator[None]:
         raise ValueError(f"{error}. Cross-fitting leaves one of {folds} folds out; `crossfit=0` leaves none") from None
 
 
-def check_directions(leaf: Spec, whole: int, part: int, rows: int, sizes: tuple[int, int]) -> None:
-    """Require that a cross-fitted score measures nearly as many directions without a fold as with all rows.
-
-    `sizes` are the numbers of features and of classes.
-    """
-    if part < _SAME_DIRECTIONS * whole:
-        raise ValueError(
-            f"`{leaf}` inside `sirc` needs more training rows: it measures {whole} directions of the features, and "
-            f"only {part} when a fold of the {rows} rows is left out. Fit on at least {2 * sizes[0] + sizes[1]} rows, "
-            "use `residual` or `l1`, or give a= and b="
-        )
-
-
-def _check_rows(spec: Spec, train: Outputs | OutputStore, folds: int) -> None:
+def _check_rows(spec: Spec, rows: int) -> None:
     """Require the training rows that a spec takes, where its scores say how many."""
-    rows, layout = len(train), train.layout
-    sizes = layout.num_features or 0, layout.num_classes
     statistics = fitted_terms(fitted_combinations([spec]))
-    fold = fold_of(torch.arange(rows, device="cpu"), max(1, folds))
-    left = rows - int(fold.bincount().max()) if folds else rows
     for leaf in needed_leaves([spec]):
-        score, within = registry.get(leaf.name), leaf in statistics
-        if "bank" in score.evidence:
-            check_bank(leaf, rows, excluding_self=within and not folds and rows <= BANK_SIZE)
-            with without_a_fold(folds):
-                check_bank(leaf, left if within else rows)
-        # With more rows than this it measures all directions, whatever their classes.
-        if within and folds and score.directions is not None and layout.labels and left < sum(sizes):
-            batches = [train] if isinstance(train, Outputs) else train
-            labels = torch.cat([batch.labels.cpu() for batch in batches if batch.labels is not None])
-            kept = [labels[fold != number] for number in range(-1, folds)]
-            whole, *parts = (score.directions(len(y), int(y.bincount().count_nonzero()), sizes[0]) for y in kept)
-            check_directions(leaf, whole, min(parts), rows, sizes)
+        if "bank" in registry.get(leaf.name).evidence:
+            check_bank(leaf, rows, excluding_self=leaf in statistics and rows <= BANK_SIZE)
 
 
 def _quoted(specs: Iterable[Spec | str]) -> str:

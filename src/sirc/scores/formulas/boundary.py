@@ -11,10 +11,15 @@ from sirc.scores.blocks import by_rows
 from sirc.scores.formulas.feature import head_of
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence
-from sirc.scores.registry import score
+from sirc.scores.registry import HeldOut, score
 
 _NEAR = 1e-3  # of the squared lengths: above this share, a squared distance by products loses at most 3 digits
 _LEAST_DISTANCE = 1e-12  # to the centre: keeps the score of a feature at the centre finite
+
+
+def _nci_held_out(evidence: Evidence, found: dict[str, Tensor], *, scale: float) -> HeldOut:
+    """The same value: the centre without a row lies on the line from the row through the centre."""
+    return lambda p, features, labels: nci(p, features, **_like(features, found), scale=scale)
 
 
 @score(
@@ -25,6 +30,7 @@ _LEAST_DISTANCE = 1e-12  # to the centre: keeps the score of a feature at the ce
     },
     evidence=("mean",),
     head=True,
+    held_out=_nci_held_out,
     limits={"scale": (0, math.inf)},
     title="NCI",
     family="norm",
@@ -74,11 +80,19 @@ def _distances(weight: Tensor) -> Tensor:
     return distance.index_put_((one, other), exact)
 
 
+def _fdbd_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
+    """A row lies N/(N−1) times as far from the mean of the others as from that of all."""
+    assert evidence.moments is not None
+    nearer = 1 - 1 / evidence.moments.count
+    return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, found))
+
+
 @score(
     needs=("logits", "softmax", "features"),
     solve=solve_fdbd,
     evidence=("mean",),
     head=True,
+    held_out=_fdbd_held_out,
     title="fDBD",
     family="norm",
 )
@@ -98,3 +112,7 @@ def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, invers
 def _distance(away: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(away, dim=-1, dtype=torch.float64)
     return norm.clamp_min(_LEAST_DISTANCE)
+
+
+def _like(features: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(features) for name, value in found.items()}

@@ -13,17 +13,23 @@ from sirc.scores.formulas.feature import (
     head_of,
     mahalanobis,
     unit_bank,
-    within_class_directions,
 )
+from sirc.scores.formulas.leave_one_out import background_distances, class_distances
 from sirc.scores.moments import Evidence
-from sirc.scores.registry import score
+from sirc.scores.registry import HeldOut, score
+
+
+def _pp_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
+    assert evidence.unit is not None
+    distance = class_distances(evidence.unit, parameters, unit)
+    return lambda features, labels: -distance(features, labels)
 
 
 @score(
     needs="features",
     solve=lambda evidence: _whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
-    directions=within_class_directions,
+    held_out=_pp_held_out,
     title="Mahalanobis++",
     short="Mahal.++",
     family="distance",
@@ -33,6 +39,13 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
     return mahalanobis(unit(features), center=center, whitener=whitener, means=means)
 
 
+def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
+    assert evidence.moments is not None
+    distance = class_distances(evidence.moments, parameters)
+    background = background_distances(evidence.moments, parameters["center"], parameters["total"])
+    return lambda features, labels: background(features) - distance(features, labels)
+
+
 @score(
     needs="features",
     solve=lambda evidence: {
@@ -40,7 +53,7 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
         "total": _whitening(evidence.moments.covariance)[0],
     },
     evidence=("second", "by_class"),
-    directions=within_class_directions,
+    held_out=_relative_held_out,
     title="Rel. Mahalanobis",
     short="Rel. Mahal.",
     family="distance",

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
+from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, class_distances, squared_part_outside
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence, Moments
-from sirc.scores.registry import score
+from sirc.scores.registry import HeldOut, score
 
 BANK_SIZE = 12_500
 """Rows of ID training features that `knn` searches."""
-
-_PSEUDO_INVERSE_CUTOFF = 1e-10
 
 
 @score(needs="features", title="‖z‖₁", latex=r"$\|\mathbf{z}\|_1$", html="‖<b>z</b>‖<sub>1</sub>", family="norm")
@@ -38,14 +37,25 @@ def principal_dimension(features: int) -> int:
 
 
 def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
-    """The origin u = −W⁺b and an orthonormal basis of the space outside the min(D, rank) leading directions."""
+    """The origin u = −W⁺b and an orthonormal basis of the space outside the min(D, rank) leading directions.
+
+    Beside these the eigenvalues and eigenvectors of the second moment about u.
+    """
     moments, head = _moments(evidence), evidence.head
     assert head is not None
     origin = head.origin.to(moments.mean)
     values, vectors = torch.linalg.eigh(moments.second_moment(origin))
     size = len(values)
     rank = int((values > values[-1].abs() * size * torch.finfo(values.dtype).eps).sum())
-    return {"origin": origin, "basis": vectors[:, : size - min(principal_dimension(size), rank)].contiguous()}
+    basis = vectors[:, : size - min(principal_dimension(size), rank)].contiguous()
+    return {"origin": origin, "basis": basis, "values": values, "vectors": vectors}
+
+
+def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
+    values, origin = found["values"], found["origin"]
+    leading = principal_dimension(len(values))
+    part = squared_part_outside(values, found["vectors"], leading, _moments(evidence).count)
+    return lambda features, labels: -part(features - origin).sqrt()
 
 
 def _residual_resolution(evidence: Evidence) -> float:
@@ -60,6 +70,7 @@ def _residual_resolution(evidence: Evidence) -> float:
     solve=solve_residual,
     evidence=("second",),
     head=True,
+    held_out=_residual_held_out,
     resolution=_residual_resolution,
     short="Res.",
     family="residual",
@@ -83,23 +94,23 @@ def _whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
 
-def within_class_directions(rows: int, classes: int, features: int) -> int:
-    """The directions in which rows vary about the means of their classes."""
-    return min(features, rows - classes)
-
-
 def _whitening(covariance: Tensor) -> tuple[Tensor, float]:
     """The map M that makes a covariance the identity on its range, so that its pseudo-inverse is MMᵀ, and its λmax."""
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > _PSEUDO_INVERSE_CUTOFF * values[-1]
+    kept = values > PSEUDO_INVERSE_CUTOFF * values[-1]
     return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
+
+
+def _mahalanobis_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
+    distance = class_distances(_moments(evidence), parameters)
+    return lambda features, labels: -distance(features, labels)
 
 
 @score(
     needs="features",
     solve=lambda evidence: _whitened_classes(evidence.moments, "mahalanobis"),
     evidence=("second", "by_class"),
-    directions=within_class_directions,
+    held_out=_mahalanobis_held_out,
     short="Mahal.",
     family="distance",
 )
@@ -155,7 +166,7 @@ def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     """The mean of the unit features and, as rows, the directions outside the leading ones.
 
-    The number of rows follows from the variance and may differ between folds.
+    Beside these the eigenvalues and eigenvectors of the covariance.
     """
     moments = evidence.unit
     assert moments is not None
@@ -169,13 +180,24 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
         )
     explained = values.clamp_min(0).flip(0).cumsum(0) / total
     leading = min(int((explained < variance).sum()) + 1, size - 1)
-    return {"center": moments.mean, "outside": vectors[:, : size - leading].T.contiguous()}
+    outside = vectors[:, : size - leading].T.contiguous()
+    return {"center": moments.mean, "outside": outside, "values": values, "vectors": vectors}
+
+
+def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: float) -> HeldOut:
+    """As many leading directions are left out as with all rows: a row less hardly changes their share."""
+    assert evidence.unit is not None
+    values, center, rows = found["values"], found["center"], evidence.unit.count
+    k = rows / max(1, rows - 1)  # a row lies at k·d from the mean of the others, and takes k·ddᵀ from their scatter
+    part = squared_part_outside(values, found["vectors"], len(values) - len(found["outside"]), rows)
+    return lambda features, labels: -(k * part(k**0.5 * (unit(features.double()) - center))).sqrt()
 
 
 @score(
     needs="features",
     solve=solve_cop,
     evidence=("unit",),
+    held_out=_cop_held_out,
     limits={"variance": (0, 1)},
     resolution=lambda evidence: evidence.resolution,  # of features of length 1
     title="CoP",
