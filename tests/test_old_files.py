@@ -134,7 +134,7 @@ def test_the_outputs_of_a_run_are_evaluated_to_its_results(study, command):
     sets = [word for name in ("Grey", "Noise") for word in ("--ood", f"{name}={stores / name}")]
     own = ["--train", stores / "train", "--id", stores / "test", "--val", stores / "validation"]
     head = ["--head", "runs/tiny/seed-1/head.safetensors", "--crossfit", "3"]
-    specs = [word for spec in ("msp", "sirc(msp, residual)", "tempered_msp") for word in ("--score", spec)]
+    specs = [word for spec in ("msp", "mahalanobis", "tempered_msp") for word in ("--score", spec)]
     code, _, err = command("evaluate", *own, *sets, *head, *specs, "--no-figures", "--quiet")
     assert code == 0, err
     old = pd.read_csv("runs/tiny/results.csv").set_index(KEYS)["value"]

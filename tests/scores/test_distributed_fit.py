@@ -21,7 +21,7 @@ K, L, N = 5, 8, 300
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(N, K, L, seed=0)
 TRAIN = sirc.Outputs(LOGITS, Z, Y)
 HEAD = sirc.Head(WEIGHT, BIAS)
-SPECS = ["msp", "residual", "vim", "mahalanobis", "knn", "sirc(msp, l1, residual)", "sirc(entropy, vim, knn)"]
+SPECS = ["msp", "vim", "mahalanobis", "knn", "sirc(msp, react, residual, mahalanobis)", "sirc(entropy, vim, knn)"]
 NARROW = reference.model(325, 2, 3, seed=1)
 VAL, OOD = sirc.Outputs(*reference.model(200, K, L, seed=0, noise=2.0)[:3]), sirc.Outputs(LOGITS[:90] / 3, Z[:90] / 3)
 TUNED = ["max_logit_pnorm", "sirc(tempered_msp, residual)", "bayes(entropy, l1)", "sirc(msp, l1, budget=1)"]
@@ -114,7 +114,7 @@ def failing(case, folder):
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(rows.OutputStore, "shard", Fickle(rows.OutputStore.shard, None))
-            sirc.fit("sirc(msp, residual)", store, head=HEAD, distributed=True)
+            sirc.fit("sirc(msp, react)", store, head=HEAD, distributed=True)
     elif case == "no value error":
         with distributed.failing_together():
             if rank == 1:

@@ -19,7 +19,7 @@ from support import reference
 from support.examples import examples
 
 K, L, N = 5, 8, 240
-SPECS = ["msp", "residual", "vim", "mahalanobis", "knn", "sirc(msp, l1, residual)", "sirc(entropy, mahalanobis, knn)"]
+SPECS = ["msp", "residual", "vim", "mahalanobis", "sirc(msp, l1, react, cop)", "sirc(entropy, mahalanobis, knn)"]
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(N, K, L, seed=0)
 TRAIN = sirc.Outputs(LOGITS, Z, Y)
 HEAD = sirc.Head(WEIGHT, BIAS)

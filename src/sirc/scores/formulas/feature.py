@@ -52,10 +52,10 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
 
 
 def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    values, origin = found["values"], found["origin"]
+    values, origin, rows = found["values"], found["origin"], _moments(evidence).count
     leading = principal_dimension(len(values))
-    part = squared_part_outside(values, found["vectors"], leading, _moments(evidence).count)
-    return lambda features, labels: -part(features - origin).sqrt()
+    part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: z - origin.to(z))
+    return lambda features, labels: -part(features).sqrt()
 
 
 def _residual_resolution(evidence: Evidence) -> float:
@@ -189,8 +189,9 @@ def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: flo
     assert evidence.unit is not None
     values, center, rows = found["values"], found["center"], evidence.unit.count
     k = rows / max(1, rows - 1)  # a row lies at k·d from the mean of the others, and takes k·ddᵀ from their scatter
-    part = squared_part_outside(values, found["vectors"], len(values) - len(found["outside"]), rows)
-    return lambda features, labels: -(k * part(k**0.5 * (unit(features.double()) - center))).sqrt()
+    leading = len(values) - len(found["outside"])
+    part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: k**0.5 * (unit(z) - center.to(z)))
+    return lambda features, labels: -(k * part(features)).sqrt()
 
 
 @score(

@@ -115,22 +115,26 @@ def background_distances(moments: Moments, center: Tensor, whitener: Tensor) -> 
     return _precise(distance, rows, len(center))
 
 
-def squared_part_outside(values: Tensor, vectors: Tensor, leading: int, rows: int) -> Callable[[Tensor], Tensor]:
-    """‖y − Py‖² of vectors y of a sum M = Σ yyᵀ, where P projects on the leading eigenvectors of M − yyᵀ.
+def squared_part_outside(
+    values: Tensor, vectors: Tensor, leading: int, rows: int, offset: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """‖y − Py‖² of the vectors y of a sum M = Σ yyᵀ, where P projects on the leading eigenvectors of M − yyᵀ.
 
-    M/rows has these eigenvalues λ, ascending, and eigenvectors. With c = Vᵀy and g(w) = Σ cᵢ²/(λᵢ − w), the resolvent
-    of M − yyᵀ gives h = g/(1 − g), and the part outside is −1/2πi ∮ h dw about its small eigenvalues. By interlacing
-    the circle |w| = x, x = λ of the first direction that is not leading, parts them from the leading ones for every y;
-    there h is smooth in log tan(arg w/2), so that the trapezoid rule converges exponentially. Where no such λ is above
-    rounding, all rows lie in the leading directions, and so does y unless it is the only one in its own.
+    `offset` makes y of features. M/rows has these eigenvalues λ, ascending, and eigenvectors V. With c = Vᵀy and
+    g(w) = Σ cᵢ²/(λᵢ − w), the resolvent of M − yyᵀ gives h = g/(1 − g), and the part outside is −1/2πi ∮ h dw about its
+    small eigenvalues. By interlacing the circle |w| = x, x = λ of the first direction that is not leading, parts them
+    from the leading ones for every y; there h is smooth in log tan(arg w/2), so that the trapezoid rule converges
+    exponentially. Where no such λ is above rounding, all rows lie in the leading directions, and so does y unless it is
+    the only one in its own.
     """
     noise = values[-1] * len(values) * torch.finfo(values.dtype).eps
     x = values[max(0, len(values) - leading - 1)]
     if not bool(x > noise):
         kept = values > noise
-        return partial(_sole_part, vectors=vectors[:, kept], values=values[kept] * rows, noise=100 * rows * noise)
+        sole = partial(_sole_part, vectors=vectors[:, kept], values=values[kept] * rows, noise=100 * rows * noise)
+        return lambda features: sole(offset(features.double()))
     # Eigenvalues of M − yyᵀ nearer to x than the lowest node belong to directions that y has next to no part in.
-    low, high, step = -math.log(1e8 * rows), 10.0, 0.35
+    low, high, step = -math.log(1e9 * rows), 11.0, 0.3
     s = torch.arange(low, high, step, dtype=values.dtype, device=values.device)
     weight = step / (math.pi * s.cosh())
     weight[[0, -1]] *= 1 + 1 / math.expm1(step)  # beyond its ends the integrand falls as a geometric series
@@ -143,8 +147,8 @@ def squared_part_outside(values: Tensor, vectors: Tensor, leading: int, rows: in
     def cast(dtype: torch.dtype) -> Tensor:
         return vectors.to(dtype)
 
-    def part(y: Tensor) -> Tensor:
-        y = y.double() if rows < _FEW * len(values) else y
+    def part(features: Tensor) -> Tensor:
+        y = offset(features)  # in the type that features are scored in: no term is larger than c²/x
         square = (y @ cast(y.dtype)).double().square_().div_(rows * x)
         g = torch.complex(*(square @ table).chunk(2, 1))
         return ((g / (g - 1) * (1 + from_x)).real @ weight).clamp_min_(0) * (rows * x)
@@ -154,7 +158,7 @@ def squared_part_outside(values: Tensor, vectors: Tensor, leading: int, rows: in
 
 def _sole_part(y: Tensor, *, vectors: Tensor, values: Tensor, noise: Tensor) -> Tensor:
     """‖y − Py‖² where P projects on the range of M − yyᵀ, and M has these eigenvalues above rounding."""
-    p = y.double() @ vectors / values.sqrt()
+    p = y @ vectors / values.sqrt()
     h, pp = p.square().sum(-1), (p.square() / values).sum(-1)
     sole = 1 - h <= noise * pp  # the eigenvalue that others leave of the direction is about (1 − h)/pp
     return torch.where(sole & (pp > 0), h.square() / torch.where(pp > 0, pp, 1.0), 0.0)
