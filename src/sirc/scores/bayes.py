@@ -1,4 +1,7 @@
-"""The `bayes` combination: u, the probability of an error on ID input, g = p_OOD/p_ID, and the order they ask for."""
+"""The `bayes` combination: u, the probability of an error on ID input, g = p_OOD/p_ID, and the order they ask for.
+
+docs/bayes.md has the theory, and what other constants would cost and gain.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,12 @@ KNOTS = (-4.0, -2.0, 0.0, 1.0, 2.0, 4.0)
 """Where the slope of log g may change, in standard deviations on the side of OOD."""
 _MEAN_TO_A = 3.0  # a = μ − 3σ
 _TILT = 1e-6  # of log g against log u: the least that keeps the order of sure rows in float64
-# q, δ, η and ε of the surrogate; docs/bayes.md has what others would cost and gain.
-_SHOWN, _SHIFT, _POWER, _ERRORS = 0.1, 1.5, 0.75, 0.3
+# Without OOD rows: the most that a witness responds with, and all together; how far its response lies in standard
+# deviations; the log of the most it may count; the power of u.
+_RESPONSE, _RESPONSES, _SHIFT, _MOST, _POWER = 0.25, 1.2, 1.0, 3.0, 0.4
+_LEAST = 0.02  # of the weights β and 1 − β: what the risk may leave of them in the order for AURR
+_RISE = 1.15  # the risk that is met, by that which is expected: networks claim fewer errors than they make
+_ROUNDS = 4
 
 
 def least_aurc(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
@@ -33,16 +40,35 @@ def least_aurc(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tenso
     return softplus(-log_odds.abs()) - log_add(log_u + _log(beta) - most, log_odds - most + _log(1 - beta))
 
 
-def least_aurr(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
-    """−log([βu + ρg]/(1 − u)), ρ = (1−α)(1−β)/α: cost by the ID✓ it buys, to first order the order of least AURR."""
-    return low_cost(log_u, log_g, alpha, beta) + log_one_minus_exp(log_u)
+def least_aurr(log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risk: float = 0.0) -> Tensor:
+    """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)): the order of least AURR where the risk of what is accepted is R.
+
+    Of two rows that follow one another, the first should be the one that raises the risk less for the ID✓ it brings.
+    A row costs βu + (1−α)(1−β)/α·g and adds 1 + (1−α)/α·g to what is accepted, which dilutes the risk; it brings 1 − u.
+    Neither weight falls below a fiftieth of what it is at R = 0: the order never prefers an OOD row for diluting.
+    """
+    by_u = max(beta - risk, _LEAST * beta)
+    by_g = max(1 - beta - risk, _LEAST * (1 - beta)) * (1 - alpha) / alpha
+    if not by_u and not by_g:  # nothing costs anything
+        by_u = 1.0
+    return log_one_minus_exp(log_u) - log_add(log_u + _log(by_u), log_g + _log(by_g))
 
 
-def low_cost(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
-    """−log[βu + ρg], ρ = (1−α)(1−β)/α."""
-    if alpha == 1 or beta == 1:
-        return -log_u - (math.log(beta) if beta else 0.0)
-    return -log_add(log_u + _log(beta), log_g + (math.log1p(-alpha) + math.log1p(-beta) - math.log(alpha)))
+def expected_risk(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> float:
+    """The AURR that u and g promise of their own order: the R of `least_aurr`.
+
+    The rows are ID. Each stands for 1 − u of ID✓, u of ID✗ and g of OOD input. The order depends on R, and R on the
+    order; a few rounds settle both.
+    """
+    u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
+    risk = 0.0
+    for _ in range(_ROUNDS):
+        order = least_aurr(log_u, log_g, alpha, beta, risk).argsort(descending=True)
+        right, wrong, ood = (1 - u)[order], u[order].cumsum(0), g[order].cumsum(0)
+        accepted = alpha * (right.cumsum(0) + wrong) + (1 - alpha) * ood
+        cost = alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood
+        risk = _RISE * float((cost / accepted) @ right / right.sum())
+    return risk
 
 
 def _log(x: float) -> float:
@@ -102,18 +128,41 @@ def log_g(log_u: Tensor, away: Sequence[Tensor], density: Sequence[float]) -> Te
     return constant + ramps @ torch.as_tensor(weights, dtype=ramps.dtype, device=ramps.device) + _TILT * log_u
 
 
-def surrogate_log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
-    """log g from ID statistics alone: g = (1−q)·u/ε + q·(u/ε)^η·exp(−δz − δ²/2), z = (S2 − μ)/σ.
+def witnessed_log_g(log_u: Tensor, away: Sequence[Tensor], log_mean: float = 0.0) -> Tensor:
+    """log g from ID statistics alone: g ∝ u^η·Π[(1−p) + p·min(exp(−δz − δ²/2), e³)], z of each S2 in deviations.
 
-    OOD input is modelled as a mixture. A part 1 − q looks like misclassified ID input (density p_ID·u/ε, ε the share of
-    errors), and S2 carries no sign of it. A part q lies δ standard deviations lower in S2, which gives that density
-    ratio for a normal S2, and depends less on u. With several S2, each shows an equal share of q.
+    OOD input looks strange to some witnesses, the S2 scores, and normal to others. Each responds with probability p, on
+    its own; one that responds lies δ lower than on ID input, which for a normal S2 gives that density ratio. No witness
+    counts more than e³, however strange a row looks to it. A power η of u says that OOD input is doubtful, but less so
+    than errors are. `log_mean` is the log of the mean over ID rows, so that g is a density ratio: its mean there is 1,
+    also where witnesses go together.
     """
-    z = [-value - _MEAN_TO_A for value in away]
-    tilts = [-_SHIFT * (value + _SHIFT / 2) for value in z]
-    tilt = tilts[0] if len(tilts) == 1 else torch.logsumexp(torch.stack(tilts), 0) - math.log(len(tilts))
-    claimed = log_u - math.log(_ERRORS)
-    return log_add(claimed + math.log1p(-_SHOWN), _POWER * claimed + tilt + math.log(_SHOWN))
+    p = min(_RESPONSE, _RESPONSES / len(away))
+    total = _POWER * log_u - log_mean
+    for value in away:
+        response = (_SHIFT * (value + _MEAN_TO_A - _SHIFT / 2)).clamp_max(_MOST)
+        total = total + torch.log((1 - p) + p * response.exp())
+    return total
+
+
+def log_mean_exp(x: Tensor) -> float:
+    """The log of the mean of eˣ."""
+    return float(torch.logsumexp(x, 0)) - math.log(len(x))
+
+
+def earlier_rule(
+    log_gap: Tensor, lows: Sequence[Tensor], claimed: Sequence[float], calibration: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """log u and log g, without OOD rows, of scorers that were saved before `witnessed_log_g` was the rule.
+
+    g = 0.9·u/0.3 + 0.1·(u/0.3)^0.75·exp(−1.5z − 1.125), and u is SIRC's, u·(1 + exp(−z − 3)), as odds.
+    """
+    tilt = torch.logsumexp(torch.stack([1.5 * (low + _MEAN_TO_A - 0.75) for low in lows]), 0) - math.log(len(lows))
+    alone = log_u(log_gap, claimed, calibration) - math.log(0.3)
+    odds = error_odds(log_gap, claimed, calibration)
+    for low in lows:
+        odds = odds + constant(calibration[1], low) * softplus(low)
+    return -softplus(-odds), log_add(alone + math.log(0.9), 0.75 * alone + tilt + math.log(0.1))
 
 
 def log_add(x: Tensor, y: Tensor) -> Tensor:

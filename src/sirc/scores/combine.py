@@ -63,19 +63,20 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
         return additive(log_gap, others, parameter(spec, "kappa", parameters)[0], a, b)
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
     claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))
-    log_u, lows = bayes.log_u(log_gap, claim, calibration), lowness(others, a, b)
-    aurr = spec.options.get("metric") == "aurr"
-    if "density" in parameters[str(spec)]:
+    lows, fitted = lowness(others, a, b), parameters[str(spec)]
+    log_u, risk = bayes.log_u(log_gap, claim, calibration), 0.0
+    if "density" in fitted:
         log_g = bayes.log_g(log_u, lows, parameter(spec, "density", parameters))
-        return (bayes.least_aurr if aurr else bayes.least_aurc)(log_u, log_g, alpha, beta)
-    # Without OOD rows S2 also raises u, by what SIRC adds to log u, on the scale of log odds: where OOD input is rare
-    # the order is SIRC's. Scale it by the calibration slope. For AURR drop the 1 − u factor: it adds more noise than
-    # signal.
-    log_g = bayes.surrogate_log_g(log_u, lows)
-    odds = bayes.error_odds(log_gap, claim, calibration)
-    for low in lows:
-        odds = odds + constant(calibration[1], low) * softplus(low)
-    return (bayes.low_cost if aurr else bayes.least_aurc)(-softplus(-odds), log_g, alpha, beta)
+    elif "log_mean" in fitted:
+        log_g = bayes.witnessed_log_g(log_u, lows, parameter(spec, "log_mean", parameters)[0])
+    else:
+        log_u, log_g = bayes.earlier_rule(log_gap, lows, claim, calibration)
+    if spec.options.get("metric") != "aurr":
+        return bayes.least_aurc(log_u, log_g, alpha, beta)
+    if "risk" in fitted:
+        risk = parameter(spec, "risk", parameters)[0]
+    confidence = bayes.least_aurr(log_u, log_g, alpha, beta, risk)
+    return confidence if "log_mean" in fitted or "density" in fitted else confidence - bayes.log_one_minus_exp(log_u)
 
 
 def own_numbers(spec: Spec) -> dict[str, float]:

@@ -23,7 +23,7 @@ from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
 from sirc.scores.fitting.second_pass import SecondPass, attempt, check_bank, searching_terms
 from sirc.scores.fitting.state import Crossfit, FitState, solve
-from sirc.scores.fitting.tuning import Tuning
+from sirc.scores.fitting.tuning import IdRows, Tuning
 from sirc.scores.fitting.unfit import unmet, using, why_unfit
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited
@@ -115,6 +115,7 @@ class Fitter:
         """The specs that could not be fitted, and why."""
         check_choice("on_unfit", on_unfit, get_args(OnError))
         self._on_unfit = on_unfit
+        self._id_rows: IdRows = {}
         self._validates = val is not None
         if isinstance(train, OutputStore):
             train.require_complete()
@@ -209,6 +210,7 @@ class Fitter:
         """The parameters of combinations, once the second pass is read."""
         parameters, unfit = second.settle(self.count, self.state.checksums)
         self._leave_out(unfit)
+        self._id_rows = second.sample(parameters)
         return parameters
 
     def solve(self, *, sampled: bool, progress: Progress = SILENT) -> tuple[Parameters, SecondPass | None]:
@@ -267,7 +269,7 @@ class Fitter:
         """Tune what is left to tune, and make the scorer, with marks of the rows that it learnt from."""
         state = self.state
         make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
-        tuned, unfit = self.tuning.combinations(make(self.specs, parameters))
+        tuned, unfit = self.tuning.combinations(make(self.specs, parameters), self._id_rows)
         self._leave_out(unfit)
         if self.left_out and is_main():
             warnings.warn(f"left out: {why_unfit(self.left_out)}", DataWarning, stacklevel=3)

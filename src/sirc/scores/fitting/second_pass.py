@@ -20,6 +20,8 @@ from sirc.scores.spec import Spec, is_vim, parse
 from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
 _MAX_LOGIT = Spec("max_logit")
+_ROWS, _SEED = 4096, 12  # a sample of the values, of other rows than the bank has
+_BELOW = 0.15865525393145707  # the share of a normal distribution that lies more than σ below its mean
 _T = TypeVar("_T")
 
 
@@ -101,6 +103,8 @@ class SecondPass:
         self._sampled = False
         self._all = Moments()
         self._outside_bank = Moments()
+        self._firsts = {str(spec.args[0]): spec.args[0] for spec in combinations if spec.name == "bayes"}
+        self._rows = Reservoir(_ROWS, _SEED)
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
 
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
@@ -152,55 +156,68 @@ class SecondPass:
 
     def _add(self, index: Tensor, batch: Outputs) -> None:
         if not self._folds:
-            self._add_values(index, self._values(batch, -1))
+            self._add_values(index, *self._values(batch, -1))
             return
         fold = fold_of(index, len(self._folds))
         for number in range(len(self._folds)):
             rows = (fold == number).nonzero()[:, 0]
             if len(rows):
-                self._add_values(index[rows], self._values(batch[rows.to(batch.device)], number))
+                self._add_values(index[rows], *self._values(batch[rows.to(batch.device)], number))
 
-    def _add_values(self, index: Tensor, values: Tensor) -> None:
+    def _add_values(self, index: Tensor, values: Tensor, log_gaps: Mapping[str, Tensor]) -> None:
         self._all.add(values)
+        outside = torch.arange(len(index), device="cpu")
         if self._bank is not None:
-            self._outside_bank.add(values[~self._bank.holds(index).to(values.device)])
+            outside = (~self._bank.holds(index)).nonzero()[:, 0]
+            self._outside_bank.add(values[outside.to(values.device)])
+        if self._firsts:
+            columns = {"values": values, **log_gaps}
+            self._rows.update(index[outside], {name: x[outside.to(x.device)] for name, x in columns.items()})
 
-    def _values(self, batch: Outputs, fold: int) -> Tensor:
+    def _values(self, batch: Outputs, fold: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The terms of each row, and log(S1max − S1) of the first scores that need a sample of it."""
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
         if key not in self._cast:
             parameters = self._parameters | (self._folds[fold] if self._folds else {})
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
-        reads = array_reads(self._terms.values())
+        reads = array_reads([*self._terms.values(), *self._firsts.values()])
         evaluator = Evaluator(
             batch.logits, batch.features, reads, self._cast[key], held_out=self._held_out, labels=batch.labels
         )
         values = {name: evaluator.value(term) for name, term in self._terms.items()}
         check_values(values, batch)
-        return torch.stack(list(values.values()), -1)
+        log_gaps = {name: evaluator.log_gap(first) for name, first in self._firsts.items()}
+        return torch.stack(list(values.values()), -1), log_gaps
 
     def save(self) -> dict[str, Tensor]:
         """All that was read as named tensors, which `load` takes."""
         parts = {"all": self._all, "outside": self._outside_bank}
         tensors = {f"{part} {name}": x for part, moments in parts.items() for name, x in moments.save().items()}
+        index, columns = self._rows.rows()
+        tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
         return tensors | {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
 
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
         self.rows_read, self.checksums = 0, torch.zeros_like(self.checksums)
-        self._all, self._outside_bank = Moments(), Moments()
+        self._all, self._outside_bank, self._rows = Moments(), Moments(), Reservoir(_ROWS, _SEED)
         for tensors in passes:
             self.rows_read += int(tensors["rows_read"])
             self.checksums += tensors["checksums"].cpu()
             for part, moments in (("all", self._all), ("outside", self._outside_bank)):
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
+            columns = under("row ", tensors, device)
+            if len(index := columns.pop("index")):
+                self._rows.update(index, columns)
 
     def settle(self, count: int, checksums: Tensor) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of the combinations, and why some have none.
 
         The first pass must have read as many rows, and where rows are left out the same, or in the same order.
 
-        c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2.
+        c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2, with the median for μ and its
+        distance to the quantile that lies σ below a normal mean for σ where rows are sampled: no few rows decide there.
         """
         if not self._sampled and self.rows_read != count:
             raise ValueError(
@@ -220,7 +237,8 @@ class SecondPass:
         scales, unfit = attempt(vims, lambda spec: {"c": self._vim_scale(spec)})
 
         def spreads(spec: Spec) -> dict[str, Tensor]:
-            spread = [self._spread(spec, s2, scales) for s2 in spec.args[1:]]
+            find = self._typical if spec.name == "bayes" else self._spread
+            spread = [find(spec, s2, scales) for s2 in spec.args[1:]]
             mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
             return {"a": mu - 3 * sigma, "b": 1 / sigma}
 
@@ -265,6 +283,26 @@ class SecondPass:
                 "rows, cross-fit if you did not (`crossfit=5`), or give a= and b="
             )
         return mean, sigma
+
+    def _typical(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+        """The median of an S2, and how far below it the quantile of one σ lies; where rows tie there, σ itself."""
+        _, sigma = self._spread(spec, s2, parameters)
+        values = self._sampled_values(s2, parameters)
+        low, middle = torch.quantile(values, values.new_tensor([_BELOW, 0.5])).tolist()
+        return middle, middle - low if middle - low > 1e-6 * sigma else sigma
+
+    def _sampled_values(self, s2: Spec, parameters: Parameters) -> Tensor:
+        form, (_, columns) = _linear_form(s2, parameters), self._rows.rows()
+        return columns["values"] @ columns["values"].new_tensor([form.get(name, 0.0) for name in self._terms])
+
+    def sample(self, parameters: Parameters) -> dict[str, tuple[Tensor, list[Tensor]]]:
+        """For each `bayes`, log(S1max − S1) and the S2 scores of a sample of the rows, each scored without itself."""
+        specs = [spec for spec in self._combinations if spec.name == "bayes" and str(spec) in parameters]
+        _, columns = self._rows.rows()
+        return {
+            str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2, parameters) for s2 in spec.args[1:]])
+            for spec in specs
+        }
 
     def _resolution(self, term: str) -> float:
         leaf = self._terms[term]

@@ -22,6 +22,8 @@ from sirc.scores.scorer import Scorer, check_features, check_values
 from sirc.scores.spec import Spec
 from sirc.scores.values import Evaluator, needed_leaves
 
+IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
+"""For each `bayes`, log(S1max − S1) and the S2 scores of some ID rows."""
 _Numbers: TypeAlias = dict[str, Tensor | Sequence[float]]
 _ALL_ID = 0.99  # an estimated ID share above this leaves no OOD rows to learn from
 _ERRORS = 3.0  # standard errors below 1; no fewer, as the share is the least of many ratios
@@ -105,8 +107,11 @@ class Tuning:
             }
         return options
 
-    def combinations(self, scorer: Scorer) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters of combinations that are tuned, with a scorer that has all others, and why some have none."""
+    def combinations(self, scorer: Scorer, id_rows: IdRows) -> tuple[Parameters, dict[Spec, str]]:
+        """The parameters of combinations that are tuned, with a scorer that has all others, and why some have none.
+
+        `id_rows` are training rows; rows of `val` stand in for them where there are any.
+        """
         for name, rows in self._named():
             _check_model(name, rows, scorer)
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
@@ -115,7 +120,7 @@ class Tuning:
         for part, (name, rows) in product(tuned.values(), self._named()):
             first, others = _values(part, columns[name])
             check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
-        learnt: dict[tuple[Spec, ...], _Numbers] = {}
+        learnt: dict[tuple[Spec, ...], tuple[_Numbers, Tensor, Tensor]] = {}
 
         def tune(part: Spec) -> dict[str, Tensor]:
             a, b = (scorer.parameters[str(part)][key].tolist() for key in ("a", "b"))
@@ -124,8 +129,11 @@ class Tuning:
                 numbers = fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
             else:
                 if part.args not in learnt:  # u and g are the same for every α and β
-                    learnt[part.args] = self._bayes(part, columns, a, b, scorer)
-                numbers = learnt[part.args]
+                    learnt[part.args] = self._bayes(part, columns, a, b, scorer, id_rows[str(part)])
+                numbers, log_u, log_g = learnt[part.args]
+                if part.options.get("metric") == "aurr":
+                    alpha, beta = (combine.parameter(part, key, {})[0] for key in ("alpha", "beta"))
+                    numbers = {**numbers, "risk": (bayes.expected_risk(log_u, log_g, alpha, beta),)}
             return {
                 key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
                 for key, value in numbers.items()
@@ -134,23 +142,33 @@ class Tuning:
         return attempt(tuned.values(), tune)
 
     def _bayes(
-        self, spec: Spec, columns: Mapping[str, Evaluator], a: Sequence[float], b: Sequence[float], scorer: Scorer
-    ) -> _Numbers:
-        """The parameters of u and g. Without any rows, u is as the softmax claims and g a surrogate."""
+        self,
+        spec: Spec,
+        columns: Mapping[str, Evaluator],
+        a: Sequence[float],
+        b: Sequence[float],
+        scorer: Scorer,
+        id_row: tuple[Tensor, list[Tensor]],
+    ) -> tuple[_Numbers, Tensor, Tensor]:
+        """The parameters of u and g, and both, as logarithms, of some ID rows.
+
+        Without rows of `val`, u is as the softmax claims; without OOD rows g is what the S2 scores witness.
+        """
         claimed = bayes.claim(scorer._uniform_log_gap(spec.args[0]), scorer.num_classes or 0)
         parts = {name: _values(spec, column) for name, column in columns.items()}
         calibration = (0.0, 1.0)
         if self.val is not None:
             calibration = calibrate(bayes.doubt(parts["val"][0], claimed), ~self.val.correct)
         numbers: _Numbers = {"claim": claimed, "calibration": calibration}
-        if not columns.keys() - {"val"}:
-            return numbers
+        parts.setdefault("val", id_row)
         log_u = {name: bayes.log_u(first, claimed, calibration) for name, (first, _) in parts.items()}
+        away = {name: combine.lowness(others, a, b) for name, (_, others) in parts.items()}
+        if not columns.keys() - {"val"}:
+            log_g = bayes.witnessed_log_g(log_u["val"], away["val"])
+            numbers["log_mean"] = (bayes.log_mean_exp(log_g),)
+            return numbers, log_u["val"], log_g
         center = spread(log_u["val"])
-        ramps = {}
-        for name, (_, others) in parts.items():
-            away = [slope * (middle - value) for value, middle, slope in zip(others, a, b, strict=True)]
-            ramps[name] = bayes.basis(log_u[name], away, center)
+        ramps = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
         contrasts = []
         if sets := [name for name in columns if name not in ("val", "unlabelled")]:
             # All sets make one contrast, so that together they weigh as much as the ID rows do.
@@ -161,8 +179,8 @@ class Tuning:
             numbers["id_share"] = (share,)
             contrasts.append(Contrast(ramps["unlabelled"], _equal_weights(ramps["unlabelled"]), share))
         constant, slopes = density_ratio(ramps["val"], contrasts)
-        numbers["density"] = (*center, constant, *slopes.tolist())
-        return numbers
+        density = (*center, constant, *slopes.tolist())
+        return {**numbers, "density": density}, log_u["val"], bayes.log_g(log_u["val"], away["val"], density)
 
 
 def fit_budget(
