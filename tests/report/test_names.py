@@ -31,6 +31,8 @@ from sirc.scores import registry
         ("max_logit_pnorm(p=3)", "MaxLogit-pNorm(p=3)", "MaxLogit-$p$Norm(p=3)", "MaxLogit-<i>p</i>Norm(p=3)"),
         ("gen(gamma=0.2)", "GEN(γ=0.2)", r"GEN($\gamma$=0.2)", "GEN(γ=0.2)"),
         ("sirc(margin, mahalanobis_pp, budget=0.1)", *["SIRC(Margin, Mahal.++; budget=0.1)"] * 3),
+        ("both(msp, l1, knn)", "Both(MSP, ‖z‖₁, KNN)", r"Both(MSP, $\|\mathbf{z}\|_1$, KNN)",
+         "Both(MSP, ‖<b>z</b>‖<sub>1</sub>, KNN)"),
         ("additive(gen, cop, kappa=0.3)", "Additive(GEN, CoP; κ=0.3)", r"Additive(GEN, CoP; $\kappa$=0.3)",
          "Additive(GEN, CoP; κ=0.3)"),
         ("bayes(msp, l1, alpha=0.3, beta=0.5, metric=aurr)", "Bayes(MSP, ‖z‖₁; α=0.3, metric=AURR)",

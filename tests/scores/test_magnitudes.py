@@ -30,6 +30,7 @@ SPECS = (
     "bayes(msp, residual)",
     "linear(energy, l1, c=2)",
     "product(energy, l1)",
+    "both(msp, residual)",
 )
 HEAD = sirc.Head(torch.eye(CLASSES, FEATURES, dtype=torch.float64), torch.tensor([0.1, 0, -0.1], dtype=torch.float64))
 

@@ -147,7 +147,7 @@ def test_an_unfitted_score_says_how_to_fit_it(spec):
     with pytest.raises(sirc.NotFittedError) as caught:
         sirc.Scorer(["msp", spec])(TEST)
     head = ", head=head" if spec in ("residual", "vim") else ""
-    assert f"`{spec}` learns from ID training data and was not fitted" in str(caught.value)
+    assert f"`{spec}` learns from ID data and was not fitted" in str(caught.value)
     assert f"`sirc.fit(['{spec}'], train{head})`" in str(caught.value)
     assert isinstance(caught.value, ValueError)
 

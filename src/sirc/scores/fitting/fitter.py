@@ -54,7 +54,7 @@ def fit(
     scored with parameters that it did not influence; 0 is the paper's in-sample rule; `"auto"` is 5 below 100 rows for
     each feature, else 0.
     `val`: labelled ID rows that the network was not trained on. On them `fit` tunes the options of `max_logit_pnorm`,
-    `tempered_msp` and `tempered_entropy`, the calibration of `bayes` and a `budget` of `sirc`.
+    `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of `both`.
     `ood` (rows, or a dict of sets that weigh the same) and `unlabelled` (a mixture of ID and OOD rows, as met in use):
     `bayes` learns from them how OOD rows differ from those of `val`.
     `on_unfit`: where specs cannot be fitted to these data, "stop" refuses all before the first pass if that can be told

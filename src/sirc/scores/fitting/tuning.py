@@ -13,6 +13,7 @@ from torch import Tensor
 from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
+from sirc.scores.both import id_quantiles
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import attempt
@@ -112,26 +113,40 @@ class Tuning:
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
         columns = {name: scorer.evaluator(rows) for name, rows in self._named()} if tuned else {}
-        for part, (name, rows) in product(tuned.values(), self._named()):
-            first, others = _values(part, columns[name])
-            check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
         learnt: dict[tuple[Spec, ...], _Numbers] = {}
 
-        def tune(part: Spec) -> dict[str, Tensor]:
+        def numbers_of(part: Spec) -> _Numbers:
+            if part.name == "both":
+                assert self.val is not None
+                return fit_both(part, columns["val"], self.val)
             a, b = (scorer.parameters[str(part)][key].tolist() for key in ("a", "b"))
             if part.name != "bayes":
                 assert self.val is not None
-                numbers = fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
-            else:
-                if part.args not in learnt:  # u and g are the same for every α and β
-                    learnt[part.args] = self._bayes(part, columns, a, b, scorer)
-                numbers = learnt[part.args]
-            return {
-                key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
-                for key, value in numbers.items()
-            }
+                return fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
+            if part.args not in learnt:  # u and g are the same for every α and β
+                learnt[part.args] = self._bayes(part, columns, a, b, scorer)
+            return learnt[part.args]
 
-        return attempt(tuned.values(), tune)
+        def tune(part: Spec) -> dict[str, Tensor]:
+            numbers = {
+                key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
+                for key, value in numbers_of(part).items()
+            }
+            for evaluator in columns.values():  # a `both` may have this part inside
+                evaluator.learn(part, {**scorer.parameters.get(str(part), {}), **numbers})
+            return numbers
+
+        for part, (name, rows) in product(tuned.values(), self._named()):
+            if part.name != "both":  # whose parts may have to be tuned first
+                first, others = _values(part, columns[name])
+                check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
+        found: Parameters = {}
+        unfit: dict[Spec, str] = {}
+        for part in tuned.values():
+            if unfit.keys().isdisjoint(part.walk()):
+                parameters, why = attempt([part], tune)
+                found, unfit = found | parameters, unfit | why
+        return found, unfit
 
     def _bayes(
         self, spec: Spec, columns: Mapping[str, Evaluator], a: Sequence[float], b: Sequence[float], scorer: Scorer
@@ -192,6 +207,16 @@ def fit_budget(
     else:  # even the weakest S2 costs too much, so it is silenced
         moved = [center - _SILENT / slope for center, slope in zip(a, b, strict=True)]
     return {"a": moved, "b": list(b)}
+
+
+def fit_both(spec: Spec, columns: Evaluator, rows: Outputs) -> _Numbers:
+    """The distribution function of each part of a `both` on validation rows."""
+    values = {str(part): columns.confidence(part) for part in spec.args}
+    check_values(values, rows)
+    numbers: _Numbers = {}
+    for place, part in enumerate(spec.args, start=1):
+        numbers[f"score_{place}"], numbers[f"level_{place}"] = id_quantiles(values[str(part)])
+    return numbers
 
 
 def _share_of_id(val: Tensor, mixed: Tensor, spec: str) -> float:
