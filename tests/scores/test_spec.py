@@ -22,7 +22,7 @@ LATER = (
     "mahalanobis_pp",
     "relative_mahalanobis",
 )
-LEAVES = (*PAPERS, *LATER, "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide")
+LEAVES = (*PAPERS, *LATER, "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide", "delta_mahalanobis", "delta_knn")
 
 
 @pytest.mark.parametrize(

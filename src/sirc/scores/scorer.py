@@ -129,8 +129,9 @@ class Scorer:
         for text, spec in self._parsed.items():
             for part in (*needed_leaves([spec]), *spec.walk()):
                 if needs_fit(part) and str(part) not in self.parameters:
-                    head = any(registry.get(leaf.name).head for leaf in needed_leaves([spec]))
-                    given = ", head=head" * head + ", val=val" * any(inner.tunes for inner in spec.walk())
+                    scores = [registry.get(leaf.name) for leaf in needed_leaves([spec])]
+                    val = any(score.val for score in scores) or any(inner.tunes for inner in spec.walk())
+                    given = ", head=head" * any(score.head for score in scores) + ", val=val" * val
                     raise NotFittedError(
                         f"`{text}` learns from ID data and was not fitted: make the scorer with "
                         f"`sirc.fit([{text!r}], train{given})`"
@@ -264,7 +265,12 @@ def needs_fit(spec: Spec) -> bool:
 def learns(specs: Iterable[Spec]) -> bool:
     """Whether anything inside these specs is learnt from training data."""
     parts = [part for spec in specs for part in (*needed_leaves([spec]), *spec.walk())]
-    return any(needs_fit(part) and part.name != "both" for part in parts)
+    return any(needs_fit(part) and not _from_val_alone(part) for part in parts)
+
+
+def _from_val_alone(spec: Spec) -> bool:
+    score = registry.get(spec.name) if spec.is_leaf else None
+    return spec.name == "both" if score is None else score.val and not score.evidence
 
 
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:

@@ -88,6 +88,19 @@ class Tuning:
         if self.unlabelled is not None:
             yield "unlabelled", self.unlabelled
 
+    def check_model(self, classes: int | None, features: int | None) -> None:
+        """Require rows of the model that the training rows, with so many classes and features, are of."""
+        for name, rows in self._named():
+            for what, fitted, given in (
+                ("classes", classes, rows.num_classes),
+                ("features", features, rows.num_features),
+            ):
+                if None not in (fitted, given) and fitted != given:
+                    raise ValueError(
+                        f"`{name}` must be of the same model as `train`, with {fitted} {what}; got {given}. "
+                        "Did you swap files?"
+                    )
+
     def options(self, specs: Sequence[Spec]) -> Parameters:
         """The options of scores that are tuned on validation rows, where the spec does not give them."""
         if self.val is None or self.val.labels is None:
@@ -108,8 +121,6 @@ class Tuning:
 
     def combinations(self, scorer: Scorer) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of combinations that are tuned, with a scorer that has all others, and why some have none."""
-        for name, rows in self._named():
-            _check_model(name, rows, scorer)
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
         columns = {name: scorer.evaluator(rows) for name, rows in self._named()} if tuned else {}
@@ -233,15 +244,6 @@ def _share_of_id(val: Tensor, mixed: Tensor, spec: str) -> float:
 
 def _equal_weights(ramps: Tensor) -> Tensor:
     return torch.full((len(ramps),), 1 / len(ramps), dtype=torch.float64, device=ramps.device)
-
-
-def _check_model(name: str, rows: Outputs, scorer: Scorer) -> None:
-    for what in ("classes", "features"):
-        fitted, given = getattr(scorer, f"num_{what}"), getattr(rows, f"num_{what}")
-        if None not in (fitted, given) and fitted != given:
-            raise ValueError(
-                f"`{name}` must be of the same model as `train`, with {fitted} {what}; got {given}. Did you swap files?"
-            )
 
 
 def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:
