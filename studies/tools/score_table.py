@@ -37,7 +37,8 @@ START, END = "<!-- score_table: start -->", "<!-- score_table: end -->"
 
 def specs_by_table() -> dict[str, list[str]]:
     """The specs of each table, in the order in which scores are registered."""
-    alone = [*registry.names(), "vim"]
+    # Without those that compare with rows of `val`: the page has no figures of them.
+    alone = [*(name for name in registry.names() if not registry.get(name).val), "vim"]
     first = [name for name in registry.names() if registry.get(name).log_gap]
     return {
         "Alone": alone,

@@ -176,6 +176,7 @@ TUNED = (
     ),
     *("fdbd", "cop", "sirc(tempered_entropy, l1, budget=1)", "additive(msp, l1, mahalanobis_pp, kappa=0.3)"),
     *("bayes(gen, l1)", "bayes(msp, l1, nci, alpha=0.3, metric=aurr)", "linear(l1, relative_mahalanobis, c=0.1)"),
+    *("delta_knn(k=3)", "both(msp, delta_mahalanobis)", "both(both(energy, l1), sirc(msp, l1))"),
 )
 
 

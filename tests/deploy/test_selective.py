@@ -30,6 +30,12 @@ LATER = (
     *("sirc(max_logit_pnorm, nnguide)", "sirc(tempered_entropy, react, fdbd)", "sirc(gen, cop, budget=1)"),
     *("additive(margin, residual, kappa=0.3)", "additive(tempered_msp, l1, knn)"),
     *("bayes(msp, residual)", "bayes(max_logit_pnorm, l1, knn, alpha=0.3, beta=0.8)", "bayes(gen, nci, metric=aurr)"),
+    *(
+        "delta_mahalanobis",
+        "sirc(msp, delta_knn)",
+        "both(entropy, residual)",
+        "both(additive(tempered_msp, l1, knn), bayes(msp, residual), nci)",
+    ),
 )
 BAYES = tuple(spec for spec in LATER if spec.startswith("bayes"))
 

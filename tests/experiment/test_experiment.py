@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_a_bad_setting_is_refused_with_its_rule(small, overrides, words):
         small(*overrides)
 
 
-TUNED = ["tempered_msp", "sirc(max_logit_pnorm, l1)", "bayes(msp, l1)", "sirc(msp, l1, budget=0.1)"]
+TUNED = ["tempered_msp", "sirc(max_logit_pnorm, l1)", "bayes(msp, l1)", "sirc(msp, l1, budget=0.1)", "both(msp, l1)"]
 HELD_OUT = 'data.validation={ dataset = "folder", path = "held-out" }'
 
 
@@ -128,15 +129,15 @@ def test_validation_images_are_stored_where_scores_are_tuned_on_them(small, spec
         other = small(f"fit.specs={json.dumps(specs)}", HELD_OUT)
         assert not other.tuned
         assert other.stored == ("train", "test", *other.data.ood)
-    if "budget" not in spec:
+    if "budget" not in spec and "both" not in spec:
         assert not small(f'fit.specs=["{spec}"]').tuned
 
 
-def test_a_budget_without_validation_images_is_refused_before_any_work(small):
-    with pytest.raises(
-        ConfigError, match=r"`fit.specs` must do without validation images.*budget=0.1.*data.validation"
-    ):
-        small('fit.specs=["msp", "sirc(msp, l1, budget=0.1)"]')
+@pytest.mark.parametrize("spec", ["sirc(msp, l1, budget=0.1)", "both(msp, l1)"])
+def test_a_spec_that_needs_validation_images_is_refused_before_any_work_without(small, spec):
+    words = rf"`fit.specs` must do without validation images.*{re.escape(spec)}.*data.validation"
+    with pytest.raises(ConfigError, match=words):
+        small(f'fit.specs=["msp", "{spec}"]')
 
 
 def test_scores_are_not_tuned_on_the_test_images(small):

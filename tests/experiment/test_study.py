@@ -307,7 +307,7 @@ def test_only_scores_that_the_arrays_allow_are_possible(arrays):
     everything = [*registry.names(), "sirc(msp, l1, budget=1)", "bayes(msp, l1)", "additive(msp, l1)", "vim"]
     assert possible_specs(train, test, head, val, among=everything) == everything
     without_val = possible_specs(train, test, head, among=everything)
-    assert set(everything) - set(without_val) == {"sirc(msp, l1, budget=1)"}
+    assert set(everything) - set(without_val) == {"sirc(msp, l1, budget=1)", "delta_mahalanobis", "delta_knn"}
     unlabelled = sirc.Outputs(train.logits, train.features)
     lost = set(without_val) - set(possible_specs(unlabelled, test, head, among=everything))
     assert lost == {"mahalanobis", "mahalanobis_pp", "relative_mahalanobis"}

@@ -266,6 +266,7 @@ def test_the_plane_of_a_tuned_norm_has_the_bounded_one_s_values(later):
         ("tempered_msp", "distance"),
         ("additive(msp, l1)", "distance"),
         ("bayes(msp, l1)", "expected cost"),
+        ("both(msp, l1)", "least ID quantile"),
         ("margin", ""),
         ("max_logit_pnorm", ""),
         ("mine", ""),

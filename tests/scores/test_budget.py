@@ -137,7 +137,7 @@ def test_an_s2_that_costs_even_from_afar_is_not_heard():
 
 def test_budget_needs_validation_rows_with_right_and_wrong_predictions(train, val):
     with pytest.raises(
-        ValueError, match=r"`val` is needed for `sirc\(msp, l1, budget=0.1\)`, which is tuned on labelled"
+        ValueError, match=r"`val` is needed for `sirc\(msp, l1, budget=0.1\)`: labelled ID validation data"
     ):
         sirc.fit("sirc(msp, l1, budget=0.1)", train)
     with pytest.raises(ValueError, match="`val` is needed for"):

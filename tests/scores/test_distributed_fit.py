@@ -25,6 +25,7 @@ SPECS = ["msp", "vim", "mahalanobis", "knn", "sirc(msp, react, residual, mahalan
 NARROW = reference.model(325, 2, 3, seed=1)
 VAL, OOD = sirc.Outputs(*reference.model(200, K, L, seed=0, noise=2.0)[:3]), sirc.Outputs(LOGITS[:90] / 3, Z[:90] / 3)
 TUNED = ["max_logit_pnorm", "sirc(tempered_msp, residual)", "bayes(entropy, l1)", "sirc(msp, l1, budget=1)"]
+TUNED += ["both(msp, bayes(entropy, l1))", "sirc(msp, delta_mahalanobis)", "delta_knn(k=3)"]
 HOLES = [0, 41, 42, *range(80, 120), 299]
 
 # The specs, the shards (rows, shard size, items without a row), and what is set for the time of the fit.

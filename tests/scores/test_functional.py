@@ -53,6 +53,8 @@ CALLS = {
     "fdbd": lambda v, z: functional.fdbd(v, z, WEIGHT, MEAN),
     "cop": lambda v, z: functional.cop(z, MEAN, BASIS),
     "nnguide": lambda v, z: functional.nnguide(v, z, BANK, WEIGHT, BIAS, k=3),
+    "delta_mahalanobis": lambda v, z: functional.delta_mahalanobis(z, MEANS, WEIGHT, PRECISION),
+    "delta_knn": lambda v, z: functional.delta_knn(z, BANK, WEIGHT, k=3),
 }
 REFERENCES = {
     **{name: lambda v, z, name=name: getattr(reference, name)(v) for name in reference.LOGIT_SCORES},
@@ -87,6 +89,12 @@ REFERENCES = {
     "fdbd": lambda v, z: reference_features.fdbd(v, z, WEIGHT, MEAN),
     "cop": lambda v, z: reference_features.cop(z, MEAN, BASIS @ BASIS.T),
     "nnguide": lambda v, z: reference_features.nnguide(v, z, BANK, WEIGHT, BIAS, k=3),
+    "delta_mahalanobis": lambda v, z: (
+        reference.mahalanobis(z, MEANS, PRECISION) - reference.mahalanobis(z, WEIGHT, PRECISION)
+    ),
+    "delta_knn": lambda v, z: (
+        reference_features.mean_log_distance(z, WEIGHT, k=3) - reference_features.mean_log_distance(z, BANK, k=3)
+    ),
 }
 
 

@@ -25,6 +25,10 @@ ALL = {"features", "train", "labels", "head", "val", "tuned"}
         ("tempered_msp(temperature=1)", set()),
         ("additive(max_logit_pnorm, l1)", {"features", "train", "tuned"}),
         ("bayes(msp, l1)", {"features", "train", "tuned"}),
+        ("delta_knn", {"features", "val", "tuned"}),
+        ("sirc(msp, delta_mahalanobis)", {"features", "train", "labels", "val", "tuned"}),
+        ("both(msp, energy)", {"val", "tuned"}),
+        ("both(msp, residual)", {"features", "train", "head", "val", "tuned"}),
         ("sirc(msp, l1, budget=0)", {"features", "train", "val", "tuned"}),
     ],
 )

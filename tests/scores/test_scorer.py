@@ -23,21 +23,23 @@ SPECS = [
     "sirc(entropy,vim, b=2)",
     "linear(vim, mahalanobis, c=-0.25)",
     "product(doctor, gradnorm)",
+    "both(msp, sirc(entropy, delta_knn))",
 ]
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(150, K, L, seed=0)
 TRAIN = sirc.Outputs(LOGITS, Z, Y)
+VAL = sirc.Outputs(*reference.model(150, K, L, seed=0, noise=5.0)[:3])
 TEST = sirc.Outputs(LOGITS * 0.8, Z * 0.9 + 0.1)
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    return sirc.fit(SPECS, TRAIN, head=sirc.Head(WEIGHT, BIAS))
+    return sirc.fit(SPECS, TRAIN, head=sirc.Head(WEIGHT, BIAS), val=VAL)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_loaded_scorer_gives_the_same_bits(fitted, tmp_path, dtype):
     train = TRAIN.to(dtype=dtype)
-    scorer = sirc.fit(SPECS, train, head=sirc.Head(WEIGHT, BIAS))
+    scorer = sirc.fit(SPECS, train, head=sirc.Head(WEIGHT, BIAS), val=VAL.to(dtype=dtype))
     path = tmp_path / "scorer.safetensors"
     scorer.save(path)
     again = sirc.Scorer.load(path)
@@ -147,7 +149,7 @@ def test_an_unfitted_score_says_how_to_fit_it(spec):
     with pytest.raises(sirc.NotFittedError) as caught:
         sirc.Scorer(["msp", spec])(TEST)
     head = ", head=head" if spec in ("residual", "vim") else ""
-    assert f"`{spec}` learns from ID training data and was not fitted" in str(caught.value)
+    assert f"`{spec}` learns from ID data and was not fitted" in str(caught.value)
     assert f"`sirc.fit(['{spec}'], train{head})`" in str(caught.value)
     assert isinstance(caught.value, ValueError)
 

@@ -6,7 +6,7 @@ import torch
 
 import sirc
 from sirc import functional
-from sirc.scores import blocks, registry
+from sirc.scores import Needs, blocks, registry
 from sirc.scores import row_sums as row_sums_module
 from sirc.scores import values as values_module
 from sirc.scores.formulas import softmax as softmax_module
@@ -34,14 +34,23 @@ COMBINATIONS = [
     "additive(entropy, residual, react, kappa=0.3)",
     "bayes(msp, residual)",
     "bayes(entropy, l1, knn, alpha=0.8, beta=0.3)",
+    "sirc(msp, delta_knn(k=5), delta_mahalanobis)",
+    "both(entropy, residual, knn)",
 ]
 EVERY = [*LEAVES, *COMBINATIONS]
 K, L, N = 6, 10, 400
+VALIDATED = [spec for spec in EVERY if Needs.of([spec]).val]
 
 
 @pytest.fixture(scope="module")
 def data():
     return reference.model(N, K, L, seed=1)
+
+
+@pytest.fixture(scope="module")
+def val():
+    """Rows of the same network, many of them wrong."""
+    return reference.model(200, K, L, seed=1, noise=4.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +62,12 @@ def fresh():
 
 
 @pytest.fixture(scope="module")
-def scorer(data):
+def scorer(data, val):
     logits, features, labels, weight, bias = data
-    return sirc.fit(EVERY, sirc.Outputs(logits, features, labels), head=sirc.Head(weight, bias), crossfit=0)
+    train, head = sirc.Outputs(logits, features, labels), sirc.Head(weight, bias)
+    without = sirc.fit([spec for spec in EVERY if spec not in VALIDATED], train, head=head, crossfit=0)
+    needing = sirc.fit(VALIDATED, train, head=head, crossfit=0, val=sirc.Outputs(*val[:3]))
+    return sirc.Scorer(EVERY, {**needing.parameters, **without.parameters})
 
 
 @pytest.fixture
@@ -64,8 +76,8 @@ def one(scorer, spec):
     return sirc.Scorer(spec, scorer.parameters)
 
 
-def in_sample_values(data, rows):
-    """Plain value of every leaf on `rows` = (logits, features), fitted on `data`, all in NumPy."""
+def in_sample_values(data, val, rows):
+    """Plain value of every leaf on `rows` = (logits, features), fitted on `data` and `val`, all in NumPy."""
     _, z, y, weight, bias = data
     logits, features = rows
     u, projector = reference.fit_residual(z, weight, bias)
@@ -76,7 +88,8 @@ def in_sample_values(data, rows):
     values["residual"] = reference.residual(features, u, projector)
     values["mahalanobis"] = reference.mahalanobis(features, means, precision)
     values["knn"] = reference.knn(features, z)
-    return values | reference_logits.values(data, rows) | reference_features.values(data, rows)
+    values |= reference_logits.values(data, rows) | reference_features.values(data, rows)
+    return values | reference_features.delta_values(data, val, rows)
 
 
 def log_gaps(row):
@@ -86,18 +99,22 @@ def log_gaps(row):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-10), (np.float32, 1e-5)])
-def test_each_score_is_its_formula(name, dtype, rtol, data, fresh, scorer):
+def test_each_score_is_its_formula(name, dtype, rtol, data, val, fresh, scorer):
     logits, features = (x.astype(dtype) for x in fresh)
-    expected = in_sample_values(data, (logits, features))[name]
+    expected = in_sample_values(data, val, (logits, features))[name]
     if registry.get(name).log_gap is not None and registry.get(name).confidence_kind == "log_gap":
         expected = -np.array([log_gaps(row)[name] for row in logits])
     got = scorer(sirc.Outputs(logits, features))[name].numpy()
-    scale = np.abs(expected).max() if name in ("residual", "mahalanobis", "relative_mahalanobis") else 1.0
+    scale = (
+        np.abs(expected).max()
+        if name in ("residual", "mahalanobis", "relative_mahalanobis", "delta_mahalanobis")
+        else 1.0
+    )
     np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol * 1e-1 * scale)
 
 
-def test_combinations_combine_plain_values(data, fresh, scorer):
-    v = in_sample_values(data, fresh)
+def test_combinations_combine_plain_values(data, val, fresh, scorer):
+    v = in_sample_values(data, val, fresh)
     conf = scorer(sirc.Outputs(*fresh))
     np.testing.assert_allclose(
         conf["linear(energy, residual, c=0.7)"], v["energy"] + 0.7 * v["residual"], rtol=1e-10, atol=1e-10
@@ -204,7 +221,8 @@ def test_saturated_inputs_score_finite(spec, one):
 @pytest.mark.parametrize("spec", EVERY)
 def test_one_row_and_two_classes(spec):
     logits, features, labels, weight, bias = reference.model(80, 2, 8, seed=2)
-    fitted = sirc.fit(spec, sirc.Outputs(logits, features, labels), head=sirc.Head(weight, bias), crossfit=0)
+    val = sirc.Outputs(logits, features, np.roll(labels, 1)) if spec in VALIDATED else None
+    fitted = sirc.fit(spec, sirc.Outputs(logits, features, labels), head=sirc.Head(weight, bias), crossfit=0, val=val)
     conf = fitted(sirc.Outputs(logits[:1], features[:1]))[spec]
     assert conf.shape == (1,)
     assert bool(conf.isfinite().all())
@@ -223,14 +241,22 @@ def test_higher_means_accept(spec):
     labels = rng.integers(0, classes, n)
     scale = np.where(np.arange(size) < 16, 1.0, 0.3)
     features = means[labels] + rng.normal(size=(n, size)) * scale
-    fitted = sirc.fit(
-        spec, sirc.Outputs(features @ weight.T, features, labels), head=sirc.Head(weight, np.zeros(classes)), crossfit=0
-    )
-    typical = means[labels[:50]] + rng.normal(size=(50, size)) * scale
-    # Ambiguous between two classes, weaker, and with a part where ID data have none.
-    first = rng.integers(0, classes, 50)
-    strange = 0.2 * (means[first] + means[(first + rng.integers(2, classes - 1, 50)) % classes])
-    strange[:, 16:] += rng.normal(size=(50, 16))
+
+    def typical_and_strange(n=50):
+        typical = means[labels[:n]] + rng.normal(size=(n, size)) * scale
+        # Ambiguous between two classes, weaker, and with a part where ID data have none.
+        first = rng.integers(0, classes, n)
+        strange = 0.2 * (means[first] + means[(first + rng.integers(2, classes - 1, n)) % classes])
+        strange[:, 16:] += rng.normal(size=(n, 16))
+        return typical, strange
+
+    typical, strange = typical_and_strange()
+    train, head, val = sirc.Outputs(features @ weight.T, features, labels), sirc.Head(weight, np.zeros(classes)), None
+    if spec in VALIDATED:  # strange rows are wrong
+        z = np.concatenate(typical_and_strange(300))
+        right = (z @ weight.T).argmax(1)
+        val = sirc.Outputs(z @ weight.T, z, np.where(np.arange(600) < 300, right, (right + 1) % classes))
+    fitted = sirc.fit(spec, train, head=head, crossfit=0, val=val)
     good, bad = (fitted(sirc.Outputs(z @ weight.T, z))[spec] for z in (typical, strange))
     assert reference.auroc(good, bad) > 0.99
 

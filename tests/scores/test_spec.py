@@ -22,7 +22,7 @@ LATER = (
     "mahalanobis_pp",
     "relative_mahalanobis",
 )
-LEAVES = (*PAPERS, *LATER, "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide")
+LEAVES = (*PAPERS, *LATER, "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide", "delta_mahalanobis", "delta_knn")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_every_spelling_has_one_canonical_text(text, canonical):
 
 
 def test_known_names_are_the_design_s():
-    combinations = ("sirc", "additive", "bayes", "linear", "product")
+    combinations = ("sirc", "additive", "bayes", "linear", "product", "both")
     assert set(known_names()) == {*LEAVES, "vim", *combinations}
     assert sirc.known_names() == known_names()
 

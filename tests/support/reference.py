@@ -2,7 +2,7 @@
 
 import numpy as np
 
-COMBINATIONS = ("sirc", "additive", "bayes", "linear", "product")
+COMBINATIONS = ("sirc", "additive", "bayes", "linear", "product", "both")
 LOGIT_SCORES = ("msp", "doctor", "entropy", "max_logit", "energy")
 
 

@@ -40,6 +40,41 @@ def held_out(data):
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def delta_values(data, val, rows):
+    """The plain value of each row by the scores that compare with right and wrong rows of `val`, default options."""
+    return {
+        "delta_mahalanobis": delta_mahalanobis(rows[1], data[1], data[2], *val[:3]),
+        "delta_knn": delta_knn(rows[1], *val[:3]),
+    }
+
+
+def delta_mahalanobis(features, z, y, val_logits, val_z, val_y):
+    """Squared distance to the nearest mean of wrong rows of a class, less that to the nearest of right rows."""
+    _, precision = reference.fit_mahalanobis(z, y, int(max(y)) + 1)
+    right = np.argmax(val_logits, axis=1) == val_y
+    nearest = {}
+    for group in (True, False):
+        classes = sorted(set(val_y[right == group]))
+        means = [np.mean(val_z[(right == group) & (val_y == k)], axis=0) for k in classes]
+        nearest[group] = -reference.mahalanobis(features, means, precision)
+    return nearest[False] - nearest[True]
+
+
+def delta_knn(features, val_logits, val_z, val_y, k=25):
+    """The mean log squared distance to the k nearest wrong rows, less that to the k nearest right ones."""
+    right = np.argmax(val_logits, axis=1) == val_y
+    return mean_log_distance(features, val_z[~right], k) - mean_log_distance(features, val_z[right], k)
+
+
+def mean_log_distance(features, bank, k):
+    """The mean log squared distance to the k nearest unit rows of a bank, kept from 0."""
+    found = []
+    for row in reference.unit(features):
+        distance = sorted(((other - row) ** 2).sum() for other in reference.unit(bank))
+        found.append(np.mean([np.log(d + 1e-6) for d in distance[:k]]))
+    return np.array(found)
+
+
 def mahalanobis_pp(features, z, y):
     means, precision = reference.fit_mahalanobis(reference.unit(z), y, int(max(y)) + 1)
     return reference.mahalanobis(reference.unit(features), means, precision)

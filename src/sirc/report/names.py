@@ -23,6 +23,7 @@ _TEXT: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "
 _MATHS: Final = {
     "✓": "surd", "✗": "times", "±": "pm", "×": "times", "·": "cdot", "‖": "|", "≤": "leq", "≥": "geq", "∞": "infty",
     "↑": "uparrow", "↓": "downarrow", "→": "rightarrow", "α": "alpha", "β": "beta", "γ": "gamma", "κ": "kappa",
+    "Δ": "Delta",
 }  # fmt: skip
 _LATEX: Final = {
     **{character: f"\\{character}" for character in "{}_%&#$"},

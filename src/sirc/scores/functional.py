@@ -37,7 +37,11 @@ _SHAPES = {
     "basis": "(L, L − D)",
     "precision": "(L, L)",
     "total_precision": "(L, L)",
+    "right_means": "(classes, L)",
+    "wrong_means": "(classes, L)",
     "bank": "(rows, L)",
+    "right_bank": "(rows, L)",
+    "wrong_bank": "(rows, L)",
     "clip": "(1,)",
 }
 
@@ -101,6 +105,12 @@ def _whitened(means: Tensor, precision: Tensor, center: Tensor | None = None) ->
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
 
+def _delta(right_means: Tensor, wrong_means: Tensor, precision: Tensor) -> dict[str, Tensor]:
+    space = _whitened(right_means, precision)
+    wrong = (wrong_means - space["center"]) @ space["whitener"]
+    return {"center": space["center"], "whitener": space["whitener"], "right": space["means"], "wrong": wrong}
+
+
 def _root(name: str, precision: Tensor) -> Tensor:
     """R with RRᵀ = P, for a symmetric positive semi-definite P."""
     values, vectors = torch.linalg.eigh(precision)
@@ -149,6 +159,11 @@ scale = _formula("scale", lambda bias: {"bias": bias})
 ash = _formula("ash", lambda weight, bias: {"weight": weight, "bias": bias})
 nci = _formula("nci", lambda weight, mean: {"weight": weight, "center": mean})
 fdbd = _formula("fdbd", lambda weight, mean: {"center": mean, "inverse": inverse_distances(weight.double())})
+
+delta_mahalanobis = _formula(
+    "delta_mahalanobis", lambda right_means, wrong_means, precision: _delta(right_means, wrong_means, precision)
+)
+delta_knn = _formula("delta_knn", lambda right_bank, wrong_bank: {"right": unit(right_bank), "wrong": unit(wrong_bank)})
 
 
 def __getattr__(name: str) -> Callable[..., Tensor]:
@@ -282,8 +297,8 @@ def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor)
             of = {"L": "features", "K": "logits"}
             given = " and ".join(f"{of[letter]} with {letter} = {size}" for letter, size in sizes.items())
             raise ValueError(f"`{name}` must be {shape} for {given}; got {tuple(array.shape)}. Is it of this model?")
-        if name == "bank" and len(array) < values["k"]:
-            raise ValueError(f"`bank` must hold at least k = {values['k']} rows; got {len(array)}")
+        if name.endswith("bank") and len(array) < values["k"]:
+            raise ValueError(f"`{name}` must hold at least k = {values['k']} rows; got {len(array)}")
         tensors[name] = array
     return tensors
 

@@ -18,7 +18,7 @@ from sirc._utils.checks import check_finite, check_floating, check_integer, chec
 from sirc._utils.precision import exact
 
 if TYPE_CHECKING:
-    from sirc.outputs import Head
+    from sirc.outputs import Head, Outputs
 
 _ROWS, _GPU_ROWS = 4096, 1 << 15
 _COLUMNS = 512
@@ -283,7 +283,7 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence a score's parameters are solved from: the moments of some rows, a bank of rows, the head."""
+    """The evidence a score's parameters are solved from: the moments of some rows, a bank, the head, other rows."""
 
     moments: Moments | None = None
     bank: Tensor | None = None
@@ -292,6 +292,8 @@ class Evidence:
     """Differences, relative to the size of the features, that are more than rounding."""
     unit: Moments | None = None
     """The moments of the same rows scaled to unit length."""
+    val: Outputs | None = None
+    """Labelled ID rows that the network was not trained on."""
 
 
 def counts_classes(evidence: frozenset[str]) -> bool:

@@ -44,13 +44,14 @@ class Needs:
         parts = dict.fromkeys(part for spec in parsed for part in spec.walk())
         # An option given in the spec is not tuned, even if it is the default.
         chosen = any(score.tune is not None and not leaf.options for leaf, score in scores)
+        val = (*(leaf for leaf, score in scores if score.val), *(part for part in parts if part.tunes))
         return cls(
             features=tuple(leaf for leaf, score in scores if "features" in score.needs),
             train=learns(parsed),
             labels=tuple(leaf for leaf, score in scores if counts_classes(score.evidence)),
             head=tuple(leaf for leaf, score in scores if score.head),
-            val=tuple(part for part in parts if part.tunes),
-            tuned=chosen or any(part.tunes or part.name == "bayes" for part in parts),
+            val=val,
+            tuned=chosen or bool(val) or any(part.name == "bayes" for part in parts),
         )
 
 

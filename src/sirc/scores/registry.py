@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
 _EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sample")
-_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "vim")
+_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "both", "vim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class Score:
     """The parts of the training data that `solve` reads: mean, second moments, per-class sums, these also of the unit
     features, a bank of rows that each row is compared with, or a sample of rows."""
     head: bool = False
+    val: bool = False
+    """Whether `solve` reads labelled ID validation rows, `evidence.val`."""
     log_gap: Callable[..., Tensor] | None = None
     """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
     resolution: Callable[[Evidence], float] | None = None

@@ -129,10 +129,12 @@ class Scorer:
         for text, spec in self._parsed.items():
             for part in (*needed_leaves([spec]), *spec.walk()):
                 if needs_fit(part) and str(part) not in self.parameters:
-                    head = any(registry.get(leaf.name).head for leaf in needed_leaves([spec]))
+                    scores = [registry.get(leaf.name) for leaf in needed_leaves([spec])]
+                    val = any(score.val for score in scores) or any(inner.tunes for inner in spec.walk())
+                    given = ", head=head" * any(score.head for score in scores) + ", val=val" * val
                     raise NotFittedError(
-                        f"`{text}` learns from ID training data and was not fitted: make the scorer with "
-                        f"`sirc.fit([{text!r}], train{', head=head' if head else ''})`"
+                        f"`{text}` learns from ID data and was not fitted: make the scorer with "
+                        f"`sirc.fit([{text!r}], train{given})`"
                     )
                 if not part.is_leaf:
                     continue
@@ -165,9 +167,8 @@ class Scorer:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
-        parsed = [parse(text) for text in wanted]
-        tuned = any(str(leaf) in self.parameters for leaf in needed_leaves(parsed))
-        learnt = tuned or learns(parsed)
+        parts = [part for text in wanted for part in (*needed_leaves([parse(text)]), *parse(text).walk())]
+        learnt = any(str(part) in self.parameters for part in parts)
         return Scorer(
             wanted,
             self.parameters,
@@ -255,15 +256,21 @@ def check_specs(specs: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def needs_fit(spec: Spec) -> bool:
-    """Whether a spec itself, not only a spec inside it, has parameters from training data."""
+    """Whether a spec itself, not only a spec inside it, has parameters that `fit` finds."""
     if spec.is_leaf:
         return registry.get(spec.name).solve is not None
-    return is_vim(spec) or spec.finds_spread
+    return is_vim(spec) or spec.finds_spread or spec.tunes
 
 
 def learns(specs: Iterable[Spec]) -> bool:
     """Whether anything inside these specs is learnt from training data."""
-    return any(needs_fit(part) for spec in specs for part in (*needed_leaves([spec]), *spec.walk()))
+    parts = [part for spec in specs for part in (*needed_leaves([spec]), *spec.walk())]
+    return any(needs_fit(part) and not _from_val_alone(part) for part in parts)
+
+
+def _from_val_alone(spec: Spec) -> bool:
+    score = registry.get(spec.name) if spec.is_leaf else None
+    return spec.name == "both" if score is None else score.val and not score.evidence
 
 
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:

@@ -42,6 +42,7 @@ COMBINATIONS = {
     "bayes": Combination("Bayes", {"alpha": 0.5, "beta": 0.5, "metric": "aurc"}, bounded_first=True),
     "linear": Combination("Linear", {"c": None}, most=2),
     "product": Combination("Product"),
+    "both": Combination("Both"),
 }
 _BUILT_IN = tuple(COMBINATIONS)
 _WORDS = {"metric": ("aurc", "aurr")}
@@ -134,7 +135,7 @@ class Spec:
     @property
     def tunes(self) -> bool:
         """Whether it requires labelled ID validation data."""
-        return "budget" in self.options
+        return "budget" in self.options or self.name == "both"
 
     def walk(self) -> Iterator[Spec]:
         """This spec and all inside it, each after what is inside it."""
@@ -339,10 +340,10 @@ def _check_numbers(spec: Spec, text: str) -> None:
 def _check_others(spec: Spec, text: str) -> None:
     for outer in (part for other in spec.args[1:] for part in other.walk()):
         # μ and σ of a linear form follow from those of its terms; of anything else, only from its values.
-        inside = outer.walk() if outer.has_bounded_first or outer.name == "product" else ()
+        inside = () if outer.is_leaf or outer.name == "linear" else outer.walk()
         for part in inside:
-            if is_vim(part) or part.finds_spread:
-                advice = {"linear": "Give its c= explicitly", "bayes": "Leave it out"}
+            if is_vim(part) or part.finds_spread or part.tunes:
+                advice = {"linear": "Give its c= explicitly", **dict.fromkeys(("bayes", "both"), "Leave it out")}
                 where = "" if part is outer else f" inside `{shorten(str(outer))}`"
                 raise ValueError(
                     f"`{shorten(str(part))}`{where} would have to be fitted before this S2 could be, in "

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc.scores import combine, registry
+from sirc.scores import both, combine, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas.softmax import Softmax, softplus
 from sirc.scores.spec import COMBINATIONS, Spec
@@ -73,6 +73,8 @@ class Evaluator:
             return self._leaf(spec, "plain")
         if spec.has_bounded_first:
             return combine.with_bounded_first(spec, self.log_gap(spec.args[0]), self._others(spec), self._parameters)
+        if spec.name == "both":
+            return both.least_quantile([self.confidence(arg) for arg in spec.args], self._knots(spec))
         values = [self.value(arg) for arg in spec.args]
         if (formula := COMBINATIONS[spec.name].compute) is not None:
             return formula(*values, **combine.own_numbers(spec)).double()
@@ -116,6 +118,18 @@ class Evaluator:
         """The plain `s1` and `s2` of a `sirc(S1, S2)`, with S1's options as in SIRC, and `log_gap`, log(S1max − S1)."""
         first, second = spec.args
         return {"s1": self._leaf(first, "plain as S1"), "s2": self.value(second), "log_gap": self.log_gap(first)}
+
+    def learn(self, spec: Spec, parameters: Mapping[str, Tensor]) -> None:
+        """Take in the parameters of a combination, so that specs with it inside can be evaluated."""
+        self._parameters = {**self._parameters, str(spec): parameters}
+
+    def _knots(self, spec: Spec) -> list[tuple[Tensor, Tensor]]:
+        found = self._parameters[str(spec)]
+
+        def column(name: str) -> Tensor:
+            return torch.as_tensor(found[name], dtype=torch.float64, device=self._device)
+
+        return [(column(f"score_{place}"), column(f"level_{place}")) for place, _ in enumerate(spec.args, start=1)]
 
     def _others(self, spec: Spec) -> list[Tensor]:
         return [self.value(other) for other in spec.args[1:]]
@@ -237,7 +251,8 @@ def _leaf_quantities(specs: Iterable[Spec]) -> list[Read]:
                 wanted.setdefault((needed, "plain"), Spec(needed))
             wanted.setdefault((str(spec), quantity), spec)
         for position, arg in enumerate(spec.args):
-            visit(arg, "log gap" if spec.has_bounded_first and position == 0 else "plain")
+            as_gap = (spec.has_bounded_first and position == 0) or (spec.name == "both" and ranks_by_gap(arg))
+            visit(arg, "log gap" if as_gap else "plain")
 
     for spec in specs:
         visit(spec, "log gap" if ranks_by_gap(spec) else "plain")

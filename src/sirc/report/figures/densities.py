@@ -74,6 +74,8 @@ def _scale(score: str) -> str:
         return ""  # a score of the user's own
     if spec.name == "bayes":
         return "\n(−log of its\nexpected cost)"
+    if spec.name == "both":
+        return "\n(logit of the\nleast ID quantile)"
     # A bounded score is ranked by −log of its distance to the bound, so that confident samples never tie.
     return "\n(−log of distance\nto its maximum)" if spec.has_bounded_first or ranks_by_gap(spec) else ""
 

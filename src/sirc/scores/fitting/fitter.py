@@ -56,7 +56,8 @@ def fit(
     feature each row is scored with parameters fitted to all others, by a formula or, for scores that have none, to all
     outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of folds.
     `val`: labelled ID rows that the network was not trained on. On them `fit` tunes the options of `max_logit_pnorm`,
-    `tempered_msp` and `tempered_entropy`, the calibration of `bayes` and a `budget` of `sirc`.
+    `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of `both`;
+    `delta_mahalanobis` and `delta_knn` compare with its right and wrong rows.
     `ood` (rows, or a dict of sets that weigh the same) and `unlabelled` (a mixture of ID and OOD rows, as met in use):
     `bayes` learns from them how OOD rows differ from those of `val`.
     `on_unfit`: where specs cannot be fitted to these data, "stop" refuses all before the first pass if that can be told
@@ -227,10 +228,12 @@ class Fitter:
                 f"`{state.combinations[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
-        evidence = state.evidence()
+        self.tuning.check_model(state.num_classes, state.num_features)
+        val = self.tuning.val
+        evidence = state.evidence(val)
         tuned = self.tuning.options(state.parsed)
         steps = [partial(attempt, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
-        steps += [partial(state.solve_without, fold) for fold in range(state.folds if state.crossfitted else 0)]
+        steps += [partial(state.solve_without, fold, val) for fold in range(state.folds if state.crossfitted else 0)]
         found = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
         with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:

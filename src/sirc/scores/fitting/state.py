@@ -282,8 +282,8 @@ class FitState:
             self._sample = (torch.empty(0, device="cpu"), {}) if self.reservoir is None else self.reservoir.rows()
         return self._sample
 
-    def evidence(self, without_fold: int | None = None) -> Evidence:
-        """All that parameters are solved from, or the same from all rows but those of one fold."""
+    def evidence(self, val: Outputs | None, without_fold: int | None = None) -> Evidence:
+        """All that parameters are solved from, or the same from all training rows but those of one fold."""
         index, columns = self.sample()
         bank = columns.get("features") if self._samples_rows else None
         folds = [fold for number, fold in enumerate(self._folds) if number != without_fold]
@@ -297,11 +297,11 @@ class FitState:
                     f"{self.folds}. Fit on more rows, or pass `crossfit=0`"
                 )
         resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
-        return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"))
+        return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"), val)
 
-    def solve_without(self, fold: int) -> tuple[Parameters, dict[Spec, str]]:
+    def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters, of scores that need folds, from all rows but those of one, and why some have none."""
-        evidence = self.evidence(without_fold=fold)
+        evidence = self.evidence(val, without_fold=fold)
 
         def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
             with without_a_fold(self.folds):

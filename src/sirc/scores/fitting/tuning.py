@@ -13,6 +13,7 @@ from torch import Tensor
 from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
+from sirc.scores.both import id_quantiles
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import attempt
@@ -89,6 +90,19 @@ class Tuning:
         if self.unlabelled is not None:
             yield "unlabelled", self.unlabelled
 
+    def check_model(self, classes: int | None, features: int | None) -> None:
+        """Require rows of the model that the training rows, with so many classes and features, are of."""
+        for name, rows in self._named():
+            for what, fitted, given in (
+                ("classes", classes, rows.num_classes),
+                ("features", features, rows.num_features),
+            ):
+                if None not in (fitted, given) and fitted != given:
+                    raise ValueError(
+                        f"`{name}` must be of the same model as `train`, with {fitted} {what}; got {given}. "
+                        "Did you swap files?"
+                    )
+
     def options(self, specs: Sequence[Spec]) -> Parameters:
         """The options of scores that are tuned on validation rows, where the spec does not give them."""
         if self.val is None or self.val.labels is None:
@@ -112,34 +126,47 @@ class Tuning:
 
         `id_rows` are training rows; rows of `val` stand in for them where there are any.
         """
-        for name, rows in self._named():
-            _check_model(name, rows, scorer)
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
         columns = {name: scorer.evaluator(rows) for name, rows in self._named()} if tuned else {}
-        for part, (name, rows) in product(tuned.values(), self._named()):
-            first, others = _values(part, columns[name])
-            check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
         learnt: dict[tuple[Spec, ...], tuple[_Numbers, Tensor, Tensor]] = {}
 
-        def tune(part: Spec) -> dict[str, Tensor]:
+        def numbers_of(part: Spec) -> _Numbers:
+            if part.name == "both":
+                assert self.val is not None
+                return fit_both(part, columns["val"], self.val)
             a, b = (scorer.parameters[str(part)][key].tolist() for key in ("a", "b"))
             if part.name != "bayes":
                 assert self.val is not None
-                numbers = fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
-            else:
-                if part.args not in learnt:  # u and g are the same for every α and β
-                    learnt[part.args] = self._bayes(part, columns, a, b, scorer, id_rows[str(part)])
-                numbers, log_u, log_g = learnt[part.args]
-                if part.options.get("metric") == "aurr":
-                    alpha, beta = (combine.parameter(part, key, {})[0] for key in ("alpha", "beta"))
-                    numbers = {**numbers, "risk": (bayes.expected_risk(log_u, log_g, alpha, beta),)}
-            return {
-                key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
-                for key, value in numbers.items()
-            }
+                return fit_budget(part, *_values(part, columns["val"]), a, b, self.val.correct)
+            if part.args not in learnt:  # u and g are the same for every α and β
+                learnt[part.args] = self._bayes(part, columns, a, b, scorer, id_rows[str(part)])
+            numbers, log_u, log_g = learnt[part.args]
+            if part.options.get("metric") != "aurr":
+                return numbers
+            alpha, beta = (combine.parameter(part, key, {})[0] for key in ("alpha", "beta"))
+            return {**numbers, "risk": (bayes.expected_risk(log_u, log_g, alpha, beta),)}
 
-        return attempt(tuned.values(), tune)
+        def tune(part: Spec) -> dict[str, Tensor]:
+            numbers = {
+                key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
+                for key, value in numbers_of(part).items()
+            }
+            for evaluator in columns.values():  # a `both` may have this part inside
+                evaluator.learn(part, {**scorer.parameters.get(str(part), {}), **numbers})
+            return numbers
+
+        for part, (name, rows) in product(tuned.values(), self._named()):
+            if part.name != "both":  # whose parts may have to be tuned first
+                first, others = _values(part, columns[name])
+                check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
+        found: Parameters = {}
+        unfit: dict[Spec, str] = {}
+        for part in tuned.values():
+            if unfit.keys().isdisjoint(part.walk()):
+                parameters, why = attempt([part], tune)
+                found, unfit = found | parameters, unfit | why
+        return found, unfit
 
     def _bayes(
         self,
@@ -212,6 +239,16 @@ def fit_budget(
     return {"a": moved, "b": list(b)}
 
 
+def fit_both(spec: Spec, columns: Evaluator, rows: Outputs) -> _Numbers:
+    """The distribution function of each part of a `both` on validation rows."""
+    values = {str(part): columns.confidence(part) for part in spec.args}
+    check_values(values, rows)
+    numbers: _Numbers = {}
+    for place, part in enumerate(spec.args, start=1):
+        numbers[f"score_{place}"], numbers[f"level_{place}"] = id_quantiles(values[str(part)])
+    return numbers
+
+
 def _share_of_id(val: Tensor, mixed: Tensor, spec: str) -> float:
     """The share of ID rows among the unlabelled, from the ramps of both."""
     constant, weights = density_ratio(val, [Contrast(mixed, _equal_weights(mixed))])
@@ -226,15 +263,6 @@ def _share_of_id(val: Tensor, mixed: Tensor, spec: str) -> float:
 
 def _equal_weights(ramps: Tensor) -> Tensor:
     return torch.full((len(ramps),), 1 / len(ramps), dtype=torch.float64, device=ramps.device)
-
-
-def _check_model(name: str, rows: Outputs, scorer: Scorer) -> None:
-    for what in ("classes", "features"):
-        fitted, given = getattr(scorer, f"num_{what}"), getattr(rows, f"num_{what}")
-        if None not in (fitted, given) and fitted != given:
-            raise ValueError(
-                f"`{name}` must be of the same model as `train`, with {fitted} {what}; got {given}. Did you swap files?"
-            )
 
 
 def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:

@@ -38,7 +38,7 @@ def unmet(
     if needs.val and not val:
         note(
             needs.val,
-            f"`val` is needed for {_quoted(needs.val)}, which is tuned on labelled ID validation data. Pass "
+            f"`val` is needed for {_quoted(needs.val)}: labelled ID validation data to learn from. Pass "
             "`fit(…, val=sirc.Outputs(logits, features, labels))`, of rows that the network was not trained on",
         )
     if rows is not None:

@@ -2,6 +2,6 @@
 
 # In the order in which scores are listed: those that others need come first.
 # isort: off
-from sirc.scores.formulas import softmax, temperature, pnorm, gen, logit, feature, shaping, distance, boundary
+from sirc.scores.formulas import softmax, temperature, pnorm, gen, logit, feature, shaping, distance, boundary, delta
 
-__all__ = ["boundary", "distance", "feature", "gen", "logit", "pnorm", "shaping", "softmax", "temperature"]
+__all__ = ["boundary", "delta", "distance", "feature", "gen", "logit", "pnorm", "shaping", "softmax", "temperature"]
