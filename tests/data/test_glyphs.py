@@ -18,7 +18,7 @@ from sirc import models
 from sirc.data import Noise, Source, glyphs, open_source
 from sirc.data.glyphs import draw
 from sirc.data.glyphs.draw import CANVAS, FONTS, SCRIPTS, bitmap, font_file, generator
-from sirc.experiment import PAPER_SPECS
+from sirc.experiment import DEFAULT_SPECS
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import images_of
 from support.interpreters import python
@@ -237,7 +237,7 @@ def test_a_demo_experiment_opens_all_that_it_names(path):
     experiment = Experiment.read(path)
     assert experiment.name == path.stem
     assert len(experiment.seeds) >= 2
-    assert experiment.fit.specs == PAPER_SPECS
+    assert experiment.fit.specs == DEFAULT_SPECS
     assert experiment.train.augment.flip == 0
     experiment.require()
     model = models.build(experiment.model.name, num_classes=experiment.model.num_classes).eval()

@@ -17,11 +17,11 @@ from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
 from sirc.deploy.selective import LOWEST
-from sirc.experiment import PAPER_SPECS
+from sirc.experiment import DEFAULT_SPECS
 from sirc.models.small import resnet
 
 K, SIDE = 5, 8
-SPECS = (*PAPER_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
+SPECS = (*DEFAULT_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
 
 
 LATER = (

@@ -7,7 +7,7 @@ import pytest
 
 from sirc.data.catalogue import benchmark
 from sirc.data.preprocess import Preprocess
-from sirc.experiment import PAPER_SPECS
+from sirc.experiment import DEFAULT_SPECS
 from sirc.experiment.experiment import Experiment, Fit, Model
 from sirc.training import Augment, Train
 from support.studies import STUDIES
@@ -48,7 +48,7 @@ def test_imagenet_200_is_trained_by_the_paper_s_recipe(name):
         augment=Augment(crop="resized", scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5),
     )
     assert experiment.preprocess == Preprocess()
-    assert experiment.fit == Fit(PAPER_SPECS, crossfit=0, count=None)
+    assert experiment.fit == Fit(DEFAULT_SPECS, crossfit=0, count=None)
     assert experiment.data.train.dataset == experiment.data.test.dataset == "imagenet200"
     assert len(experiment.data.ood) == 9
 
@@ -58,7 +58,7 @@ def test_imagenet_1k_uses_the_paper_s_pretrained_networks(name):
     experiment = Experiment.read(PAPER / f"{name}.toml")
     assert experiment.train is None
     assert experiment.model.num_classes == 1000
-    assert experiment.fit == Fit(PAPER_SPECS, crossfit=0, count=250_000)
+    assert experiment.fit == Fit(DEFAULT_SPECS, crossfit=0, count=250_000)
     assert experiment.data.train.dataset == "imagenet1k"
     assert not {"Near-ImageNet-200", "Caltech-45"} & experiment.data.ood.keys()
     assert len(experiment.data.ood) == 7

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds.")]
 RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
-_PREFERRED = ("sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
+_PREFERRED = ("scod", "sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
 
 
 def calibrate(

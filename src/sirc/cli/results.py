@@ -135,7 +135,7 @@ def evaluate(
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
     """
-    from sirc.experiment import PAPER_SPECS, TARGETS, arrays, save_results
+    from sirc.experiment import DEFAULT_SPECS, TARGETS, arrays, save_results
     from sirc.scores import Needs
 
     if val is not None and train is None:
@@ -170,8 +170,8 @@ def evaluate(
             progress=progress,
         )
     scores = run.evaluation.scores
-    if not spec and not confidences and len(scores) < 16:
-        missing = ", ".join(spec for spec in PAPER_SPECS if spec not in scores)
+    if not spec and not confidences and len(scores) < len(DEFAULT_SPECS):
+        missing = ", ".join(spec for spec in DEFAULT_SPECS if spec not in scores)
         progress.note(
             f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
             "with `features`, `labels`, `head_weight` and `head_bias` allows all."

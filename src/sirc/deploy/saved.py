@@ -16,7 +16,7 @@ from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold
 from sirc.errors import StoreError
 from sirc.models import fingerprint
-from sirc.scores import Scorer, needed_leaves, parameters_in, parse
+from sirc.scores import Scorer, needed_leaves, parameters_in
 
 if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
@@ -27,7 +27,7 @@ _SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random 
 
 def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What a file holds: the scorer's tensors and the calibration's confidences, and all else as JSON."""
-    scorer, spec = selective.scorer, parse(selective.spec)
+    scorer, spec = selective.scorer, selective.scorer.parsed(selective.spec)
     used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
     tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}

@@ -23,7 +23,7 @@ from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
 from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits, rows_of
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, parse, reads_features, working_dtype
+from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, reads_features, working_dtype
 
 Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 LOWEST = -sys.float_info.max
@@ -389,7 +389,7 @@ class ConfidenceGraph(nn.Module):
 
     def __init__(self, scorer: Scorer, spec: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.spec = parse(spec)
+        self.spec = scorer.parsed(spec)
         self.needs_features = bool(reads_features([self.spec]))
         self._reads = array_reads([self.spec])
         scorer.only(spec).check_fitted()

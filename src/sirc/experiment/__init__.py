@@ -8,7 +8,7 @@ from sirc.experiment.choice import (
     outputs_to_choose,
     rows_to_calibrate,
 )
-from sirc.experiment.config import PAPER_SPECS
+from sirc.experiment.config import DEFAULT_SPECS, PAPER_SPECS
 from sirc.experiment.experiment import FILE, Experiment, Run
 from sirc.experiment.images import check_data, images_of, sample_images
 from sirc.experiment.network import load_head, network
@@ -26,6 +26,7 @@ from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results
 from sirc.experiment.trust import import_named, require_trust
 
 __all__ = [
+    "DEFAULT_SPECS",
     "FILE",
     "PAGE",
     "PAPER_SPECS",

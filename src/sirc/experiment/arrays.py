@@ -10,7 +10,7 @@ from sirc._utils.checks import check_integer, check_same_length, check_shape
 from sirc._utils.files import PathLike, array_names, read_npz, require_array, write_npz
 from sirc.errors import OnError
 from sirc.evaluation import evaluate
-from sirc.experiment.config import PAPER_SPECS
+from sirc.experiment.config import DEFAULT_SPECS
 from sirc.experiment.results import RunResults
 from sirc.outputs import Head, Outputs, OutputStore, read_head, warn_of_labels
 from sirc.progress import SILENT, Progress
@@ -89,9 +89,9 @@ def possible_specs(
     head: Head | None,
     val: Outputs | OutputStore | None = None,
     *,
-    among: Sequence[str] = PAPER_SPECS,
+    among: Sequence[str] = DEFAULT_SPECS,
 ) -> list[str]:
-    """Give those of some scores, by default the paper's sixteen, that can be computed from what there is."""
+    """Give those of some scores, by default the paper's and `scod`, that can be computed from what there is."""
     features = all(part is None or part.num_features is not None for part in (train, test, val))
     labels = train is not None and train.layout.labels
     has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
@@ -113,7 +113,7 @@ def evaluate_arrays(
     model: str = "model",
     progress: Progress = SILENT,
 ) -> RunResults:
-    """Fit the scores on `train` and evaluate them; without `specs`, all of the paper's that the arrays allow.
+    """Fit the scores on `train` and evaluate them; without `specs`, all of the default that the arrays allow.
 
     `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on; `on_unfit` is for
     scores that cannot be fitted: see `sirc.fit`.

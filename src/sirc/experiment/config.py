@@ -22,6 +22,8 @@ PAPER_SPECS = (
     *("l1", "residual", "max_logit", "energy", "gradnorm", "vim", "mahalanobis"),
 )
 """The sixteen scores of the paper's tables."""
+DEFAULT_SPECS = (*PAPER_SPECS, "scod")
+"""The scores where none are asked for."""
 
 _ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
 _MEANT = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows that result tables have anyway
@@ -88,7 +90,7 @@ class Fit:
     `on_unfit = "skip"` leaves out scores that cannot be fitted, with a warning.
     """
 
-    specs: tuple[str, ...] = PAPER_SPECS
+    specs: tuple[str, ...] = DEFAULT_SPECS
     crossfit: int | Literal["auto"] = "auto"
     count: int | None = None
     seed: int = 0

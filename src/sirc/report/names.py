@@ -83,7 +83,9 @@ def escape(text: str, style: Style) -> str:
 def _written(spec: Spec, style: Style, *, short: bool, bare: bool = False) -> str:
     if str(spec) == "vim":
         return "ViM"
-    options = [f"{_symbol(key, style)}={_number(value, style)}" for key, value in spec.options.items()]
+    options = [f"{_symbol(key, style)}={_number(value, style)}" for key, value in spec.given.items()]
+    if spec.is_default:
+        return f"SCOD({', '.join(options)})" if options else "SCOD"
     if spec.is_leaf:
         score = registry.get(spec.name)
         title = {"latex": score.latex, "html": score.html}.get(style) or escape(

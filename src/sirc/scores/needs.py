@@ -13,7 +13,7 @@ from sirc.progress import Progress
 from sirc.scores import registry
 from sirc.scores.moments import counts_classes
 from sirc.scores.scorer import learns
-from sirc.scores.spec import Spec, parse
+from sirc.scores.spec import WITNESSES, Spec, parse
 from sirc.scores.values import needed_leaves
 
 _SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network does not end in a ReLU or the like
@@ -40,6 +40,8 @@ class Needs:
     def of(cls, specs: Iterable[str | Spec]) -> Needs:
         """The needs of all these specs together."""
         parsed = [parse(spec) if isinstance(spec, str) else spec for spec in specs]
+        # A `scod` does without any witness but the last.
+        parsed = [spec.witnessed_by(WITNESSES[-1:]) if spec.is_default else spec for spec in parsed]
         scores = [(leaf, registry.get(leaf.name)) for leaf in needed_leaves(parsed)]
         parts = dict.fromkeys(part for spec in parsed for part in spec.walk())
         # An option given in the spec is not tuned, even if it is the default.

@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
 _EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sample")
-_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "both", "vim")
+_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "both", "vim", "scod")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting.row_marks import matching_rows, row_marks
-from sirc.scores.spec import Spec, is_vim, parse
+from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 from sirc.scores.values import Evaluator, array_reads, needed_leaves, option_of, reads_features
 
 _VERSION = 1
@@ -68,9 +68,15 @@ class Scorer:
         self.fitted_on = fitted_on
         """Marks of a sample of the rows that it was fitted on; None if it learnt from none."""
         self.fitted_rows = fitted_rows
-        self._parsed = {text: parse(text) for text in self.specs}
+        self._parsed = {text: self.parsed(text) for text in self.specs}
         self._reads = array_reads(self._parsed.values())
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
+
+    def parsed(self, text: str) -> Spec:
+        """A spec as it was fitted: a `scod` with those of its witnesses that the data allowed."""
+        spec = parse(text)
+        found = self.parameters.get(str(spec), {}).get("witnesses")
+        return spec if found is None else spec.witnessed_by([WITNESSES[place] for place in found.tolist()])
 
     def __repr__(self) -> str:
         return f"Scorer({list(self.specs)})"
@@ -167,7 +173,7 @@ class Scorer:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
-        parts = [part for text in wanted for part in (*needed_leaves([parse(text)]), *parse(text).walk())]
+        parts = [part for spec in map(self.parsed, wanted) for part in (*needed_leaves([spec]), *spec.walk())]
         learnt = any(str(part) in self.parameters for part in parts)
         return Scorer(
             wanted,

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -45,6 +45,7 @@ COMBINATIONS = {
     "both": Combination("Both"),
 }
 _BUILT_IN = tuple(COMBINATIONS)
+_SCOD = ("msp", "residual", "vim", "mahalanobis", "mahalanobis_pp", "knn", "l1")
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
@@ -73,7 +74,7 @@ def combination(
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = function.__name__
-        if name in (*_BUILT_IN, "vim", *registry.names()):
+        if name in (*_BUILT_IN, "vim", "scod", *registry.names()):
             raise ValueError(f"`{name}` is a name of the grammar already; give the combination another")
         given = inspect.signature(function).parameters.values()
         keywords = {p.name: p.default for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY}
@@ -107,8 +108,12 @@ class Spec:
 
     def __post_init__(self) -> None:
         # Made once: parameters are looked up by it several times for each batch.
-        parts = [str(a) for a in self.args] + [f"{k}={_text(v)}" for k, v in self.options.items()]
-        text = f"{self.name}({', '.join(parts)})" if parts else self.name
+        name, parts = self.name, [str(a) for a in self.args]
+        if name == "bayes" and tuple(parts) == _SCOD:
+            name, parts = "scod", []
+        object.__setattr__(self, "_text", name)
+        parts += [f"{k}={_text(v)}" for k, v in self.given.items()]
+        text = f"{name}({', '.join(parts)})" if parts else name
         object.__setattr__(self, "_text", "vim" if is_vim(self) else text)
 
     def __str__(self) -> str:
@@ -137,6 +142,29 @@ class Spec:
         """Whether it requires labelled ID validation data."""
         return "budget" in self.options or self.name == "both"
 
+    @property
+    def given(self) -> Mapping[str, Value]:
+        """The options that differ from the defaults; a `scod` is for AURR by default."""
+        if not self.is_default:
+            return self.options
+        others = {key: value for key, value in self.options.items() if key != "metric"}
+        return others if self.options.get("metric") == "aurr" else {**others, "metric": "aurc"}
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is a `scod`, which does with the witnesses that there are."""
+        return self._text.partition("(")[0] == "scod"
+
+    def witnessed_by(self, others: Sequence[Spec]) -> Spec:
+        """The same spec, under the same text, of other S2 scores."""
+        spec = Spec(self.name, (self.args[0], *others), self.options)
+        object.__setattr__(spec, "_text", self._text)
+        return spec
+
+    def with_only(self, other: Spec) -> Spec:
+        """The same combination of its first score and another alone."""
+        return Spec(self.name, (self.args[0], other), self.options)
+
     def walk(self) -> Iterator[Spec]:
         """This spec and all inside it, each after what is inside it."""
         for arg in self.args:
@@ -157,11 +185,15 @@ def is_vim(spec: Spec) -> bool:
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
 """`vim` is this combination with its fitted c."""
+WITNESSES = (Spec("residual"), VIM, *map(Spec, ("mahalanobis", "mahalanobis_pp", "knn", "l1", "energy")))
+"""The S2 scores that `scod` may have: all but the last, or those of them that the data allow, or the last alone."""
+SCOD = Spec("bayes", (Spec("msp"), *WITNESSES[:-1]), {"metric": "aurr"})
+"""`scod`, the score to take where none is asked for, is this combination."""
 
 
 def known_names() -> tuple[str, ...]:
-    """All names a spec may use: scores, `vim`, and combinations."""
-    return (*registry.names(), "vim", *COMBINATIONS)
+    """All names a spec may use: scores, `vim`, combinations and `scod`."""
+    return (*registry.names(), "vim", *COMBINATIONS, "scod")
 
 
 def parse(text: str) -> Spec:
@@ -232,6 +264,8 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
     if name == "vim" and not args:
         # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
         name, args = "linear", VIM.args
+    if name == "scod" and not args:
+        name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
     known: Mapping[str, object] = {}
     if name in COMBINATIONS:
         known = COMBINATIONS[name].keywords

@@ -28,12 +28,12 @@ from sirc.scores.fitting.unfit import unmet, using, why_unfit
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
-from sirc.scores.spec import Spec, parse
+from sirc.scores.spec import WITNESSES, Spec, parse
 
 
 def fit(
-    specs: str | Sequence[str],
-    train: OutputsLike,
+    specs: str | Sequence[str] = "scod",
+    train: OutputsLike | None = None,
     *,
     head: Head | None = None,
     crossfit: Crossfit = "auto",
@@ -47,6 +47,7 @@ def fit(
 ) -> Scorer:
     """Find all parameters of the specs on ID training data and return a `Scorer`.
 
+    `specs` are one or more; without any, `sirc.fit(train=…)`, it is `scod`, the score to take where none is asked for.
     `train` is an `Outputs`, an `OutputStore`, or any iterable of batches (`Outputs`, dicts or tuples of arrays).
     It is read twice, except for a one-shot iterator: there a random sample of 12,500 rows stands in for the second
     pass. Memory does not grow with the number of rows.
@@ -69,6 +70,8 @@ def fit(
     `sirc.progress.Progress`. It also notes scores that do not suit a network with such features.
     """
     progress = shown(progress)
+    if train is None:
+        raise ValueError("`train`, the outputs of ID training data, is needed: `sirc.fit(specs, train)`")
     device = None if device is None else check_device(device)
     if device is not None and isinstance(head, Head):
         head = head.to(device)
@@ -114,6 +117,8 @@ class Fitter:
         self.head, self.crossfit = head, self.state.crossfit
         self.left_out: dict[str, str] = {}
         """The specs that could not be fitted, and why."""
+        self.missing: dict[str, str] = {}
+        """The witnesses that a `scod` does without, and why."""
         check_choice("on_unfit", on_unfit, get_args(OnError))
         self._on_unfit = on_unfit
         self._id_rows: IdRows = {}
@@ -152,15 +157,31 @@ class Fitter:
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
         """Leave out, or refuse, specs that cannot be fitted to rows like these; if these are all, also to so few."""
         rows = rows if rows is not None and len(rows) else None
-        head = self.head is not None
-        self._drop(unmet(self.state.parsed, head=head, val=self._validates, rows=rows, whole=whole))
+        find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
+        defaults = [spec for spec in self.state.parsed if spec.is_default]
+        alone = {str(spec): spec for default in defaults for spec in map(default.with_only, default.args[1:])}
+        self._reduce({alone[text].args[1]: why for text, why in find(list(alone.values())).items()})
+        self._drop(find(self.state.parsed))
+
+    def _reduce(self, lacking: Mapping[Spec, str]) -> None:
+        """Let each `scod` do without the witnesses that are made from these."""
+        before = dict(self.state.reduced)
+        for spec in self.state.parsed:
+            kept = [witness for witness in spec.args[1:] if not using([witness], lacking)] if spec.is_default else []
+            if spec.is_default and len(kept) < len(spec.args) - 1:
+                self.state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
+                self.missing |= {str(part): why for part, why in lacking.items()}
+        if self.state.reduced != before:
+            self._choose(self.specs)
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that are made from these."""
+        self._reduce(unfit)
         self._drop({str(spec): why for part, why in unfit.items() for spec in using(self.state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the combinations that need statistics of these scores."""
+        self._reduce(unfit)
         self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self.state.combinations, [leaf])})
 
     def _drop(self, reasons: Mapping[str, str]) -> None:
@@ -172,10 +193,13 @@ class Fitter:
         if self._on_unfit == "stop" or not kept:
             raise ValueError(why_unfit(unfit, kept))
         self.left_out |= unfit
+        self._choose(kept)
+
+    def _choose(self, specs: Sequence[str]) -> None:
         if self.count:
-            self.state.choose(kept)
+            self.state.choose(specs)
         else:
-            self.state = self.state.empty(kept)
+            self.state = self.state.empty(specs)
 
     def read(self, batches: IndexedBatches, progress: Progress = SILENT) -> None:
         """Take in the batches of the first pass; notes scores that do not suit the features of the first one."""
@@ -210,8 +234,17 @@ class Fitter:
     def settle(self, second: SecondPass) -> Parameters:
         """The parameters of combinations, once the second pass is read."""
         parameters, unfit = second.settle(self.count, self.state.checksums)
+        for spec in (spec for spec in using(self.state.parsed, unfit) if spec.is_default):
+            alone, why = second.settle_each(spec)
+            self._reduce(why if alone else {})
+            second.choose(self.state.combinations)
+            parameters, unfit = second.settle(self.count, self.state.checksums)
         self._leave_out(unfit)
         self._id_rows = second.sample(parameters)
+        for key, spec in self.state.reduced.items():
+            if key in parameters:
+                places = [WITNESSES.index(witness) for witness in spec.args[1:]]
+                parameters[key]["witnesses"] = torch.tensor(places, device="cpu")
         return parameters
 
     def solve(self, *, sampled: bool, progress: Progress = SILENT) -> tuple[Parameters, SecondPass | None]:
@@ -276,6 +309,9 @@ class Fitter:
         self._leave_out(unfit)
         if self.left_out and is_main():
             warnings.warn(f"left out: {why_unfit(self.left_out)}", DataWarning, stacklevel=3)
+        if self.missing and is_main():
+            words = f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}"
+            warnings.warn(words, DataWarning, stacklevel=3)
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
         if state.marks is None and not self.tuning.used(state.parsed):
             return make(self.specs, parameters)

@@ -246,6 +246,18 @@ class SecondPass:
         parameters, also_unfit = attempt(others, spreads)
         return scales | parameters, unfit | also_unfit
 
+    def settle_each(self, spec: Spec) -> tuple[Parameters, dict[Spec, str]]:
+        """What `settle` finds of a combination with each of its S2 scores alone, and why it finds nothing with some."""
+        chosen, alone = self._combinations, [spec.with_only(other) for other in spec.args[1:]]
+        self.choose([*filter(is_vim, chosen), *alone])
+        parameters, unfit = self.settle(self.rows_read, self.checksums)
+        self.choose(chosen)
+        return parameters, {part.args[1] if part in alone else part: why for part, why in unfit.items()}
+
+    def choose(self, combinations: list[Spec]) -> None:
+        """Settle these combinations, of the terms that were read."""
+        self._combinations = combinations
+
     def _vim_scale(self, spec: Spec) -> Tensor:
         mean, terms = self._all.mean, list(self._terms)
         norm = -mean[terms.index(str(spec.args[1]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self, TypeAlias, final
 
 import torch
@@ -47,12 +48,20 @@ class FitState:
     """
 
     def __init__(
-        self, specs: str | Sequence[str], *, head: Head | None, crossfit: Crossfit = "auto", one_pass: bool = False
+        self,
+        specs: str | Sequence[str],
+        *,
+        head: Head | None,
+        crossfit: Crossfit = "auto",
+        one_pass: bool = False,
+        reduced: Mapping[str, Spec] | None = None,
     ) -> None:
         check_type("head", head, Head | None, "a `sirc.Head`", HEAD_WAY)
         self.head = head
         self.crossfit = check_crossfit(crossfit)
         self.one_pass = one_pass
+        self.reduced = dict(reduced or {})
+        """Each `scod`, by its text, that does with fewer witnesses."""
         self.choose(specs)
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -73,7 +82,7 @@ class FitState:
     def choose(self, specs: str | Sequence[str]) -> None:
         """Solve these specs: all at first, fewer where some turn out not to fit."""
         self.specs = check_specs(specs)
-        self.parsed = [parse(text) for text in self.specs]
+        self.parsed = [self.reduced.get(str(spec), spec) for spec in map(parse, self.specs)]
         self.leaves = [leaf for leaf in needed_leaves(self.parsed) if registry.get(leaf.name).solve]
         self.combinations = fitted_combinations(self.parsed)
         # Out of sample, rows are left out of a score one by one, out of the bank, or, where neither can be, by folds.
@@ -85,7 +94,8 @@ class FitState:
 
     def empty(self, specs: Sequence[str] | None = None) -> FitState:
         """A state for the same fit, or one of these specs, that has read nothing."""
-        return FitState(specs or self.specs, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass)
+        again = partial(FitState, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass, reduced=self.reduced)
+        return again(specs or self.specs)
 
     @property
     def num_classes(self) -> int | None:

@@ -60,7 +60,7 @@ def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
     return [spec for spec in specs if not wanted.isdisjoint((*needed_leaves([spec]), *spec.walk()))]
 
 
-def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = ()) -> str:
+def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "specs") -> str:
     """The words for specs that cannot be fitted, where others, `kept`, can."""
     reasons = list(dict.fromkeys(unfit.values()))
     lines = []
@@ -68,7 +68,7 @@ def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = ()) -> str:
         named = _quoted(text for text in unfit if unfit[text] == why)
         lines.append(why if why.startswith(f"{named} ") else f"{named}: {why}")
     if len(lines) > 1:
-        lines = [f"{len(unfit)} specs cannot be fitted", *(f"- {line}" for line in lines)]
+        lines = [f"{len(unfit)} {what} cannot be fitted", *(f"- {line}" for line in lines)]
     if kept:
         lines.append(f'Leave out {_quoted(unfit)}, as `on_unfit="skip"` does, to fit the other {len(kept)}')
     return "\n".join(lines)
