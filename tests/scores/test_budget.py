@@ -128,7 +128,8 @@ def test_an_s2_that_costs_even_from_afar_is_not_heard():
     z[:300] -= 400
     val = sirc.Outputs(np.c_[gap, 0 * gap], z[:, None], labels)
     specs = ["msp", "sirc(msp, l1, budget=0)", "sirc(msp, l1, budget=2)", "sirc(msp, l1, budget=100)"]
-    fitted = sirc.fit(specs, train, val=val)
+    with pytest.warns(sirc.DataWarning, match="rows of `val` look OOD to `l1`"):
+        fitted = sirc.fit(specs, train, val=val)
     conf = fitted(val)
     assert torch.equal(conf[specs[1]], conf["msp"])
     assert torch.equal(conf[specs[2]], conf["msp"])
