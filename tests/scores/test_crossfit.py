@@ -1,11 +1,14 @@
 """Out-of-sample statistics: those of fresh data, row by row or by folds; the paper's in-sample rule is kept at 0."""
 
+import dataclasses
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
 import sirc
-from sirc.scores import parse
+from sirc.scores import parse, registry
 from sirc.scores.moments import Reservoir, fold_of
 from support import reference, reference_features
 
@@ -157,7 +160,9 @@ def test_crossfitted_residual_statistics_are_those_of_fresh_data(seed):
     size = 256
     train, draw, head = gaussian(seed, 2 * size, size, 10)
     specs = ["sirc(msp, residual)", "residual"]
-    folded, in_sample = (sirc.fit(specs, train, head=head, crossfit=folds) for folds in ("auto", 0))
+    folded = sirc.fit(specs, train, head=head)
+    with pytest.warns(sirc.DataWarning, match=r"with 2 rows for each feature and `crossfit=0`, rows that .* look OOD"):
+        in_sample = sirc.fit(specs, train, head=head, crossfit=0)
     fresh = folded(draw(4000))["residual"]
     mu, sigma = fresh.mean().item(), fresh.std(correction=0).item()
     (m5,), (s5,) = spread_of(folded, specs[0])
@@ -230,8 +235,50 @@ def test_three_images_per_class_are_enough_for_every_score(classes, size):
     assert 80 < msp < 92
     for name in ("residual", "knn", "vim", "mahalanobis"):
         assert auroc(conf[f"sirc(msp, {name})"]) > msp - 0.5
-    in_sample = sirc.fit("sirc(msp, residual)", train, head=head, crossfit=0)
+    with pytest.warns(sirc.DataWarning, match="look OOD to `residual`"):
+        in_sample = sirc.fit("sirc(msp, residual)", train, head=head, crossfit=0)
     assert auroc(in_sample(test)["sirc(msp, residual)"]) < msp - 5
+
+
+SPOKEN = ["residual", "mahalanobis", "mahalanobis_pp", "relative_mahalanobis", "cop", "knn", "fdbd", "vim"]
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_in_sample_statistics_that_mislead_are_told(one_pass):
+    train, draw, head = gaussian(0, 128, 64, 8)
+    spec = f"sirc(msp, {', '.join(SPOKEN)})"
+
+    def fit(**options):
+        return sirc.fit([spec, *SPOKEN], iter([train]) if one_pass else train, head=head, **options)
+
+    with pytest.warns(sirc.DataWarning, match="with 2 rows for each feature and `crossfit=0`") as told:
+        in_sample = fit(crossfit=0)
+    (message,) = (str(warning.message) for warning in told)
+    fresh = in_sample(draw(2000))
+    (mu, sigma) = spread_of(in_sample, spec)
+    for name, m, s in zip(SPOKEN, mu, sigma, strict=True):
+        z = float((fresh[name].mean() - m) / s)
+        assert (f"`{name}` (z = " in message) is (z < -2.5) or abs(z + 2.5) < 0.2
+        if z < -2.7:  # the figure is that of fresh rows
+            assert float(message.partition(f"`{name}` (z = ")[2].split()[0]) == pytest.approx(z, abs=0.3 * abs(z))
+    assert message.endswith('Pass `crossfit="auto"`, or fit on more rows')
+    with pytest.warns(sirc.DataWarning) as told:  # once, not of `val` again
+        fit(crossfit=0, val=draw(200))
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(val=draw(200))
+        sirc.fit(spec, draw(1280), head=head, crossfit=0)
+
+
+def test_an_s2_that_never_speaks_is_told_where_there_are_validation_rows(monkeypatch):
+    """With three rows a class, a covariance from four folds puts the fifth far below where all rows lie."""
+    plain = registry.get("mahalanobis_pp")
+    monkeypatch.setitem(registry._SCORES, "mahalanobis_pp", dataclasses.replace(plain, held_out=None))
+    many, draw, _ = gaussian(1, 2000, 52, 40)
+    train = many[torch.cat([(many.labels == k).nonzero()[:3, 0] for k in range(40)])]
+    with pytest.warns(sirc.DataWarning, match=r"`val` spread so little on the scale of `mahalanobis_pp` \(z = "):
+        sirc.fit("sirc(msp, mahalanobis_pp)", train, val=draw(300))
 
 
 class Shuffled:

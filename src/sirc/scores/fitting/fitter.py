@@ -22,6 +22,7 @@ from sirc.scores import registry
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
 from sirc.scores.fitting.second_pass import SecondPass, attempt, check_bank, searching_terms
+from sirc.scores.fitting.standing import Standing, warn_far
 from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import IdRows, Tuning
 from sirc.scores.fitting.unfit import unmet, using, why_unfit
@@ -123,6 +124,7 @@ class Fitter:
         self._on_unfit = on_unfit
         self._id_rows: IdRows = {}
         self._validates = val is not None
+        self._warned = False
         if isinstance(train, OutputStore):
             train.require_complete()
         self._check(train)
@@ -240,6 +242,10 @@ class Fitter:
             second.choose(self.state.combinations)
             parameters, unfit = second.settle(self.count, self.state.checksums)
         self._leave_out(unfit)
+        each = self.count / (self.state.num_features or 1)
+        whose = f"with {each:.3g} rows for each feature and `crossfit=0`, rows that were not fitted on"
+        way_out = 'Pass `crossfit="auto"`, or fit on more rows'
+        self._warned = warn_far(whose, second.standings(parameters), way_out)
         self._id_rows = second.sample(parameters)
         for key, spec in self.state.reduced.items():
             if key in parameters:
@@ -285,8 +291,9 @@ class Fitter:
             assert score.held_out is not None
             return score.held_out(evidence, everything[str(leaf)], **{**score.options, **leaf.options})
 
-        exactly, unfit = attempt(state.held_out if state.folds else [], held_out)
-        self._leave_out_statistics(unfit)
+        in_sample = not state.folds
+        exactly, unfit = attempt(state.held_out if state.scarce or not in_sample else [], held_out)
+        self._leave_out_statistics({} if in_sample else unfit)
         index, columns = state.sample()
         rows = len(index) if sampled else state.count
         if state.reservoir is not None and rows <= len(index):
@@ -294,18 +301,35 @@ class Fitter:
             self._leave_out_statistics(attempt(searching_terms(state.combinations), check)[1])
         if not state.combinations:
             return parameters, None
-        second = SecondPass(state.combinations, parameters, evidence, [part for part, _ in without], exactly)
+        folds, judge_of = [part for part, _ in without], state.count if in_sample else 0
+        second = SecondPass(state.combinations, parameters, evidence, folds, exactly, judge_of)
         if state.reservoir is not None:
             second.leave_out_bank(state.reservoir, rows)
         if sampled:
             second.read_sample(index, columns)
         return parameters, second
 
+    def _judge(self, scorer: Scorer) -> None:
+        """Warn where validation rows stand far from 0 on the scale of an S2, if the training rows have not told."""
+        val, scales = self.tuning.val, [spec for spec in self.state.combinations if spec.finds_spread]
+        if val is None or not len(val) or not scales or self._warned:
+            return
+        columns = scorer.evaluator(val)
+        standings = []
+        for spec in scales:
+            for s2, a, b in zip(spec.args[1:], *(scorer.parameters[str(spec)][name] for name in "ab"), strict=True):
+                z = (columns.value(s2) - float(a)) * float(b) - 3
+                if bool(z.isfinite().all()):  # else scoring such rows is refused in words
+                    standings.append(Standing(s2, float(z.median()), float(z.std(correction=0)), len(z)))
+        warn_far("rows of `val`", standings, "Fit on more rows, or on rows that are more like these")
+
     def scorer(self, parameters: Parameters) -> Scorer:
         """Tune what is left to tune, and make the scorer, with marks of the rows that it learnt from."""
         state = self.state
         make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
-        tuned, unfit = self.tuning.combinations(make(self.specs, parameters), self._id_rows)
+        scorer = make(self.specs, parameters)
+        tuned, unfit = self.tuning.combinations(scorer, self._id_rows)
+        self._judge(scorer)
         self._leave_out(unfit)
         if self.left_out and is_main():
             warnings.warn(f"left out: {why_unfit(self.left_out)}", DataWarning, stacklevel=3)

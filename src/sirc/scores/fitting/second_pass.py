@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, final
 
 import torch
@@ -13,6 +13,7 @@ from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, checksums
+from sirc.scores.fitting.standing import Standing
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.scorer import cast_parameters, check_values
@@ -22,6 +23,8 @@ from sirc.scores.values import Evaluator, array_reads, needed_leaves
 _MAX_LOGIT = Spec("max_logit")
 _ROWS, _SEED = 4096, 12  # a sample of the values, of other rows than the bank has
 _BELOW = 0.15865525393145707  # the share of a normal distribution that lies more than σ below its mean
+_JUDGING = 2000  # rows, about, that tell how far in-sample statistics are off
+_PARTS = ("all", "outside", "judged")
 _T = TypeVar("_T")
 
 
@@ -78,7 +81,8 @@ class SecondPass:
 
     One pass suffices even for an S2 with a fitted c inside: μ and σ of energy + c·residual follow from the means and
     the covariance of energy and residual, for any c. `held_out` are the scores that leave each row out by a formula,
-    and `folds` the parameters without each fold, for its rows, of those that cannot.
+    and `folds` the parameters without each fold, for its rows, of those that cannot. `judge_of` so many rows: the
+    statistics are in-sample, and the `held_out` values of some tell where rows outside the sample stand.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class SecondPass:
         evidence: Evidence,
         folds: Sequence[Parameters] = (),
         held_out: Mapping[str, registry.HeldOut] | None = None,
+        judge_of: int = 0,
     ) -> None:
         self.rows_read = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -98,6 +103,7 @@ class SecondPass:
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
         self._folds = folds
         self._held_out = held_out or {}
+        self._judge_of = judge_of
         self._labelled = counts_classes(evidence_of(leaf for leaf in map(parse, self._held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
@@ -105,6 +111,7 @@ class SecondPass:
         self._outside_bank = Moments()
         self._firsts = {str(spec.args[0]): spec.args[0] for spec in combinations if spec.name == "bayes"}
         self._rows = Reservoir(_ROWS, _SEED)
+        self._judged = Moments()
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
 
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
@@ -130,7 +137,7 @@ class SecondPass:
             check_batch(batch)
             buffer.add(index, batch)
             self.rows_read += len(batch)
-            if self._leaves_out:
+            if self._ordered or self._held_out:
                 self.checksums += checksums(index, batch)
         buffer.flush()
 
@@ -144,25 +151,23 @@ class SecondPass:
         """Whether rows must come under the index that they had in the first pass, as it tells their fold or place."""
         return bool(self._folds) or self._bank is not None
 
-    @property
-    def _leaves_out(self) -> bool:
-        """Whether rows must be those of the first pass, as they are left out of what it found."""
-        return self._ordered or bool(self._held_out)
-
     def read_sample(self, index: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Take in rows kept from the first pass in place of a second."""
         self._add(index, Outputs._trusted(columns["logits"], columns.get("features"), columns.get("labels")))
         self._sampled = True
 
     def _add(self, index: Tensor, batch: Outputs) -> None:
+        if self._judge_of and self._held_out:
+            some = (fold_of(index, 1 + self._judge_of // _JUDGING, seed=2) == 0).nonzero()[:, 0]
+            self._judged.add(self._values(batch[some.to(batch.device)], -1, self._held_out)[0])
         if not self._folds:
-            self._add_values(index, *self._values(batch, -1))
+            self._add_values(index, *self._values(batch, -1, {} if self._judge_of else self._held_out))
             return
         fold = fold_of(index, len(self._folds))
         for number in range(len(self._folds)):
             rows = (fold == number).nonzero()[:, 0]
             if len(rows):
-                self._add_values(index[rows], *self._values(batch[rows.to(batch.device)], number))
+                self._add_values(index[rows], *self._values(batch[rows.to(batch.device)], number, self._held_out))
 
     def _add_values(self, index: Tensor, values: Tensor, log_gaps: Mapping[str, Tensor]) -> None:
         self._all.add(values)
@@ -174,7 +179,9 @@ class SecondPass:
             columns = {"values": values, **log_gaps}
             self._rows.update(index[outside], {name: x[outside.to(x.device)] for name, x in columns.items()})
 
-    def _values(self, batch: Outputs, fold: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _values(
+        self, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The terms of each row, and log(S1max − S1) of the first scores that need a sample of it."""
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
@@ -183,7 +190,7 @@ class SecondPass:
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
         reads = array_reads([*self._terms.values(), *self._firsts.values()])
         evaluator = Evaluator(
-            batch.logits, batch.features, reads, self._cast[key], held_out=self._held_out, labels=batch.labels
+            batch.logits, batch.features, reads, self._cast[key], held_out=held_out, labels=batch.labels
         )
         values = {name: evaluator.value(term) for name, term in self._terms.items()}
         check_values(values, batch)
@@ -192,8 +199,8 @@ class SecondPass:
 
     def save(self) -> dict[str, Tensor]:
         """All that was read as named tensors, which `load` takes."""
-        parts = {"all": self._all, "outside": self._outside_bank}
-        tensors = {f"{part} {name}": x for part, moments in parts.items() for name, x in moments.save().items()}
+        parts = zip(_PARTS, (self._all, self._outside_bank, self._judged), strict=True)
+        tensors = {f"{part} {name}": x for part, moments in parts for name, x in moments.save().items()}
         index, columns = self._rows.rows()
         tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
         return tensors | {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
@@ -201,11 +208,12 @@ class SecondPass:
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
         self.rows_read, self.checksums = 0, torch.zeros_like(self.checksums)
-        self._all, self._outside_bank, self._rows = Moments(), Moments(), Reservoir(_ROWS, _SEED)
+        self._all, self._outside_bank, self._judged = sums = Moments(), Moments(), Moments()
+        self._rows = Reservoir(_ROWS, _SEED)
         for tensors in passes:
             self.rows_read += int(tensors["rows_read"])
             self.checksums += tensors["checksums"].cpu()
-            for part, moments in (("all", self._all), ("outside", self._outside_bank)):
+            for part, moments in zip(_PARTS, sums, strict=True):
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
             columns = under("row ", tensors, device)
             if len(index := columns.pop("index")):
@@ -224,8 +232,9 @@ class SecondPass:
                 f"the second pass over `train` must bring the rows of the first; got {self.rows_read} rows after "
                 f"{count}. Pass a list, an `OutputStore`, or a one-shot iterator"
             )
+        out_of_sample = self._held_out and not self._judge_of
         changed, moved = ((self.checksums - checksums).abs() > 1e-6 * (1 + checksums.abs())).tolist()
-        if not self._sampled and ((self._ordered and moved) or (self._held_out and changed)):
+        if not self._sampled and ((self._ordered and moved) or (out_of_sample and changed)):
             left_out = "its own fold" if self._folds else "itself" if self._bank is None else "itself in the bank"
             order = " in the same order" if self._ordered else ""
             raise ValueError(
@@ -233,6 +242,8 @@ class SecondPass:
                 f"without {left_out}. Does a DataLoader {'shuffle or ' if order else ''}augment? "
                 f"{'Set `shuffle=False`, or pass' if order else 'Pass'} an `OutputStore`"
             )
+        if changed and not self._sampled:
+            self._judged = Moments()
         vims = [spec for spec in self._combinations if is_vim(spec)]
         scales, unfit = attempt(vims, lambda spec: {"c": self._vim_scale(spec)})
 
@@ -279,10 +290,7 @@ class SecondPass:
         """μ and σ of an S2."""
         form = _linear_form(s2, parameters)
         outside = self._bank is not None and self._searching & set(form)
-        moments = self._outside_bank if outside else self._all
-        weight = moments.mean.new_tensor([form.get(name, 0.0) for name in self._terms])
-        mean = float(weight @ moments.mean)
-        sigma = float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
+        mean, sigma = self._moments_of(form, self._outside_bank if outside else self._all)
         if not math.isfinite(mean) or not math.isfinite(sigma):
             raise ValueError(
                 f"`{s2}` must be finite on the training rows for `{spec}`; its mean is {mean}, σ is {sigma}"
@@ -315,6 +323,20 @@ class SecondPass:
             str(spec): (columns[str(spec.args[0])], [self._sampled_values(s2, parameters) for s2 in spec.args[1:]])
             for spec in specs
         }
+
+    def _moments_of(self, form: Mapping[str, float], moments: Moments) -> tuple[float, float]:
+        """The mean and the spread of a linear form of the terms."""
+        weight = moments.mean.new_tensor([form.get(name, 0.0) for name in self._terms])
+        return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
+
+    def standings(self, parameters: Parameters) -> Iterator[Standing]:
+        """Where rows that were not fitted on would stand on the S2 scales of these parameters, if in-sample."""
+        fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
+        for spec in fitted if self._judged.count else ():
+            for s2 in spec.args[1:]:
+                center, scale = self._spread(spec, s2, parameters)
+                mean, sigma = self._moments_of(_linear_form(s2, parameters), self._judged)
+                yield Standing(s2, (mean - center) / scale, sigma / scale, self._judged.count)
 
     def _resolution(self, term: str) -> float:
         leaf = self._terms[term]

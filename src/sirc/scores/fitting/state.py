@@ -28,7 +28,7 @@ from sirc.scores.spec import Spec, parse
 from sirc.scores.values import needed_leaves
 
 _FOLDS = 5
-_ROWS_PER_FEATURE = 100  # `crossfit="auto"` cross-fits below this many rows for each feature
+_ROWS_PER_FEATURE = 100  # `crossfit="auto"` leaves rows out below this many for each feature
 _MOST_FOLDS = 20  # each keeps second moments of its own
 _UNIT_ROWS = 4096  # scaled to unit length at a time, in float64
 # By part, the evidence that asks for its mean, its second moments, and its sums by class.
@@ -113,15 +113,14 @@ class FitState:
         return torch.device(self._rows.get("device", "cpu"))
 
     @property
-    def folds(self) -> int:
-        """The number of folds for the rows read so far."""
-        return self.folds_of(self.count, self.num_features)
+    def scarce(self) -> bool:
+        """Whether the rows read so far are few for their features, so that their own statistics mislead."""
+        return self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features
 
-    def folds_of(self, rows: int, features: int | None) -> int:
-        """The number of folds for so many rows and features."""
-        if self.crossfit != "auto":
-            return self.crossfit
-        return _FOLDS if features is not None and rows < _ROWS_PER_FEATURE * features else 0
+    @property
+    def folds(self) -> int:
+        """The number of folds for the rows read so far; 0 is in sample."""
+        return self.crossfit if self.crossfit != "auto" else _FOLDS if self.scarce else 0
 
     def update(self, outputs: Outputs, index: ArrayLike | None = None) -> None:
         """Take in rows; `index` gives their places in the dataset, by default those after the rows so far."""
