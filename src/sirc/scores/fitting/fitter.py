@@ -122,7 +122,8 @@ class Fitter:
         """The witnesses that a `scod` does without, and why."""
         check_choice("on_unfit", on_unfit, get_args(OnError))
         self._on_unfit = on_unfit
-        self._id_rows: IdRows = {}
+        self.id_rows: IdRows = {}
+        """For each `bayes`, what it found of a sample of the training rows, each scored without itself."""
         self._validates = val is not None
         self._warned = False
         if isinstance(train, OutputStore):
@@ -246,7 +247,7 @@ class Fitter:
         whose = f"with {each:.3g} rows for each feature and `crossfit=0`, rows that were not fitted on"
         way_out = 'Pass `crossfit="auto"`, or fit on more rows'
         self._warned = warn_far(whose, second.standings(parameters), way_out)
-        self._id_rows = second.sample(parameters)
+        self.id_rows = second.sample(parameters)
         for key, spec in self.state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]
@@ -328,7 +329,7 @@ class Fitter:
         state = self.state
         make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
         scorer = make(self.specs, parameters)
-        tuned, unfit = self.tuning.combinations(scorer, self._id_rows)
+        tuned, unfit = self.tuning.combinations(scorer, self.id_rows)
         self._judge(scorer)
         self._leave_out(unfit)
         if self.left_out and is_main():

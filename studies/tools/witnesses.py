@@ -1,0 +1,285 @@
+"""Set `scod` beside SIRC and its other rivals over the (α, β) square: the tables of docs/bayes.md.
+
+`columns` fits the witnesses to a run's training rows and keeps the values of all rows, a few MB for a network; `table`
+makes every rule from such files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import t as student
+from torch import Tensor
+
+import sirc
+from sirc.experiment.arrays import load_head
+from sirc.scores import bayes, both, combine, parse
+from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, spread
+from studies.tools.score_table import KEPT, runs_of
+
+GRID = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
+POINTS = [(alpha, beta) for alpha in GRID for beta in GRID]
+METRICS = ("aurr", "aurc")
+WITNESSES = ("residual", "vim", "mahalanobis", "mahalanobis_pp", "knn", "l1")
+PAPER = ("l1", "residual")  # the S2 scores of the paper
+FOUR = ("residual", "mahalanobis_pp", "knn", "l1")
+GROUPS = 20  # of rows, each left out in turn: the sampling error by the jackknife
+
+Columns = Mapping[str, Tensor]
+Rule = Callable[[Columns, float, float, str], Tensor]
+
+
+def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """log(S1max − S1) of MSP and the S2 scores of all rows of a run, by set and name, and which predictions are right.
+
+    Training rows are a sample, each scored without itself. Where the run has no validation rows, a quarter of the test
+    rows are taken for them.
+    """
+    stores = {path.name: sirc.OutputStore(path) for path in sorted((run / "outputs").iterdir()) if path.is_dir()}
+    train = stores.pop("train").load().to(device)
+    fitter = sirc.Fitter("scod", head=load_head(run / "head.safetensors").to(device), train=train)
+    scorer = fitter.update(train).finish(train)
+    log_gap, others = fitter.id_rows["scod"]
+    found = {"train/log_gap": log_gap, **{f"train/{s2}": x for s2, x in zip(WITNESSES, others, strict=True)}}
+    sets = {name: store.load().to(device) for name, store in stores.items()}
+    if "validation" not in sets:
+        order = torch.randperm(len(sets["test"]), generator=torch.Generator().manual_seed(0))
+        cut = len(order) // 4
+        sets |= {"validation": sets["test"][order[:cut]], "test": sets["test"][order[cut:]]}
+    for name, rows in sets.items():
+        values = scorer.evaluator(rows)
+        found |= {f"{name}/log_gap": values.log_gap(parse("msp"))}
+        found |= {f"{name}/{s2}": values.value(parse(s2)) for s2 in WITNESSES}
+        if name in KEPT:
+            found[f"{name}/correct"] = rows.correct
+    classes = torch.tensor([float(train.num_classes)])
+    return {name: x.float().cpu().contiguous() for name, x in found.items()} | {"train/classes": classes}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The columns of one network, by set; OOD sets apart."""
+
+    name: str
+    train: Columns
+    val: Columns
+    test: Columns
+    ood: Mapping[str, Columns]
+
+    @classmethod
+    def load(cls, path: Path) -> Network:
+        """Read what `columns` found."""
+        sets: dict[str, dict[str, Tensor]] = {}
+        for key, values in load_file(path).items():
+            name, _, column = key.partition("/")
+            sets.setdefault(name, {})[column] = values.double()
+        train, val, test = (sets.pop(name) for name in ("train", "validation", "test"))
+        return cls(path.stem, train, val, test, sets)
+
+    def halves(self) -> tuple[Network, Network]:
+        """The same network with half of the OOD rows each, to learn from and to judge on."""
+
+        def half(part: int) -> Network:
+            sets = {name: {key: x[part::2] for key, x in rows.items()} for name, rows in self.ood.items()}
+            return Network(self.name, self.train, self.val, self.test, sets)
+
+        return half(0), half(1)
+
+
+def rules(network: Network) -> dict[str, Rule]:
+    """Every rule that needs no OOD rows, as a function of columns, α, β and the metric."""
+    found: dict[str, Rule] = {"msp": lambda rows, *_: -rows["log_gap"]}
+    for names in (*((s2,) for s2 in WITNESSES), FOUR):
+        found[f"sirc(msp, {', '.join(names)})"] = _sirc(network, names)
+    for s2 in WITNESSES:
+        found[f"both(msp, {s2})"] = _both(network, s2)
+        found[f"bayes(msp, {s2})"] = witnessed(network, (s2,))
+    return found | {"scod": witnessed(network), "scod, val": witnessed(network, calibrated=True)}
+
+
+def _sirc(network: Network, names: Sequence[str]) -> Rule:
+    scale = {s2: (network.train[s2].mean(), network.train[s2].std(correction=0)) for s2 in names}
+    a, b = ([float(x) for x in xs] for xs in zip(*((mu - 3 * sd, 1 / sd) for mu, sd in scale.values()), strict=True))
+    return lambda rows, *_: combine.sirc(rows["log_gap"], [rows[s2] for s2 in names], a, b)
+
+
+def _both(network: Network, s2: str) -> Rule:
+    def parts(rows: Columns) -> list[Tensor]:
+        return [-rows["log_gap"], rows[s2]]
+
+    knots = [tuple(torch.tensor(x) for x in both.id_quantiles(values)) for values in parts(network.val)]
+    return lambda rows, *_: both.least_quantile(parts(rows), knots)  # type: ignore[arg-type]
+
+
+def witnessed(
+    network: Network, names: Sequence[str] = WITNESSES, *, calibrated: bool = False, learn: Network | None = None
+) -> Rule:
+    """`bayes` as `fit` makes it: from training rows alone, with `val`, or with the OOD rows of `learn` too."""
+    below = torch.special.ndtr(torch.tensor(-1.0, dtype=torch.float64))
+    low, middle = (torch.stack([network.train[s2].quantile(q) for s2 in names]) for q in (below, 0.5))
+    a, b = (middle - 3 * (middle - low)).tolist(), (1 / (middle - low)).tolist()
+    claimed = (0.0, math.log1p(-1 / float(network.train["classes"][0])))
+    calibration = (0.0, 1.0)
+    if calibrated or learn is not None:
+        calibration = calibrate(bayes.doubt(network.val["log_gap"], claimed), network.val["correct"] == 0)
+    id_rows = network.train if calibration == (0.0, 1.0) else network.val
+
+    def u_and_away(rows: Columns) -> tuple[Tensor, list[Tensor]]:
+        return bayes.log_u(rows["log_gap"], claimed, calibration), combine.lowness([rows[s] for s in names], a, b)
+
+    log_u, away = u_and_away(id_rows)
+    if learn is None:
+        log_mean = bayes.log_mean_exp(bayes.witnessed_log_g(log_u, away))
+
+        def log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
+            return bayes.witnessed_log_g(log_u, away, log_mean)
+    else:
+        center, sets = spread(log_u), [u_and_away(rows) for rows in learn.ood.values()]
+        weights = [torch.full_like(u, 1 / (len(sets) * len(u))) for u, _ in sets]
+        ramps = torch.cat([bayes.basis(*part, center) for part in sets])
+        constant, slopes = density_ratio(bayes.basis(log_u, away, center), [Contrast(ramps, torch.cat(weights))])
+        density = (*center, constant, *slopes.tolist())
+
+        def log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
+            return bayes.log_g(log_u, away, density)
+
+    id_u, id_g = log_u, log_g(log_u, away)
+    risks = {point: bayes.expected_risk(id_u, id_g, *point) for point in POINTS}
+
+    def rule(rows: Columns, alpha: float, beta: float, metric: str) -> Tensor:
+        log_u, away = u_and_away(rows)
+        if metric == "aurc":
+            return bayes.least_aurc(log_u, log_g(log_u, away), alpha, beta)
+        return bayes.least_aurr(log_u, log_g(log_u, away), alpha, beta, risks[alpha, beta])
+
+    return rule
+
+
+def areas(network: Network, rule: Rule, kept: Tensor | None = None) -> Iterator[tuple[float, float, str, Tensor]]:
+    """AURR and AURC of a rule at each point; `kept` are weights of test and OOD rows, several sets of them."""
+    right = network.test["correct"].bool()
+    sizes = [len(rows["log_gap"]) for rows in network.ood.values()]
+    share = torch.cat([torch.full((n,), 1 / (n * len(sizes)), dtype=torch.float64) for n in sizes])
+    own = torch.full((len(right),), 1 / len(right), dtype=torch.float64)
+    nothing = torch.zeros_like(own), torch.zeros_like(share)
+    columns = [(own * right, nothing[1]), (own * ~right, nothing[1]), (nothing[0], share)]
+    masses = torch.stack([torch.cat(pair) for pair in columns])[:, None]
+    masses = masses if kept is None else masses * kept
+    for alpha, beta in POINTS:
+        for metric in METRICS:
+            sets = (network.test, *network.ood.values())
+            confidence = torch.cat([rule(rows, alpha, beta, metric) for rows in sets])
+            sorted_masses = masses[..., confidence.argsort(descending=True)]
+            ok, wrong, ood = sorted_masses.cumsum(-1)
+            accepted = alpha * (ok + wrong) + (1 - alpha) * ood
+            risk = (alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood) / accepted
+            step = sorted_masses[0] if metric == "aurr" else accepted.diff(prepend=torch.zeros_like(accepted[:, :1]))
+            yield alpha, beta, metric, (risk * step).nansum(-1) / step.sum(-1)
+
+
+def measure(network: Network) -> pd.DataFrame:
+    """AURR and AURC of every rule at every point."""
+    rows = [
+        (network.name, name, metric, alpha, beta, float(value))
+        for name, rule in rules(network).items()
+        for alpha, beta, metric, value in areas(network, rule)
+    ]
+    return pd.DataFrame(rows, columns=["network", "rule", "metric", "alpha", "beta", "value"])
+
+
+def surely_worse(network: Network) -> pd.DataFrame:
+    """The change, in percent, of `scod` against SIRC with each S2 of the paper, and the low end of its 95% interval."""
+    sizes = [len(rows["log_gap"]) for rows in (network.test, *network.ood.values())]
+    group = torch.cat([torch.randperm(n, generator=torch.Generator().manual_seed(0)) % GROUPS for n in sizes])
+    kept = (group != torch.arange(-1, GROUPS)[:, None]).double()  # the first leaves none out
+    found, ours = [], list(areas(network, witnessed(network), kept))
+    for s2 in PAPER:
+        theirs = areas(network, _sirc(network, (s2,)), kept)
+        for (alpha, beta, metric, value), (*_, rival) in zip(ours, theirs, strict=True):
+            change, *without = 100 * (value / rival).log()
+            error = math.sqrt((GROUPS - 1) / GROUPS * float(torch.stack(without).sub(change).square().sum()))
+            found.append((network.name, s2, metric, alpha, beta, float(change), float(change) - 1.96 * error))
+    return pd.DataFrame(found, columns=["network", "s2", "metric", "alpha", "beta", "change", "low"])
+
+
+def learnt(network: Network) -> pd.DataFrame:
+    """The change, in percent, that OOD rows to learn from make to `scod` with `val`, on other OOD rows."""
+    some, others = network.halves()
+    with_ood = areas(others, witnessed(network, learn=some))
+    pairs = zip(with_ood, areas(others, witnessed(network, calibrated=True)), strict=True)
+    rows = [
+        (network.name, metric, alpha, beta, 100 * math.log(float(value) / float(rival)))
+        for (alpha, beta, metric, value), (*_, rival) in pairs
+    ]
+    return pd.DataFrame(rows, columns=["network", "metric", "alpha", "beta", "change"])
+
+
+def as_markdown(found: pd.DataFrame) -> str:
+    """One row for each rule: its mean change against MSP, with an interval over networks, and the worst against SIRC."""
+    wide = found.pivot_table(index=["network", "metric", "alpha", "beta"], columns="rule", values="value", sort=False)
+    change = 100 * np.log(wide.div(wide["msp"], axis=0))
+    against = 100 * np.log(wide.div(wide[[f"sirc(msp, {s2})" for s2 in PAPER]].min(axis=1), axis=0))
+    heads = [f"{metric.upper()} {what}" for metric in METRICS for what in ("mean", "worst")]
+    lines = [f"| rule | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for rule in found["rule"].unique():
+        cells = []
+        for metric in METRICS:
+            by_network = change[rule].xs(metric, level="metric").groupby("network").mean()
+            cells += [_with_interval(by_network.to_numpy()), _signed(against[rule].xs(metric, level="metric").max())]
+        lines.append(f"| `{rule}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _with_interval(values: npt.NDArray[np.float64]) -> str:
+    if len(values) < 2:
+        return _signed(values.mean())
+    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    return f"{_signed(values.mean())} ± {half:.1f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Keep the columns of runs, or print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    keep = commands.add_parser("columns", help="fit the witnesses and keep the values of all rows")
+    keep.add_argument("folders", nargs="+", type=Path, help="what `sirc run` or `sirc demo` left")
+    keep.add_argument("--out", type=Path, required=True, help="the folder for the files")
+    keep.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    show = commands.add_parser("table", help="print the tables")
+    show.add_argument("files", nargs="+", type=Path, help="what `columns` kept, one for each network")
+    asked = parser.parse_args(arguments)
+    if asked.command == "columns":
+        asked.out.mkdir(parents=True, exist_ok=True)
+        for run in runs_of(asked.folders):
+            save_file(columns(run, asked.device), asked.out / f"{run.parent.name}-{run.name}.safetensors")
+        return
+    networks = [Network.load(path) for path in asked.files]
+    print(as_markdown(pd.concat(map(measure, networks))), end="\n\n")
+    sure = pd.concat(map(surely_worse, networks))
+    for (metric, s2), part in sure.groupby(["metric", "s2"], sort=False):
+        worst = part.loc[part["low"].idxmax()]
+        print(
+            f"{metric.upper()}, scod against sirc(msp, {s2}): surely worse at {(part['low'] > 0).sum()} of {len(part)} "
+            f"points of all networks; worst {_signed(part['change'].max())}%, lowest bound {_signed(worst['low'])}%"
+        )
+    with_ood = pd.concat(map(learnt, networks))
+    for metric, part in with_ood.groupby("metric", sort=False):
+        mean, most = part["change"].mean(), part["change"].max()
+        print(f"{metric.upper()}, g learnt against none: mean {_signed(mean)}%, at worst {_signed(most)}%")
+
+
+if __name__ == "__main__":
+    main()
