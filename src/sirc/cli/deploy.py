@@ -19,6 +19,7 @@ from sirc.cli.options import (
     Quiet,
     Replace,
     Trust,
+    has_begun,
     named_pairs,
     note_test_images,
     on_device,
@@ -163,10 +164,11 @@ def predict(
 
     With four processes, one file: `torchrun --nproc-per-node 4 -m -- sirc predict …`
     """
-    from sirc.deploy import predict_folder
-
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
+    refuse_existing(out, overwrite or has_begun(out))
+    from sirc.deploy import predict_folder
+
     with on_device(device, quiet) as (where, progress):
         classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None

@@ -88,6 +88,11 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
 
 
+def has_begun(table: Path) -> bool:
+    """Whether a stopped `sirc predict` left decisions for its table, in the folder that `predict_folder` makes."""
+    return table.with_name(f".{table.name}.parts").is_dir()
+
+
 def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """Read the experiment that the user names, and choose the runs with these seeds; all without.
 
