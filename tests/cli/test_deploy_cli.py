@@ -512,7 +512,7 @@ def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
     sets = ("--ood", "a=a.npz", "--ood", "b=b.npz")
     code, _, err = command(*call, "--beta", 0.4)
     assert code == 2
-    assert "`--beta`, `--reject-cost` and `--ood` are for the least cost: give `--alpha` too." in err
+    assert "`--beta` would do nothing: for the least cost, give `--alpha` too." in err
     code, out, err = command(*call, "--alpha", 0.7, "--beta", 0.4, "--reject-cost", 0.1, *sets)
     assert code == 0, err
     assert "the least cost on these rows for α = 0.7, β = 0.4, where a rejected input costs 0.1" in out.replace(

@@ -369,7 +369,7 @@ def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
         (["--id", "test.npz", "--score", "mps"], 1, "msp"),
         (["--id", "test.npz", "--score", "vim"], 1, "vim"),
         (["--id", "test.npz", "--crossfit", "often"], 2, "`--crossfit` must be auto or a whole number"),
-        (["--id", "test.npz", "--head", "test.npz"], 1, "must hold `weight`"),
+        (["--train", "train.npz", "--id", "test.npz", "--head", "test.npz"], 1, "must hold `weight`"),
         (["--id", "test.npz", "--ood", "far=head.npz"], 1, "'head.npz'"),
         (["--id", "test.npz", *SETS, "--group", "Close=nearest"], 1, "nearest"),
     ],
