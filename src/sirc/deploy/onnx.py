@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sirc._utils.checks import check_at_least
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.warn import warn
 from sirc.data import Preprocess
 from sirc.deploy.saved import about, preprocess_from
 from sirc.deploy.selective import Decision, SelectiveClassifier
@@ -207,10 +208,9 @@ class OnnxGraph:
             text = f"'{path}' must be an ONNX graph as `export_onnx` wrote it: {error}. Export it again."
             raise StoreError(text) from error
         if not sealed:
-            warnings.warn(
+            warn(
                 f"'{path}' was exported by an earlier version of sirc, without a digest of its weights: damage to them "
                 "goes unnoticed. Export it again.",
-                stacklevel=2,
             )
 
     def _read(self, facts: dict[str, Any]) -> None:

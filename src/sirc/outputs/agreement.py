@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from sirc._utils.text import percent
-from sirc.errors import DataWarning
+from sirc._utils.warn import warn
 from sirc.metrics import at_least
 from sirc.outputs.store import OutputStore
 
@@ -36,13 +34,11 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
     agree = f"the predictions for '{name}' agree with its labels in {percent(right / max(1, rows))} of {rows:,} rows"
     if gained - lost > _FAR * len(renumbered) and at_least(gained, gained + lost, 0.5) < _SURE:
         best = percent(float((renumbered == labels[fresh]).double().mean()))
-        warnings.warn(
+        warn(
             f"{agree}, and in {best} if the classes are numbered otherwise. The labels probably stand in another order "
             "than the network's outputs: folders named by numbers sort as text, 0, 1, 10, 2. See the order with "
             '`sirc data check`; set it with `sort = "natural"` or `classes = …` in the TOML, or for arrays with '
             "`Outputs(…, classes=…)`.",
-            DataWarning,
-            stacklevel=3,
         )
         return
     if rows < _FEW:
@@ -52,12 +48,10 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
     chance = min(1.0, float(torch.stack([*shares]).prod(0).sum()))
     by_chance = at_least(right, rows, chance) > 0.01 and at_least(right + 1, rows, chance) < 0.99
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:
-        warnings.warn(
+        warn(
             f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes is better. The "
             "weights, the preprocessing or the labels are probably not this network's: was it trained, and are the "
             "labels in the order of the rows?",
-            DataWarning,
-            stacklevel=3,
         )
 
 

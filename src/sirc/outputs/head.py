@@ -1,6 +1,5 @@
 """Head: weight and bias of a classifier's final linear layer, v = W z + b."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,8 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_device, check_finite, check_floating, check_shape
 from sirc._utils.files import PathLike, array_names, is_npz, read_npz, read_safetensors, write_npz, write_safetensors
-from sirc.errors import DataWarning, StoreError
+from sirc._utils.warn import warn
+from sirc.errors import StoreError
 from sirc.outputs.outputs import Outputs
 
 HEAD_FORMAT = "sirc.Head/1"
@@ -111,11 +111,9 @@ class Head:
             )
         half = torch.bfloat16 in (outputs.dtype, outputs.features.dtype, self.weight.dtype)
         if off > (2 * _CLOSE if half else _CLOSE):
-            warnings.warn(
+            warn(
                 f"`head` should give the logits from the features, and {differ}. Scores that read it are off too, "
                 "unless the logits were scaled on purpose.",
-                DataWarning,
-                stacklevel=2,
             )
 
     def to(self, device: torch.device | str) -> "Head":
