@@ -16,6 +16,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.files import read_json
 from sirc._utils.imports import stored_name
+from sirc._utils.warn import warn
 from sirc.data import DeviceCache, ImageSet, Source, eval_geometry
 from sirc.errors import OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
@@ -33,12 +34,13 @@ from sirc.experiment.network import (
 from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
-from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, warn_of_store
+from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, doubt_of_store
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
 
 _WEIGHTS = "weights"  # the input of extracted outputs that no setting is
+_DOUBT = "doubt"  # what was said of their labels
 
 
 def train_stage(experiment: Experiment, run: Run) -> Stage:
@@ -282,12 +284,18 @@ def extract_run(
             seen = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
                 if distributed.is_main() and not stage.is_done():
-                    stage.record(seen=seen)
-                    warn_of_store(name, stores[name])
-                elif distributed.is_main() and stage.seen != seen:
+                    stage.record(seen={**seen, _DOUBT: doubt_of_store(name, stores[name])})
+                elif distributed.is_main() and not seen.items() <= stage.seen.items():
                     with suppress(OSError):  # a finished study may be read-only
-                        stage.record(seen=seen)
+                        stage.record(seen={**stage.seen, **seen})
+                warn_again(stage)
     return stores
+
+
+def warn_again(stage: Stage) -> None:
+    """Warn of outputs as when they were extracted: whoever comes back should know."""
+    if distributed.is_main() and (doubt := stage.seen.get(_DOUBT)):
+        warn(doubt)
 
 
 def fit_run(

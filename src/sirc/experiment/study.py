@@ -44,6 +44,7 @@ from sirc.experiment.stages import (
     outputs_stages,
     train_run,
     train_stage,
+    warn_again,
 )
 from sirc.experiment.trust import remember
 from sirc.progress import SILENT, Progress, Task
@@ -220,12 +221,15 @@ class _Worker:
 
         def extract(stale: list[Stage]) -> None:
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
-            if has_images and not stale and are_unchanged(experiment, outputs, cache):
-                return
-            if stale:
-                extract([name for name, stage in outputs.items() if stage in stale], overwrite=True)
-            if has_images:
-                extract(overwrite="unfinished")
+            old = [name for name, stage in outputs.items() if stage in stale]
+            others = [name for name in outputs if name not in old]
+            if old:
+                extract(old, overwrite=True)
+            if others and has_images and (old or not are_unchanged(experiment, outputs, cache)):
+                extract(others, overwrite="unfinished")
+            else:
+                for name in others:
+                    warn_again(outputs[name])
 
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
