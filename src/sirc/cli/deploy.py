@@ -27,7 +27,7 @@ from sirc.cli.options import (
     refuse_unused,
     runs_of_seeds,
 )
-from sirc.errors import ConfigError
+from sirc.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -431,10 +431,9 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
     import numpy as np
     import pandas as pd
 
-    from sirc._utils.files import read_npz
+    from sirc._utils.files import array_names, listed_arrays, read_npz, require_file
 
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file '{path}'.")
+    require_file(path)
     if path.suffix not in (".csv", ".npy", ".npz"):
         raise ConfigError(f"`--confidences` must be a .csv, .npy or .npz file; got '{path}'.")
     try:
@@ -443,9 +442,13 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
             cells = table[column].fillna("").str.strip()
             values = cells[cells != ""].astype(float)
             return np.asarray(values, dtype=np.float64), len(cells) - len(values)
+        if path.suffix == ".npz" and column not in (names := array_names(path)):
+            raise ConfigError(f"`--column` must be an array of '{path}', {listed_arrays(names)}; got '{column}'.")
         array = np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
         if array.dtype.kind not in "fiu":
             raise ValueError(f"it holds {array.dtype}")
         return np.asarray(array, dtype=np.float64), 0
+    except (ConfigError, StoreError):
+        raise
     except (EOFError, ValueError, TypeError) as error:
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
