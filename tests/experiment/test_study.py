@@ -158,6 +158,18 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
 
 
+@pytest.mark.usefixtures("finished")
+def test_what_other_code_wrote_is_written_again(experiment, monkeypatch):
+    def redone():
+        study = run_study([experiment], figures=False)
+        return {step.name for step in study.steps if not step.skipped}
+
+    assert redone() == set()
+    monkeypatch.setattr("sirc.experiment.study.folder_digest", lambda folder: f"newer code in {folder.name}")
+    assert redone() == {"tables", "page"}
+    assert redone() == set()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, command, monkeypatch):

@@ -33,7 +33,7 @@ from sirc.experiment.results import (
     title_of,
     write_results,
 )
-from sirc.experiment.stage import Stage, digest
+from sirc.experiment.stage import Stage, digest, folder_digest
 from sirc.experiment.stages import (
     are_unchanged,
     check_held_out,
@@ -272,6 +272,7 @@ class _Worker:
         from sirc.report.tables import save_tables
 
         study, folder, progress = self.study, self.study.folder, self.progress
+        code = folder_digest(Path(__file__).parents[1] / "report")  # within one version it may change too
         scores = reported_scores(list(study.results["score"].unique()), study.experiments)
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
@@ -279,7 +280,7 @@ class _Worker:
         }
 
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
-            known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__}
+            known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, "code": code}
             stage = Stage(name, folder, known | inputs, make=write)
             self._make(name, stage)
             study.files += stage.made
