@@ -207,11 +207,6 @@ class Experiment:
         """Whether some of its scores are tuned on its validation images."""
         return self.data.validates and Needs.of(self.fit.specs).tuned
 
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """The datasets whose outputs a study needs: train, test, the OOD sets, and validation where it tunes scores."""
-        return ("train", "test", *(["validation"] if self.tuned else []), *self.data.ood)
-
     def source(self, name: str) -> Source:
         """Give a dataset by its name."""
         if name not in self.names:

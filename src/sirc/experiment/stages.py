@@ -89,18 +89,18 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
 
 
 def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
-    """The extraction of every dataset that a study needs.
+    """The extraction of every dataset of a study.
 
     The network is built only where the stores may be another's.
     """
-    stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.stored}
+    stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.names}
     key = network_key(experiment, run)
     made_by = {(stage.inputs_before or {}).get(_WEIGHTS) for stage in stages.values()}
     if key and len(made_by) == 1 and all(stage.seen.get("network") == key for stage in stages.values()):
         weights = str(made_by.pop())
     else:
         weights = fingerprint_of(experiment, run)
-    return {name: outputs_stage(experiment, run, name, weights) for name in experiment.stored}
+    return {name: outputs_stage(experiment, run, name, weights) for name in experiment.names}
 
 
 def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: DeviceCache) -> bool:
@@ -228,17 +228,16 @@ def extract_run(
     progress: Progress = SILENT,
     cache: DeviceCache | None = None,
 ) -> dict[str, OutputStore]:
-    """Extract the outputs of one network on the named datasets, by default all that a study needs.
+    """Extract the outputs of one network on the named datasets, by default all of the experiment's.
 
-    These are train, test and every OOD set, and validation if scores are tuned on it. `overwrite="unfinished"` begins
-    anew where other settings were interrupted. With `cache = "device"`, images that are in `cache` already are not
-    decoded again, and others stay in it.
+    `overwrite="unfinished"` begins anew where other settings were interrupted. With `cache = "device"`, images that are
+    in `cache` already are not decoded again, and others stay in it.
     """
     settings = experiment.extract
     options = asdict(settings) | {"on_error": on_error or settings.on_error}
     options["dtype"] = None if settings.dtype == "model" else getattr(torch, settings.dtype)
     on_device = options.pop("cache") == "device"
-    names = list(names or experiment.stored)
+    names = list(names or experiment.names)
     check_trained(experiment, run)
     check_held_out(experiment, run, names, cache, progress)
     model = network(experiment, run).to(device)

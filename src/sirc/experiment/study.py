@@ -21,7 +21,7 @@ from sirc._utils.files import PathLike, keep_text, refuse_existing
 from sirc.data import DeviceCache
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.images import check_data, needed_sets, sample_images
+from sirc.experiment.images import check_data, sample_images
 from sirc.experiment.results import (
     SCHEMA,
     STUDY_FILE,
@@ -143,8 +143,7 @@ def run_study(
             for experiment in unfinished:  # before hours are spent on the first dataset
                 untrained = "train" in redo or not all(run.weights.exists() for run in experiment.runs)
                 trains = experiment.train is not None and untrained
-                names = needed_sets(experiment)
-                check_data(experiment, names, trains=trains, cache=worker.cache, progress=progress)
+                check_data(experiment, experiment.names, trains=trains, cache=worker.cache, progress=progress)
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
@@ -189,11 +188,13 @@ class _Worker:
     def finished(self, experiment: Experiment) -> bool:
         """Whether nothing is left to train or extract; only then may images be missing."""
         trained = experiment.train is None or all(run.weights.exists() for run in experiment.runs)
-        stages = (stage for run in experiment.runs for stage in outputs_stages(experiment, run).values())
-        done = not self.redo & {"train", "extract"} and trained and all(stage.is_done() for stage in stages)
+        stages = (pair for run in experiment.runs for pair in outputs_stages(experiment, run).items())
+        # Studies of earlier versions have no outputs of validation images that no score was tuned on, and need none.
+        needed = (stage for name, stage in stages if name != "validation" or experiment.tuned)
+        done = not self.redo & {"train", "extract"} and trained and all(stage.is_done() for stage in needed)
         missing = ""
         try:
-            experiment.require(needed_sets(experiment))
+            experiment.require()
         except ConfigError as error:
             if not done:
                 raise
