@@ -142,11 +142,11 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     assert (code, out) == (130, "")
     assert "stopped; what was finished is kept, and the same command goes on from there" in err
     err = command("train", "tiny.toml", "--overwrite")[2]
-    assert "is kept; without `--overwrite` the same command goes on with what was begun, and keeps older results" in err
+    assert "is kept; without `--overwrite` the same command goes on with what was begun and keeps older results" in err
     monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
     err = command("demo", "--redo", "fit")[2]
     assert err.startswith("this takes about three minutes on two idle cores")
-    assert "is kept; without `--redo` the same command goes on with what was begun, and keeps older results" in err
+    assert "is kept; without `--redo` the same command goes on with what was begun and keeps older results" in err
     monkeypatch.setattr("sirc.experiment.read_results", interrupted)
     Path("results.csv").touch()
     assert "stopped; nothing was written, and the same command begins anew" in command("table", "results.csv")[2]

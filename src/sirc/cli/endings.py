@@ -26,9 +26,7 @@ _STOPPED = {
     "plot": "the figures drawn so far stay, and the same command draws all of them again",
 }
 _NOTHING = "nothing was written, and the same command begins anew"
-_ANEW = (
-    "what was finished is kept; without `--{}` the same command goes on with what was begun, and keeps older results"
-)
+_ANEW = "what was finished is kept; without `--{}` the same command goes on with what was begun and keeps older results"
 _BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo", "noise"}  # where it has `--overwrite` or `--redo`
 # A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
 _KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
