@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sirc._utils.imports import import_function, stored_name
+from sirc._utils.imports import import_function, import_module, stored_name
 from sirc.models import small
 
 
@@ -27,6 +27,13 @@ def test_what_is_missing_is_named():
         import_function("sirc.small:resnt", "a name")
     with pytest.raises(ValueError, match="`numpy:pi` must be a function; got a float"):
         import_function("numpy:pi", "a name")
+
+
+@pytest.mark.parametrize("name", ["sirc.models.small:resnet", "./sirc/models/small.py", "sirc.models.small:"])
+def test_a_module_is_named_without_a_function_or_an_ending(name):
+    assert import_module("sirc.models.small") is small
+    with pytest.raises(ValueError, match=r"must be a module, `package.module`. Write `sirc.models.small`\."):
+        import_module(name)
 
 
 PARTIAL = functools.partial(functools.partial(os.system), "true")

@@ -142,11 +142,11 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     assert (code, out) == (130, "")
     assert "stopped; what was finished is kept, and the same command goes on from there" in err
     err = command("train", "tiny.toml", "--overwrite")[2]
-    assert "is kept, and the same command, without `--overwrite`, goes on from there" in err
+    assert "is kept; without `--overwrite` the same command goes on with what was begun and keeps older results" in err
     monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
     err = command("demo", "--redo", "fit")[2]
     assert err.startswith("this takes about three minutes on two idle cores")
-    assert "is kept, and the same command, without `--redo`, goes on from there" in err
+    assert "is kept; without `--redo` the same command goes on with what was begun and keeps older results" in err
     monkeypatch.setattr("sirc.experiment.read_results", interrupted)
     Path("results.csv").touch()
     assert "stopped; nothing was written, and the same command begins anew" in command("table", "results.csv")[2]
@@ -195,6 +195,33 @@ def test_mistakes_are_answered_with_words_and_a_code(study, command, arguments, 
     assert words in err
     assert "Traceback" not in out + err
     assert not Path("runs").exists()  # what fails leaves nothing that would stand in the way
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("calibrate RUN --alpha 0.5 --recall 0.9 --delta 0.1", "`--delta` would do nothing: the least cost"),
+        ("calibrate RUN --alpha 0.5 --recall 0.9 --plain", "`--plain` would do nothing: the least cost"),
+        ("calibrate RUN --plain --delta 0.1", "`--delta` would do nothing: `--plain`"),
+        ("calibrate RUN --reject-cost 0.1 --ood a=b", "`--reject-cost` and `--ood` would do nothing"),
+        ("predict . --onnx m.onnx --seed 1 --trust", "`--seed` and `--trust` would do nothing"),
+        ("predict . --onnx m.onnx --device cuda", "`--device` would do nothing: a graph"),
+        ("evaluate --id a.npz --head h.npz --crossfit 3", "`--head` and `--crossfit` would do nothing"),
+        ("evaluate --id a.npz --on-unfit skip", "`--on-unfit` would do nothing"),
+        ("evaluate --id a.npz --train t.npz --on-unfit stop", "`--on-unfit stop` is for scores that `--score` names"),
+        ("evaluate --id a.npz --no-figures --format pdf", "`--format` would do nothing: `--no-figures`"),
+        ("run a.toml --no-figures --redo fit --redo figures", "`--redo` would do nothing: `--no-figures`"),
+        ("demo --no-figures --redo figures", "`--redo` would do nothing: `--no-figures`"),
+        ("table mine.csv --alpha 0.5", "`--alpha` would do nothing: these metrics"),
+        ("table mine.csv --spread", "`--spread` would do nothing: each model has one"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(tmp_path, monkeypatch, command, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("model,seed,score,negative,metric,alpha,beta,value\nm,0,msp,wrong,auroc,,,0.5\n")
+    code, out, err = command(*arguments.split())
+    assert (code, out) == (2, "")
+    assert words in err
 
 
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest_right_one(study, command):

@@ -355,6 +355,8 @@ def test_confidences_that_are_none_are_refused(here, command):
     Path("other.csv").write_text("score\n1.5\n")
     Path("empty.csv").touch()
     Path("no.txt").touch()
+    Path("junk.npz").write_text("junk")
+    np.savez("named.npz", scores=np.ones(3))
     np.save("objects.npy", np.array([{}]), allow_pickle=True)
     np.save("two.npy", np.zeros((3, 2)))
     np.save("nan.npy", np.array([1.0, np.nan]))
@@ -375,10 +377,13 @@ def test_confidences_that_are_none_are_refused(here, command):
         ("complex.npy", 1, "it holds complex128"),
         ("flags.npy", 1, "it holds bool"),
         ("nan.npy", 1, "NaN"),
+        ("named.npz", 2, "`--column` must be an array of 'named.npz', `scores`; got 'confidence'"),
+        ("junk.npz", 1, "error: 'junk.npz' cannot be trusted: not a whole .npz file"),
     ):
         got, out, err = command(*call, name)
         assert (got, out) == (code, ""), name
         assert words in err, err
+        assert err.count(name) <= 1
     assert command(*call, "words.csv", "--delta", "2")[0] == 2
     Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n")
     assert read_confidences(Path("commas.csv"), "confidence")[0].tolist() == [0.1, 0.2]
@@ -512,7 +517,7 @@ def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
     sets = ("--ood", "a=a.npz", "--ood", "b=b.npz")
     code, _, err = command(*call, "--beta", 0.4)
     assert code == 2
-    assert "`--beta`, `--reject-cost` and `--ood` are for the least cost: give `--alpha` too." in err
+    assert "`--beta` would do nothing: for the least cost, give `--alpha` too." in err
     code, out, err = command(*call, "--alpha", 0.7, "--beta", 0.4, "--reject-cost", 0.1, *sets)
     assert code == 0, err
     assert "the least cost on these rows for α = 0.7, β = 0.4, where a rejected input costs 0.1" in out.replace(

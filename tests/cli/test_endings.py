@@ -102,7 +102,26 @@ def test_keys_are_those_of_the_toml():
 @pytest.mark.parametrize("name", _STOPPED)
 def test_what_stays_is_said_of_commands_that_there_are(name):
     command = NAMED.get(name) or getattr(data, name)
-    assert "{" not in what_stays(command.__name__, {})
+    assert "{" not in what_stays(command.__name__, {"out": Path("decisions.csv")})
+
+
+def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, command, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    table, parts = tmp_path / "decisions.csv", tmp_path / ".decisions.csv.parts"  # as tests of `predict_folder` find it
+    call = ("predict", tmp_path, "--onnx", tmp_path / "none.onnx", "--out", table)
+    table.write_text("older")
+    assert "exists already. Pass `--overwrite`" in command(*call)[2]
+    monkeypatch.setattr("sirc.deploy.predict_folder", stopped)
+    nothing = "nothing was written, and the same command begins anew"
+    assert nothing in command(*call, "--overwrite")[2]
+    parts.mkdir()
+    assert "without `--overwrite` the same command goes on" in command(*call, "--overwrite")[2]
+    assert "the same command goes on from there" in command(*call)[2]
+    parts.rmdir()
+    table.unlink()
+    assert nothing in command(*call)[2]
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,24 @@ def test_a_graph_never_accepts_what_it_cannot_compute(graph):
 
 
 @pytest.mark.slow
+def test_a_graph_takes_tensors_and_says_in_words_what_it_does_not_take(graph):
+    model, x = _onnx.OnnxModel(graph), torch.randn(2, 3, tiny_selective.SIDE, tiny_selective.SIDE)
+    np.testing.assert_array_equal(model(x.requires_grad_()).confidence, model(x.detach().numpy()).confidence)
+    for wrong, words in (
+        (x.double(), "`images` must be float32, as the model took it; got float64"),
+        (x.bfloat16(), "must be float32, as the model took it; got bfloat16"),
+        (
+            x.detach().numpy()[0],
+            r"`images` must have the shape \(n, 3, 16, 16\), a row for each input; got \(3, 16, 16\)",
+        ),
+        (x[:, :2], r"must have the shape \(n, 3, 16, 16\)"),
+        ("photo.jpg", "`images` must be an array of numbers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model(wrong)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_the_graph_decides_as_the_module_does(networks, name, spec, tmp_path):
     selective = networks[name].selective(spec)
@@ -413,6 +431,9 @@ def test_a_graph_of_inputs_by_name_decides_as_the_module_does(sentences, tmp_pat
         np.testing.assert_array_equal(found.accepted, expected.accepted)
     with pytest.raises(ValueError, match="the graph takes input_ids, attention_mask; got images"):
         graph(batch["input_ids"].numpy())
+    np.testing.assert_array_equal(graph(batch).label, selective(batch).label)  # tensors too
+    with pytest.raises(ValueError, match="`attention_mask` must have as many rows as `input_ids`; got 1 and 6"):
+        graph({**batch, "attention_mask": batch["attention_mask"][:1]})
     with pytest.raises(sirc.StoreError, match="must take images and say how they are prepared"):
         _onnx.OnnxModel(path)
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc.cli.options import has_begun
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.predict import COLUMNS, predict_folder, save_decisions
 from sirc.progress import Progress
@@ -205,10 +206,12 @@ def test_who_began_to_replace_a_file_may_go_on(selective, folder, tmp_path, deci
     with pytest.raises(KeyboardInterrupt):
         predict_folder(selective, folder, path=path, overwrite=True, batch_size=3)
     assert path.read_text() == "older"
+    assert has_begun(path)
     seen = deciding()
     predict_folder(selective, folder, path=path, batch_size=3)
     assert sum(seen) < len(GOOD) - 3
     assert path.read_text() != "older"
+    assert not has_begun(path)
 
 
 def test_images_that_were_changed_are_decided_about_again(selective, tmp_path, deciding):

@@ -536,7 +536,7 @@ def test_the_command_without_ood_data_takes_all_that_can_be_fitted(command, file
         (["--val", "no.npz", "--scorer", "scorer.safetensors"], 1, "no file or store 'no.npz'"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "msp"], 1, "two scores or more"),
         (["--val", "train.npz", "--scorer", "scorer.safetensors"], 1, "was not fitted on"),
-        (["--val", "val.npz", "--train", "train.npz", "--head", "val.npz"], 1, "must hold `weight`"),
+        (["--val", "val.npz", "--train", "train.npz", "--head", "val.npz"], 1, "must hold `head_weight`"),
         (["nowhere"], 1, "holds no stored outputs"),
     ],
 )

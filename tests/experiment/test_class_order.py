@@ -101,6 +101,11 @@ def test_extract_and_run_tell_of_folders_that_sort_as_text_and_the_toml_mends_it
     assert 'set it with `sort = "natural"`' in said
     said = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures"], capsys)
     assert said.count("warning: the predictions for 'test'") == 1
+    again = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures"], capsys)
+    assert "extract: there already" in again
+    assert again.count("warning: the predictions for 'test'") == again.count("'train' agree with its labels") == 1
+    again = stderr_of(["extract", "shades.toml", "--device", "cpu", "--only", "test"], capsys)
+    assert again.count("warning: the predictions for 'test'") == 1
     natural = ["--set", "data.train.sort=natural"]
     said = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures", *natural], capsys)
     assert "warning" not in said

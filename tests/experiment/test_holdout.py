@@ -1,6 +1,7 @@
 """`data.holdout`: validation images cut out of the training set, the same for every seed, never trained on."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,6 @@ def test_held_out_images_are_a_validation_set(tiny):
     assert experiment.data.validates
     assert experiment.tuned
     assert experiment.names == ("train", "test", "validation", "Grey", "Noise")
-    assert experiment.stored == experiment.names
     assert experiment.source("validation") == experiment.data.train
     rest, held = images_of(experiment, "train"), images_of(experiment, "validation")
     assert (len(rest), len(held)) == (38, 12)
@@ -129,6 +129,23 @@ def test_mistakes_are_told(tiny, tmp_path):
 def test_the_number_held_out_is_written_down(tiny):
     experiment = tiny()
     assert Experiment.read(experiment.save()) == experiment
+
+
+@pytest.mark.slow
+def test_a_study_stores_what_select_and_calibrate_take_and_an_older_one_without_images_does_without(tiny, command):
+    experiment = tiny('fit.specs=["msp", "energy"]', "seeds=[1]")
+    run_study([experiment], figures=False)
+    run = experiment.run(1)
+    assert len(sirc.OutputStore(run.store("validation"))) == 12
+    code, out, err = command("select", experiment.folder, "--draws", 20)
+    assert code == 0, err
+    assert "Chosen on a random half of the validation images; `sirc calibrate` takes this score and the other" in out
+    assert "test images" not in err
+    shutil.rmtree(run.store("validation"))
+    (run.folder / ".made-from" / "extract-validation.json").unlink()
+    shutil.rmtree("data")
+    run_study([experiment], figures=False)
+    assert {path.name for path in (run.folder / "outputs").iterdir()} == {"train", "test", "Grey", "Noise"}
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sirc.experiment.stage import Stage
+from sirc.experiment.stage import Stage, folder_digest
 
 
 @pytest.fixture
@@ -94,3 +94,13 @@ def test_what_outputs_say_of_themselves_counts(stage, tmp_path):
     assert stage("b", recorded=recorded).is_stale()
     stage("b").run()
     assert stage("b", recorded=recorded).is_done()
+
+
+def test_the_digest_of_a_folder_is_that_of_its_sources(tmp_path):
+    (tmp_path / "inner" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "inner" / "page.js").write_text("one")
+    before = folder_digest(tmp_path)
+    (tmp_path / "inner" / "__pycache__" / "page.pyc").write_text("compiled")
+    assert folder_digest(tmp_path) == before
+    (tmp_path / "inner" / "page.js").write_text("two")
+    assert folder_digest(tmp_path) != before

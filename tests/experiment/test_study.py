@@ -158,6 +158,18 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     assert all(line.startswith("drawn/") and line.endswith(".png") for line in out.splitlines())
 
 
+@pytest.mark.usefixtures("finished")
+def test_what_other_code_wrote_is_written_again(experiment, monkeypatch):
+    def redone():
+        study = run_study([experiment], figures=False)
+        return {step.name for step in study.steps if not step.skipped}
+
+    assert redone() == set()
+    monkeypatch.setattr("sirc.experiment.study.folder_digest", lambda folder: f"newer code in {folder.name}")
+    assert redone() == {"tables", "page"}
+    assert redone() == set()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_the_page_of_a_study_is_written_again_from_what_is_stored(experiment, command, monkeypatch):
@@ -369,17 +381,22 @@ def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
         (["--id", "test.npz", "--score", "mps"], 1, "msp"),
         (["--id", "test.npz", "--score", "vim"], 1, "vim"),
         (["--id", "test.npz", "--crossfit", "often"], 2, "`--crossfit` must be auto or a whole number"),
-        (["--id", "test.npz", "--head", "test.npz"], 1, "must hold `weight`"),
-        (["--id", "test.npz", "--ood", "far=head.npz"], 1, "'head.npz'"),
+        (["--train", "train.npz", "--id", "test.npz", "--head", "test.npz"], 1, "must hold `head_weight`"),
+        (["--id", "test.npz", "--ood", "far=head.npz"], 1, "error: 'head.npz' must have an array named `logits`"),
+        (["--id", "test.npz", "--ood", "far=junk.npz"], 1, "error: 'junk.npz' cannot be trusted"),
+        (["--id", "no.txt"], 1, "must end in `.npz` or `.safetensors`; got 'no.txt'"),
         (["--id", "test.npz", *SETS, "--group", "Close=nearest"], 1, "nearest"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_mistakes_with_arrays_are_answered_in_words(arrays, command, arguments, code, words):
+    Path("junk.npz").write_text("junk")
+    Path("no.txt").touch()
     got, _, err = command("evaluate", *arguments, "--no-figures")
     assert got == code
     assert words in err
     assert "Traceback" not in err
+    assert all(err.count(f"'{file}'") <= 1 for file in ("head.npz", "junk.npz", "no.txt"))
 
 
 def test_wrong_shapes_are_answered_in_words(arrays, command):

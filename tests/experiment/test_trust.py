@@ -340,6 +340,7 @@ def test_looking_imports_nothing_and_says_what_would_help(command):
         assert code == 2
         assert "unknown score `score_of_marking`" in err
         assert "If you trust them, pass `--import marking`, or import them first." in err
+        assert err.count("--import") == 1
     assert nothing_ran()
 
 
@@ -349,6 +350,9 @@ def test_imports_of_an_experiment_that_the_user_names_are_imported(command, scra
     )
     lines = ["--set", "imports=['marking']", "--set", "fit.specs=['msp', 'of_marking']", "--set", "name=other"]
     code, _, err = command("fit", "tiny.toml", *lines)
+    told = command("fit", "tiny.toml", *lines, "--set", "fit.specs=['of_markng']")[2]
+    assert "Did you mean `of_marking`?" in told
+    assert told.endswith(". None of the modules in `imports` registers it.\n")
     sys.modules.pop("marking", None)
     assert code == 1
     assert "Extract them first" in err  # the score was known

@@ -15,9 +15,11 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import sirc
+from sirc._utils.parts import Parts
 from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.errors import ImageError
+from sirc.extraction.writer import _Shard
 from sirc.progress import Progress
 from support.interpreters import launched, python
 
@@ -438,6 +440,26 @@ def test_an_unreadable_image_loses_no_batch_before_it(tmp_path):
         sirc.extract(model, images, tmp_path / "s", batch_size=2, head="4", on_error="skip")
     with pytest.raises(ImageError, match=r"b/07\.png"):
         sirc.extract(network(), images, tmp_path / "s", batch_size=2, head="4")
+
+
+class Dropping(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[: max(1, len(x) - 1)]
+
+
+def test_a_model_that_drops_a_row_is_refused(tmp_path):
+    data = TensorDataset(torch.randn(10, 12))
+    for path in (None, tmp_path / "s"):
+        with pytest.raises(ValueError, match="one row of logits for each input; got 4 for 5"):
+            sirc.extract(Dropping(12, K), data, path, batch_size=5, features=False, labels=False)
+
+
+def test_a_part_whose_rows_are_not_those_of_its_items_is_computed_again(tmp_path):
+    parts = Parts(tmp_path, {})
+    parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5, 3]"})
+    assert len(_Shard(range(10), parts, skips=True).left) == 5
+    parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5]"})
+    assert len(_Shard(range(10), parts, skips=True).left) == 10
 
 
 KILLED = """

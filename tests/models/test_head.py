@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sirc import Head, find_head
+from sirc._utils.files import write_safetensors
 from sirc.models import capture_features
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 
@@ -527,8 +528,16 @@ def test_a_head_is_found_beside_outputs_and_its_absence_is_told(tmp_path):
     np.savez(tmp_path / "train.npz", logits=np.ones((2, 3)), head_weight=np.ones((3, 5)), weight=np.ones((9, 9)))
     assert Head.load(tmp_path / "train.npz").weight.shape == (3, 5)
     np.savez(tmp_path / "none.npz", logits=np.ones((2, 3)), weight=np.ones((9, 9)))
-    with pytest.raises(ValueError, match=r"none.npz' must hold `weight` \(and `bias`\), the last layer's"):
+    with pytest.raises(
+        ValueError, match=r"none.npz' must hold `head_weight` \(and .*it has `logits`, `weight`. Rename"
+    ):
         Head.load(tmp_path / "none.npz")
+    (tmp_path / "junk.npz").write_text("junk")
+    with pytest.raises(ValueError, match=r"junk.npz' cannot be trusted: not a whole .npz file \(it is no archive"):
+        Head.load(tmp_path / "junk.npz")
+    write_safetensors(tmp_path / "net.safetensors", {f"layer{i}.weight": torch.ones(3, 5) for i in range(99)}, {})
+    with pytest.raises(ValueError, match=r"must hold `weight` .*; it has `layer0.weight`, .{,70}…. Rename the arrays"):
+        Head.load(tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match=r"a path for a head must end in `.npz` or `.safetensors`; got 'head.pt'"):
         Head(np.ones((3, 5))).save("head.pt")
     with pytest.raises(FileNotFoundError):

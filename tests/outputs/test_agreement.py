@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from sirc import DataWarning, Outputs, OutputStore, Scorer, evaluate
-from sirc.outputs import warn_of_labels, warn_of_store
+from sirc.outputs import doubt_of_store, warn_of_labels
 from sirc.outputs.agreement import _renumbered
 
 
@@ -90,12 +90,10 @@ def test_a_store_is_judged_by_shards_from_all_of_it(tmp_path):
     predictions, labels = network(400, 20, 0.9, labels=np.sort(np.arange(400) % 20))
     logits = torch.nn.functional.one_hot(predictions, 20).float() * 5
     bad = Outputs(logits, labels=(labels + 1) % 20)
-    with pytest.warns(DataWarning, match="numbered otherwise"):
-        warn_of_store("val", OutputStore.from_outputs(tmp_path / "bad", bad.batches(25), size=400, shard_size=25))
-    good = Outputs(logits, labels=labels)
-    warn_of_store("val", OutputStore.from_outputs(tmp_path / "good", good.batches(25), size=400, shard_size=25))
-    bare = Outputs(logits)
-    warn_of_store("val", OutputStore.from_outputs(tmp_path / "bare", bare.batches(25), size=400, shard_size=25))
+    for name, outputs in {"bad": bad, "good": Outputs(logits, labels=labels), "bare": Outputs(logits)}.items():
+        store = OutputStore.from_outputs(tmp_path / name, outputs.batches(25), size=400, shard_size=25)
+        assert ("numbered otherwise" in doubt_of_store("val", store)) == (name == "bad")
+        assert bool(doubt_of_store("val", store)) == (name == "bad")
 
 
 def test_evaluate_tells_in_python_and_on_the_command_line(tmp_path, command):

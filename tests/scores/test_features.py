@@ -396,9 +396,17 @@ def thin():
         ("cop", one_direction, "rows of different directions.*; got rows that all point in one direction"),
         ("fdbd", one_head, "`fdbd` .* needs a head whose rows differ; all 4 rows of its weight are equal"),
         ("nnguide(k=61)", one_direction, r"`nnguide\(k=61\)` needs at least 61 training rows to search; got 60"),
-        ("nnguide(k=12501)", one_direction, "got 60. Fit on more rows, of which 12500 are kept, or choose a smaller k"),
-        ("knn(k=61)", one_direction, "61 training rows to search; got 60. Fit on more rows, of which 12500"),
-        ("knn(k=12501)", one_direction, "got 60. Fit on more rows, of which 12500 are kept, or choose a smaller k"),
+        (
+            "nnguide(k=12501)",
+            one_direction,
+            "got 60. Choose a smaller k, or fit on more rows; no more than 12500 are searched",
+        ),
+        ("knn(k=61)", one_direction, "61 training rows to search; got 60. Choose a smaller k, or fit on more rows"),
+        (
+            "knn(k=12501)",
+            one_direction,
+            "got 60. Choose a smaller k, or fit on more rows; no more than 12500 are searched",
+        ),
         (
             "nnguide(k=60, skip=1)",
             one_direction,

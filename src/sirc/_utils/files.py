@@ -205,13 +205,28 @@ def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool 
 def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
     """Read the arrays `names`, of which only the first must exist. Pickled objects are never read."""
     required, *optional = names
+    with _opened_npz(path) as archive:
+        require_array(path, required, archive.files)
+        return {name: archive[name] for name in (required, *optional) if name in archive.files}
+
+
+def array_names(path: PathLike) -> set[str]:
+    """The names of the arrays in a `.npz` file."""
+    with _opened_npz(path) as archive:
+        return set(archive.files)
+
+
+@contextmanager
+def _opened_npz(path: PathLike) -> Iterator[Any]:
+    require_file(path)
     try:
         with open(path, "rb") as file:  # NumPy leaves it open when it fails
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+            if file.read(6) == b"\x93NUMPY":
                 raise ValueError("it holds a single array")
-            require_array(path, required, archive.files)
-            return {name: archive[name] for name in (required, *optional) if name in archive.files}
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no archive, as `np.savez` writes it, or lacks its end")
+            file.seek(0)
+            yield np.load(file, allow_pickle=False)
     except StoreError:
         raise
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -223,22 +238,23 @@ def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]
         raise _damaged(path, f"not a whole .npz file ({error})") from error
 
 
-def array_names(path: PathLike) -> set[str]:
-    """The names of the arrays in a `.npz` file; empty if it is damaged, which reading it reports."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file '{path}'.")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {name.removesuffix(".npy") for name in archive.namelist()}
-    except zipfile.BadZipFile:
-        return set()
-
-
 def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
     """Require the array `name`; the error lists what the file has instead."""
     if name not in found:
-        listed = ", ".join(f"`{other}`" for other in sorted(found)) or "nothing"
-        raise StoreError(f"'{path}' must have an array named `{name}`; it has {listed}. Rename the array.")
+        raise StoreError(
+            f"'{path}' must have an array named `{name}`; it has {listed_arrays(found)}. Rename the array."
+        )
+
+
+def listed_arrays(names: Collection[str]) -> str:
+    """The names of what a file holds, for an error."""
+    return shorten(", ".join(f"`{name}`" for name in sorted(names))) or "nothing"
+
+
+def require_file(path: PathLike) -> None:
+    """Require a file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file '{path}'.")
 
 
 def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]:
@@ -268,8 +284,7 @@ def read_header(path: PathLike, metadata: Mapping[str, str], what: str, version:
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file '{path}'.")
+    require_file(path)
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file

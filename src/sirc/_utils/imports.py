@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,12 +17,17 @@ from sirc._utils.text import shorten
 _MOVED = {"sirc.small": "sirc.models.small"}  # modules that earlier experiments name by their old path
 
 
-def import_module(name: str, forms: str = "a module, `package.module`", *, known: tuple[str, ...] = ()) -> ModuleType:
-    """Import the module of `module` or `module:function`, from the current folder too; no standard one.
+def import_module(name: str) -> ModuleType:
+    """Import a module, from the current folder too; no standard one."""
+    module = re.sub(r"(\.py)?(:.*)?$", "", name).replace("/", ".").lstrip(".")
+    if module != name:
+        raise ValueError(f"`{shorten(name)}` must be a module, `package.module`. Write `{shorten(module)}`.")
+    return _import(name, name, "a module, `package.module`")
 
-    `forms` says in the error what `name` may be, and `known` what it may have been meant to be.
-    """
-    module = _MOVED.get(name.partition(":")[0], name.partition(":")[0])
+
+def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> ModuleType:
+    """Import the module of a `name`; `forms` says in the error what that may be, and `known` what may be meant."""
+    module = _MOVED.get(module, module)
     _refuse_standard(name, module)
     if not all(part.isidentifier() for part in module.split(".")):
         raise ValueError(f"`{shorten(name)}` must be {forms}.")
@@ -42,8 +48,9 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
 
     Nothing of the standard library is a function for this, by whatever road: it has no networks and no images.
     """
-    value: Any = import_module(name, forms, known=("timm", "torchvision"))
-    module_name, path = value.__name__, name.partition(":")[2]
+    module, _, path = name.partition(":")
+    value: Any = _import(module, name, forms, ("timm", "torchvision"))
+    module_name = value.__name__
     for part in path.split("."):
         if not hasattr(value, part):
             public = [other for other in vars(value) if not other.startswith("_")]

@@ -19,13 +19,15 @@ from sirc.cli.options import (
     Quiet,
     Replace,
     Trust,
+    has_begun,
     named_pairs,
     note_test_images,
     on_device,
     refuse_existing,
+    refuse_unused,
     runs_of_seeds,
 )
-from sirc.errors import ConfigError
+from sirc.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +54,7 @@ def calibrate(
     recall: Annotated[float | None, Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
     coverage: Annotated[float | None, Option(help="Or: accept at least this share of ID input.")] = None,
     risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
-    delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
+    delta: Annotated[float | None, Option(help="The promise holds with probability 1 − δ. [0.05]")] = None,
     plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise (not with --risk).")] = False,
     alpha: Annotated[float | None, Option(help="Or: least cost, for this share of ID input, on the OOD sets.")] = None,
     beta: Annotated[float | None, Option(help="With --alpha: the cost of accepting ID✗; of OOD, 1 − β. [0.5]")] = None,
@@ -83,9 +85,13 @@ def calibrate(
 
     goals = {"recall": recall, "coverage": coverage, "risk": risk}
     target = {name: value for name, value in goals.items() if value is not None}
-    if alpha is None and (beta is not None or reject_cost is not None or ood):
-        raise ConfigError("`--beta`, `--reject-cost` and `--ood` are for the least cost: give `--alpha` too.")
-    beta = 0.5 if beta is None else beta
+    if alpha is None:
+        refuse_unused("for the least cost, give `--alpha` too", beta=beta, reject_cost=reject_cost, ood=ood)
+    else:
+        refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain or None)
+    if plain:
+        refuse_unused("`--plain` leaves the promise out", delta=delta)
+    beta, delta = 0.5 if beta is None else beta, 0.05 if delta is None else delta
     if alpha is not None and ({"coverage", "risk"} & target.keys() or (recall is None and reject_cost is None)):
         raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
     target = target or ({"recall": 0.95} if alpha is None else {})
@@ -163,10 +169,14 @@ def predict(
 
     With four processes, one file: `torchrun --nproc-per-node 4 -m -- sirc predict …`
     """
-    from sirc.deploy import predict_folder
-
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
+    if onnx is not None:
+        elsewhere = None if device in ("auto", "cpu") else device
+        refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust or None, device=elsewhere)
+    refuse_existing(out, overwrite or has_begun(out))
+    from sirc.deploy import predict_folder
+
     with on_device(device, quiet) as (where, progress):
         classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None
@@ -242,7 +252,7 @@ def serve(
 def monitor(
     calibration: Annotated[Path, Option(metavar="FILE", help="What `sirc calibrate` wrote.")],
     confidences: Annotated[Path, Option(help="Production's confidences, in their order: `.csv`, `.npy` or `.npz`.")],
-    column: Annotated[str, Option(help="The CSV's column, or the array's name in the `.npz`.")] = "confidence",
+    column: Annotated[str | None, Option(help="The CSV's column, or the `.npz` file's array. [confidence]")] = None,
     delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
@@ -262,7 +272,9 @@ def monitor(
     facts, tensors = read(calibration)
     if not len(tensors["calibration"]):
         raise ValueError(f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated.")
-    values, empty = read_confidences(confidences, column)
+    if confidences.suffix == ".npy":
+        refuse_unused("a `.npy` file has one array, without a name", column=column)
+    values, empty = read_confidences(confidences, column or "confidence")
     if empty:
         say(f"note: {empty} rows without a confidence were left out")
     report = compare(tensors["calibration"], values, Threshold.from_dict(facts["threshold"]), delta=delta)
@@ -419,10 +431,9 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
     import numpy as np
     import pandas as pd
 
-    from sirc._utils.files import read_npz
+    from sirc._utils.files import array_names, listed_arrays, read_npz, require_file
 
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file '{path}'.")
+    require_file(path)
     if path.suffix not in (".csv", ".npy", ".npz"):
         raise ConfigError(f"`--confidences` must be a .csv, .npy or .npz file; got '{path}'.")
     try:
@@ -431,9 +442,13 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
             cells = table[column].fillna("").str.strip()
             values = cells[cells != ""].astype(float)
             return np.asarray(values, dtype=np.float64), len(cells) - len(values)
+        if path.suffix == ".npz" and column not in (names := array_names(path)):
+            raise ConfigError(f"`--column` must be an array of '{path}', {listed_arrays(names)}; got '{column}'.")
         array = np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
         if array.dtype.kind not in "fiu":
             raise ValueError(f"it holds {array.dtype}")
         return np.asarray(array, dtype=np.float64), 0
+    except (ConfigError, StoreError):
+        raise
     except (EOFError, ValueError, TypeError) as error:
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error

@@ -6,24 +6,27 @@ import functools
 import re
 import typing
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import typer
 from typer.models import OptionInfo
 
 from sirc.cli.console import say
+from sirc.cli.options import has_begun
 from sirc.errors import ConfigError
 
 INTERRUPTED = 130
 _STOPPED = {
     **dict.fromkeys(
         ("train", "extract", "run", "demo", "predict", "calibrate", "noise", "colonoscopy"),
-        "what was finished is kept, and the same command{} goes on from there",
+        "what was finished is kept, and the same command goes on from there",
     ),
-    "fit": "the scores of finished seeds are kept, and the same command{} fits the others",
+    "fit": "the scores of finished seeds are kept, and the same command fits the others",
     "evaluate": "what was written so far stays; `--overwrite` replaces it",
     "plot": "the figures drawn so far stay, and the same command draws all of them again",
 }
 _NOTHING = "nothing was written, and the same command begins anew"
+_ANEW = "what was finished is kept; without `--{}` the same command goes on with what was begun and keeps older results"
 _BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo", "noise"}  # where it has `--overwrite` or `--redo`
 # A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
 _KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
@@ -55,10 +58,12 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def what_stays(name: str, options: Mapping[str, object]) -> str:
+def what_stays(name: str, options: Mapping[str, Any]) -> str:
     """What a stopped command leaves, and what the same command would do."""
-    used = [f"`--{option}`" for option in ("overwrite", "redo") if options.get(option) and name in _BEGINS_ANEW]
-    return _STOPPED.get(name, _NOTHING).format(f", without {used[0]}," if used else "")
+    if name == "predict" and not has_begun(options["out"]):
+        return _NOTHING
+    used = [option for option in ("overwrite", "redo") if options.get(option) and name in _BEGINS_ANEW]
+    return _ANEW.format(used[0]) if used else _STOPPED.get(name, _NOTHING)
 
 
 def in_options(command: Callable[..., None], text: str) -> str:

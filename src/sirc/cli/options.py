@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, get_type_hints
 from typer import Option
 
 from sirc._utils.imports import import_module
+from sirc._utils.text import listed
 from sirc.cli.console import reporting
 from sirc.errors import ConfigError
 
@@ -46,7 +47,7 @@ TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `h
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
-OnUnfit = Annotated[OnErrorChoice, Option(help="At a score that cannot be fitted: `stop`, or `skip` it and say so.")]
+OnUnfit = Annotated[OnErrorChoice | None, Option(help="At a score that cannot be fitted: `stop`, or `skip` it.")]
 Imports = Annotated[Names, Option("--import", metavar="MODULE", help="Import a module that registers scores; repeat.")]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 
@@ -86,6 +87,17 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     """Refuse to replace a file before any work is done, and name the option that allows it."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
+
+
+def refuse_unused(why: str, **options: object) -> None:
+    """Refuse those of these options that were given, as nothing would come of them; `why` says so, and the way out."""
+    if given := [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None]:
+        raise ConfigError(f"{listed(given)} would do nothing: {why}.")
+
+
+def has_begun(table: Path) -> bool:
+    """Whether a stopped `sirc predict` left decisions for its table, in the folder that `predict_folder` makes."""
+    return table.with_name(f".{table.name}.parts").is_dir()
 
 
 def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:

@@ -34,6 +34,7 @@ from sirc.cli.options import (
     on_device,
     read_runs,
     refuse_existing,
+    refuse_unused,
 )
 from sirc.errors import ConfigError
 
@@ -74,6 +75,7 @@ def run(
 
     On four GPUs: `torchrun --nproc-per-node 4 -m sirc run …`
     """
+    _check_figures(figures, format_, redo)
     from sirc.experiment import run_study
 
     studies = [read_runs(path, set_, None, trust)[0] for path in experiment]
@@ -101,6 +103,7 @@ def demo(
 
     Example: `sirc demo --out sirc-demo`
     """
+    _check_figures(figures, None, redo)
     from sirc.experiment.demo import run_demo
 
     with on_device(device, quiet) as (where, progress):
@@ -119,8 +122,8 @@ def evaluate(
     head: HeadFile = None,
     spec: Specs = None,
     group: Annotated[Names, Option(metavar="NAME=SET,SET", help="A group of OOD sets, such as `Close`.")] = None,
-    crossfit: Annotated[str, Option(help="`auto`, 0 (in sample), or a number of folds.")] = "auto",
-    on_unfit: OnUnfit = OnErrorChoice.stop,
+    crossfit: Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`, the default.")] = None,
+    on_unfit: OnUnfit = None,
     name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
     out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
     figures: Figures = True,
@@ -138,19 +141,24 @@ def evaluate(
     from sirc.experiment import DEFAULT_SPECS, TARGETS, arrays, save_results
     from sirc.scores import Needs
 
-    if val is not None and train is None:
-        raise ConfigError("`--val` is for tuning what is fitted on `--train TRAIN.npz`; give that too.")
+    _check_figures(figures, format_)
+    folds = crossfit or "auto"
+    if folds != "auto" and not folds.isdecimal():
+        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
+    if train is None:
+        without = "nothing is fitted without `--train TRAIN.npz`; give that too"
+        refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
+    if not spec and on_unfit is OnErrorChoice.stop:
+        raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
     if val is not None and val.exists() and id_.exists() and val.samefile(id_):
         raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
-    if crossfit != "auto" and not crossfit.isdecimal():
-        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
     for target in TARGETS:
         refuse_existing(out / target, overwrite)
     sets = dict(named_pairs("--ood", ood))
     groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
     progress = reporting(quiet)
     if confidences := arrays.has_confidences(id_):
-        if train is not None or head is not None or (spec and len(spec) > 1):
+        if train is not None or (spec and len(spec) > 1):
             raise ConfigError(f"'{id_}' has confidences, from which nothing is fitted: `--score` may name theirs.")
         run = arrays.evaluate_confidences(
             id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
@@ -162,9 +170,9 @@ def evaluate(
             {key: arrays.load_outputs(path) for key, path in sets.items()},
             specs=spec,
             head=arrays.find_head_in(head, train),
-            crossfit="auto" if crossfit == "auto" else int(crossfit),
+            crossfit="auto" if folds == "auto" else int(folds),
             val=None if val is None else arrays.load_outputs(val),
-            on_unfit=on_unfit.value,
+            on_unfit=on_unfit.value if on_unfit else "stop",
             groups=groups or None,
             model=name,
             progress=progress,
@@ -203,6 +211,7 @@ def table(
     import pandas as pd
 
     from sirc.experiment import read_results
+    from sirc.metrics import parse_metric
     from sirc.report.tables import table as make
     from sirc.scores import parse
 
@@ -215,9 +224,14 @@ def table(
         if not file.is_file():
             raise FileNotFoundError(f"there are no results at '{file}'. Make them: `sirc run EXPERIMENT.toml`.")
     results = pd.concat([read_results(file) for file in files], ignore_index=True)
+    metrics = metric or ["auroc", "fpr@95"]
+    if all(found and not found[0].of_mixture for found in map(parse_metric, metrics)):
+        refuse_unused("these metrics have neither α nor β; `--metric aurr` has both", alpha=alpha, beta=beta)
+    if results.groupby("model")["seed"].nunique().max() == 1:
+        refuse_unused("each model has one training run", spread=spread or None)
     made = make(
         results,
-        metrics=metric or ("auroc", "fpr@95"),
+        metrics=metrics,
         negatives=negative or None,
         scores=[str(parse(text)) for text in score] if score else _shown(results, runs),
         alpha=alpha,
@@ -281,6 +295,13 @@ def report(
     result(str(page))
     if open_:
         open_page(page)
+
+
+def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
+    """Refuse options about figures where none are drawn."""
+    if not figures:
+        again = "figures" if Stage.figures in (redo or ()) else None
+        refuse_unused("`--no-figures` draws none", format=format_, redo=again)
 
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:

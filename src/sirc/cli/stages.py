@@ -73,15 +73,14 @@ def extract(
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
 
-    Validation images are among them where `fit.specs` has scores that are tuned on them. Stores end up in
-    `OUT/NAME/seed-N/outputs/`. A stopped run is taken up by the same command: finished shards stay.
+    Stores end up in `OUT/NAME/seed-N/outputs/`. A stopped run is taken up by the same command: finished shards stay.
 
     Example: `sirc extract studies/paper/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
     With four processes: `torchrun --nproc-per-node 4 -m sirc extract …`
     """
     study, runs = read_runs(experiment, set_, seed, trust)
-    names = only or study.stored
+    names = only or study.names
     for name in names:
         if name not in study.names:
             raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")

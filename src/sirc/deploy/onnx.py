@@ -16,8 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_at_least
+from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.checks import check_at_least, check_same_length, dtype_name
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.warn import warn
 from sirc.data import Preprocess
 from sirc.deploy.saved import about, preprocess_from
 from sirc.deploy.selective import Decision, SelectiveClassifier
@@ -207,10 +209,9 @@ class OnnxGraph:
             text = f"'{path}' must be an ONNX graph as `export_onnx` wrote it: {error}. Export it again."
             raise StoreError(text) from error
         if not sealed:
-            warnings.warn(
+            warn(
                 f"'{path}' was exported by an earlier version of sirc, without a digest of its weights: damage to them "
                 "goes unnoticed. Export it again.",
-                stacklevel=2,
             )
 
     def _read(self, facts: dict[str, Any]) -> None:
@@ -219,12 +220,28 @@ class OnnxGraph:
         self.classes: list[str] | None = facts["classes"]
         self.threshold = Threshold.from_dict(facts["threshold"])
 
-    def __call__(self, batch: npt.NDArray[Any] | Mapping[str, npt.NDArray[Any]]) -> OnnxDecision:
-        """Decide about a batch as the model took it: an array, or a dict of them by the names in `inputs`."""
+    def __call__(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> OnnxDecision:
+        """Decide about a batch as the model took it: an array or tensor, or a dict of them by the names in `inputs`."""
         named = batch if isinstance(batch, Mapping) else {"images": batch}
         if not set(self.inputs) <= set(named):
-            raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(named)}")
-        return OnnxDecision(*self._session.run(list(_OUTPUTS), {name: named[name] for name in self.inputs}))
+            raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(map(str, named))}")
+        given = {taken.name: _fitting(taken, named[taken.name]) for taken in self._session.get_inputs()}
+        for name, values in given.items():
+            check_same_length(name, values, self.inputs[0], given[self.inputs[0]])
+        return OnnxDecision(*self._session.run(list(_OUTPUTS), {name: x.numpy() for name, x in given.items()}))
+
+
+def _fitting(taken: Any, values: ArrayLike) -> Tensor:
+    """Values for an input of a graph, of the type and shape that it takes."""
+    x = as_tensor(taken.name, values).cpu()
+    dtype = {"float": "float32", "double": "float64"}.get(kind := taken.type[len("tensor(") : -1], kind)
+    if dtype_name(x.dtype) != dtype:
+        raise ValueError(f"`{taken.name}` must be {dtype}, as the model took it; got {dtype_name(x.dtype)}. Convert it")
+    sides = {at: side for at, side in enumerate(taken.shape) if isinstance(side, int)}  # others may be of any size
+    if len(taken.shape) != x.ndim or any(x.shape[at] != side for at, side in sides.items()):
+        shape = ", ".join(["n", *(str(sides.get(at, "any")) for at in range(1, len(taken.shape)))])
+        raise ValueError(f"`{taken.name}` must have the shape ({shape}), a row for each input; got {tuple(x.shape)}")
+    return x
 
 
 @final

@@ -29,6 +29,8 @@ def load_outputs(path: PathLike) -> Outputs | OutputStore:
     try:
         return Outputs.load(path)
     except ValueError as error:
+        if f"'{path}'" in str(error):
+            raise
         raise type(error)(f"'{path}': {error}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,10 +151,13 @@ class Experiment:
             if "unknown score" not in str(error) or not (isinstance(imports, list) and imports):
                 raise
             options = " ".join(f"--import {shorten(str(name))}" for name in imports[:5])
-            raise ConfigError(
-                f"{error}. It may come from `imports`, which are not imported by reading alone. If you trust them, "
-                f"pass `{options}`, or import them first."
-            ) from None
+            advice = (
+                "None of the modules in `imports` registers it."
+                if all(str(name) in sys.modules for name in imports)
+                else "It may come from `imports`, which are not imported by reading alone. If you trust them, pass "
+                f"`{options}`, or import them first."
+            )
+            raise ConfigError(str(error).partition("One of your own")[0] + advice) from None
         # No field: where an experiment was read from takes no part in what it is.
         object.__setattr__(experiment, "_document", document)
         return experiment
@@ -202,11 +206,6 @@ class Experiment:
     def tuned(self) -> bool:
         """Whether some of its scores are tuned on its validation images."""
         return self.data.validates and Needs.of(self.fit.specs).tuned
-
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """The datasets whose outputs a study needs: train, test, the OOD sets, and validation where it tunes scores."""
-        return ("train", "test", *(["validation"] if self.tuned else []), *self.data.ood)
 
     def source(self, name: str) -> Source:
         """Give a dataset by its name."""

@@ -57,12 +57,6 @@ def sample_images(experiment: Experiment, *, run_code: bool = True) -> dict[str,
     return {name: _open_source(experiment, name, source, unpack=run_code) for name, source in sources.items()}
 
 
-def needed_sets(experiment: Experiment) -> list[str]:
-    """The datasets that a study reads."""
-    validates = experiment.train is not None or experiment.tuned
-    return [name for name in experiment.names if name != "validation" or validates]
-
-
 def check_data(
     experiment: Experiment, names: Iterable[str], *, trains: bool, cache: DeviceCache, progress: Progress
 ) -> None:

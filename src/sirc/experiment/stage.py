@@ -130,6 +130,12 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
+def folder_digest(folder: Path) -> str:
+    """A digest of all files of source code below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()[:32]
+
+
 def _is_whole(path: Path) -> bool:
     """Whether there is a file, or a store that lacks no shard."""
     if not path.is_dir():

@@ -16,6 +16,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.files import read_json
 from sirc._utils.imports import stored_name
+from sirc._utils.warn import warn
 from sirc.data import DeviceCache, ImageSet, Source, eval_geometry
 from sirc.errors import OnError, StoreError
 from sirc.experiment.experiment import Experiment, Run
@@ -33,12 +34,13 @@ from sirc.experiment.network import (
 from sirc.experiment.stage import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
-from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, warn_of_store
+from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, doubt_of_store
 from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
 
 _WEIGHTS = "weights"  # the input of extracted outputs that no setting is
+_DOUBT = "doubt"  # what was said of their labels
 
 
 def train_stage(experiment: Experiment, run: Run) -> Stage:
@@ -87,18 +89,18 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
 
 
 def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
-    """The extraction of every dataset that a study needs.
+    """The extraction of every dataset of a study.
 
     The network is built only where the stores may be another's.
     """
-    stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.stored}
+    stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.names}
     key = network_key(experiment, run)
     made_by = {(stage.inputs_before or {}).get(_WEIGHTS) for stage in stages.values()}
     if key and len(made_by) == 1 and all(stage.seen.get("network") == key for stage in stages.values()):
         weights = str(made_by.pop())
     else:
         weights = fingerprint_of(experiment, run)
-    return {name: outputs_stage(experiment, run, name, weights) for name in experiment.stored}
+    return {name: outputs_stage(experiment, run, name, weights) for name in experiment.names}
 
 
 def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: DeviceCache) -> bool:
@@ -226,17 +228,16 @@ def extract_run(
     progress: Progress = SILENT,
     cache: DeviceCache | None = None,
 ) -> dict[str, OutputStore]:
-    """Extract the outputs of one network on the named datasets, by default all that a study needs.
+    """Extract the outputs of one network on the named datasets, by default all of the experiment's.
 
-    These are train, test and every OOD set, and validation if scores are tuned on it. `overwrite="unfinished"` begins
-    anew where other settings were interrupted. With `cache = "device"`, images that are in `cache` already are not
-    decoded again, and others stay in it.
+    `overwrite="unfinished"` begins anew where other settings were interrupted. With `cache = "device"`, images that are
+    in `cache` already are not decoded again, and others stay in it.
     """
     settings = experiment.extract
     options = asdict(settings) | {"on_error": on_error or settings.on_error}
     options["dtype"] = None if settings.dtype == "model" else getattr(torch, settings.dtype)
     on_device = options.pop("cache") == "device"
-    names = list(names or experiment.stored)
+    names = list(names or experiment.names)
     check_trained(experiment, run)
     check_held_out(experiment, run, names, cache, progress)
     model = network(experiment, run).to(device)
@@ -282,12 +283,18 @@ def extract_run(
             seen = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
                 if distributed.is_main() and not stage.is_done():
-                    stage.record(seen=seen)
-                    warn_of_store(name, stores[name])
-                elif distributed.is_main() and stage.seen != seen:
+                    stage.record(seen={**seen, _DOUBT: doubt_of_store(name, stores[name])})
+                elif distributed.is_main() and not seen.items() <= stage.seen.items():
                     with suppress(OSError):  # a finished study may be read-only
-                        stage.record(seen=seen)
+                        stage.record(seen={**stage.seen, **seen})
+                warn_again(stage)
     return stores
+
+
+def warn_again(stage: Stage) -> None:
+    """Warn of outputs as when they were extracted: whoever comes back should know."""
+    if distributed.is_main() and (doubt := stage.seen.get(_DOUBT)):
+        warn(doubt)
 
 
 def fit_run(

@@ -21,7 +21,7 @@ from sirc._utils.files import PathLike, keep_text, refuse_existing
 from sirc.data import DeviceCache
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.images import check_data, needed_sets, sample_images
+from sirc.experiment.images import check_data, sample_images
 from sirc.experiment.results import (
     SCHEMA,
     STUDY_FILE,
@@ -33,7 +33,7 @@ from sirc.experiment.results import (
     title_of,
     write_results,
 )
-from sirc.experiment.stage import Stage, digest
+from sirc.experiment.stage import Stage, digest, folder_digest
 from sirc.experiment.stages import (
     are_unchanged,
     check_held_out,
@@ -44,6 +44,7 @@ from sirc.experiment.stages import (
     outputs_stages,
     train_run,
     train_stage,
+    warn_again,
 )
 from sirc.experiment.trust import remember
 from sirc.progress import SILENT, Progress, Task
@@ -142,8 +143,7 @@ def run_study(
             for experiment in unfinished:  # before hours are spent on the first dataset
                 untrained = "train" in redo or not all(run.weights.exists() for run in experiment.runs)
                 trains = experiment.train is not None and untrained
-                names = needed_sets(experiment)
-                check_data(experiment, names, trains=trains, cache=worker.cache, progress=progress)
+                check_data(experiment, experiment.names, trains=trains, cache=worker.cache, progress=progress)
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
@@ -188,11 +188,13 @@ class _Worker:
     def finished(self, experiment: Experiment) -> bool:
         """Whether nothing is left to train or extract; only then may images be missing."""
         trained = experiment.train is None or all(run.weights.exists() for run in experiment.runs)
-        stages = (stage for run in experiment.runs for stage in outputs_stages(experiment, run).values())
-        done = not self.redo & {"train", "extract"} and trained and all(stage.is_done() for stage in stages)
+        stages = (pair for run in experiment.runs for pair in outputs_stages(experiment, run).items())
+        # Studies of earlier versions have no outputs of validation images that no score was tuned on, and need none.
+        needed = (stage for name, stage in stages if name != "validation" or experiment.tuned)
+        done = not self.redo & {"train", "extract"} and trained and all(stage.is_done() for stage in needed)
         missing = ""
         try:
-            experiment.require(needed_sets(experiment))
+            experiment.require()
         except ConfigError as error:
             if not done:
                 raise
@@ -220,12 +222,15 @@ class _Worker:
 
         def extract(stale: list[Stage]) -> None:
             extract = partial(extract_run, experiment, run, device=device, progress=progress, cache=cache)
-            if has_images and not stale and are_unchanged(experiment, outputs, cache):
-                return
-            if stale:
-                extract([name for name, stage in outputs.items() if stage in stale], overwrite=True)
-            if has_images:
-                extract(overwrite="unfinished")
+            old = [name for name, stage in outputs.items() if stage in stale]
+            others = [name for name in outputs if name not in old]
+            if old:
+                extract(old, overwrite=True)
+            if others and has_images and (old or not are_unchanged(experiment, outputs, cache)):
+                extract(others, overwrite="unfinished")
+            else:
+                for name in others:
+                    warn_again(outputs[name])
 
         name = f"{experiment.name}, {run.folder.name}"
         if experiment.train is not None:
@@ -268,6 +273,7 @@ class _Worker:
         from sirc.report.tables import save_tables
 
         study, folder, progress = self.study, self.study.folder, self.progress
+        code = folder_digest(Path(__file__).parents[1] / "report")  # within one version it may change too
         scores = reported_scores(list(study.results["score"].unique()), study.experiments)
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
@@ -275,7 +281,7 @@ class _Worker:
         }
 
         def make(name: str, write: Callable[[], Iterable[Path]], inputs: dict[str, object]) -> None:
-            known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__}
+            known = {"results": digest(folder / "results.csv"), "sirc": sirc.__version__, "code": code}
             stage = Stage(name, folder, known | inputs, make=write)
             self._make(name, stage)
             study.files += stage.made

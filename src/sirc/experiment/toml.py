@@ -88,7 +88,7 @@ class _File:
         except UnicodeDecodeError:
             raise ConfigError(f"'{path}' must be UTF-8, as all TOML is; it is not. Save it as UTF-8.") from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"'{path}' cannot be read: {error}.") from error
+            raise ConfigError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
     def line(self, names: Sequence[str]) -> int | None:
         """Find the line where a key begins: tomllib keeps none, so ever longer beginnings of the file are parsed."""

@@ -170,11 +170,18 @@ class _Shard:
             first, end, *skipped = json.loads(about["items"])
             if first == self.left.start and (skips or not skipped):
                 columns = (tensors["logits"], tensors.get("features"), tensors.get("labels")) if tensors else None
-                self.add(end - first, columns, skipped)
+                with suppress(ValueError):  # what does not add up is computed again
+                    self.add(end - first, columns, skipped)
         self._kept = self.left.start, len(self.rows), len(self.skipped)
 
     def add(self, count: int, rows: _Rows | None, skipped: list[int]) -> None:
         """Take the rows of the next `count` items, some of which may be skipped."""
+        given = 0 if rows is None else len(rows[0])
+        if given != count - len(skipped):
+            raise ValueError(
+                f"a model must give one row of logits for each input; got {given} for {count - len(skipped)}. Drop, "
+                "merge or repeat none in its `forward`."
+            )
         self.left = self.left[count:]
         self.rows += [] if rows is None else [rows]
         self.skipped += skipped

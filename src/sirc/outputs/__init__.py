@@ -1,6 +1,6 @@
 """Outputs of a model on a dataset, in memory or in a store on disk, and the head that computed them."""
 
-from sirc.outputs.agreement import warn_of_labels, warn_of_store
+from sirc.outputs.agreement import doubt_of_store, warn_of_labels
 from sirc.outputs.head import HEAD_FORMAT, Head, read_head
 from sirc.outputs.outputs import Outputs
 from sirc.outputs.store import STORE_FILE, OutputStore, Overwrite
@@ -12,7 +12,7 @@ __all__ = [
     "OutputStore",
     "Outputs",
     "Overwrite",
+    "doubt_of_store",
     "read_head",
     "warn_of_labels",
-    "warn_of_store",
 ]

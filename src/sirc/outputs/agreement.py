@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from sirc._utils.text import percent
-from sirc.errors import DataWarning
+from sirc._utils.warn import warn
 from sirc.metrics import at_least
 from sirc.outputs.store import OutputStore
 
@@ -20,7 +18,13 @@ _SHARDS = 8  # of a store are looked at, evenly spread: class by class is how fo
 
 
 def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
-    """Warn if labels, those of a dataset called `name`, are probably not what the network's outputs stand for.
+    """Warn if labels, those of a dataset called `name`, are probably not what the network's outputs stand for."""
+    if doubt := _doubt(name, predictions, labels):
+        warn(doubt)
+
+
+def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
+    """The words of the warning, if there is reason for one.
 
     Either other numbers of the classes agree far better: the best match of predicted with true classes, made on every
     other row, gains 10 points of accuracy on the rows between, by more than noise. Or the accuracy is that of chance,
@@ -36,40 +40,35 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
     agree = f"the predictions for '{name}' agree with its labels in {percent(right / max(1, rows))} of {rows:,} rows"
     if gained - lost > _FAR * len(renumbered) and at_least(gained, gained + lost, 0.5) < _SURE:
         best = percent(float((renumbered == labels[fresh]).double().mean()))
-        warnings.warn(
+        return (
             f"{agree}, and in {best} if the classes are numbered otherwise. The labels probably stand in another order "
             "than the network's outputs: folders named by numbers sort as text, 0, 1, 10, 2. See the order with "
             '`sirc data check`; set it with `sort = "natural"` or `classes = …` in the TOML, or for arrays with '
-            "`Outputs(…, classes=…)`.",
-            DataWarning,
-            stacklevel=3,
+            "`Outputs(…, classes=…)`."
         )
-        return
     if rows < _FEW:
-        return
+        return ""
     width = 1 + int(max(predictions.max(), labels.max()))
     shares = (torch.bincount(x, minlength=width).double() / rows for x in (predictions, labels))
     chance = min(1.0, float(torch.stack([*shares]).prod(0).sum()))
     by_chance = at_least(right, rows, chance) > 0.01 and at_least(right + 1, rows, chance) < 0.99
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:
-        warnings.warn(
+        return (
             f"{agree}, as chance would ({percent(chance)}), and no other numbering of the classes is better. The "
             "weights, the preprocessing or the labels are probably not this network's: was it trained, and are the "
-            "labels in the order of the rows?",
-            DataWarning,
-            stacklevel=3,
+            "labels in the order of the rows?"
         )
+    return ""
 
 
-def warn_of_store(name: str, store: OutputStore) -> None:
-    """Warn of the labels of stored outputs, if it has any, from some of its shards."""
+def doubt_of_store(name: str, store: OutputStore) -> str:
+    """What to warn of in the labels of stored outputs, if it has any, from some of its shards; empty if nothing."""
     pairs = []
     for i in range(0, store.num_shards if store.has_labels else 0, -(-store.num_shards // _SHARDS)):
         part = store.shard(i)
         if part.labels is not None:
             pairs.append(torch.stack((part.predictions, part.labels)))
-    if pairs:
-        warn_of_labels(name, *torch.cat(pairs, dim=1))
+    return _doubt(name, *torch.cat(pairs, dim=1)) if pairs else ""
 
 
 def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:

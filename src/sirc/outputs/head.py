@@ -1,6 +1,5 @@
 """Head: weight and bias of a classifier's final linear layer, v = W z + b."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +10,18 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_device, check_finite, check_floating, check_shape
-from sirc._utils.files import PathLike, array_names, is_npz, read_npz, read_safetensors, write_npz, write_safetensors
-from sirc.errors import DataWarning, StoreError
+from sirc._utils.files import (
+    PathLike,
+    array_names,
+    is_npz,
+    listed_arrays,
+    read_npz,
+    read_safetensors,
+    write_npz,
+    write_safetensors,
+)
+from sirc._utils.warn import warn
+from sirc.errors import StoreError
 from sirc.outputs.outputs import Outputs
 
 HEAD_FORMAT = "sirc.Head/1"
@@ -111,11 +120,9 @@ class Head:
             )
         half = torch.bfloat16 in (outputs.dtype, outputs.features.dtype, self.weight.dtype)
         if off > (2 * _CLOSE if half else _CLOSE):
-            warnings.warn(
+            warn(
                 f"`head` should give the logits from the features, and {differ}. Scores that read it are off too, "
                 "unless the logits were scaled on purpose.",
-                DataWarning,
-                stacklevel=2,
             )
 
     def to(self, device: torch.device | str) -> "Head":
@@ -141,9 +148,8 @@ class Head:
     @classmethod
     def load(cls, path: PathLike) -> "Head":
         """Read what `save` wrote, or any such file with `weight` and `bias`, or `head_weight` and `head_bias`."""
-        head = read_head(path)
-        if head is None:
-            raise StoreError(f"'{path}' must hold `weight` (and `bias`), the last layer's; it has no such array.")
+        head = read_head(path, required=True)
+        assert head is not None
         return head
 
     def __repr__(self) -> str:
@@ -151,12 +157,17 @@ class Head:
         return f"Head({self.name!r}, {self.num_classes} classes × {self.num_features} features{bias})"
 
 
-def read_head(path: PathLike) -> Head | None:
-    """The last layer in a file, beside outputs as `head_weight` and `head_bias`; None where there is none."""
+def read_head(path: PathLike, *, required: bool = False) -> Head | None:
+    """The last layer in a file, beside outputs as `head_weight` and `head_bias`; None where that is allowed."""
     as_npz = is_npz(path, "a head")
     tensors, metadata = ({}, {}) if as_npz else read_safetensors(path, foreign=True)
     names = array_names(path) if as_npz else set(tensors)
     weight, bias = (_WEIGHT, _BIAS) if _WEIGHT in names or "logits" in names else ("weight", "bias")
+    if weight not in names and required:
+        raise StoreError(
+            f"'{path}' must hold `{weight}` (and `{bias}`), the last layer's; it has {listed_arrays(names)}. Rename "
+            "the arrays, or pass them: `sirc.Head(weight, bias)`."
+        )
     if weight not in names:
         return None
     arrays: Mapping[str, ArrayLike] = read_npz(path, (weight, bias)) if as_npz else tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import final, get_args
@@ -15,7 +14,8 @@ from sirc._utils.checks import check_choice, check_device, check_type
 from sirc._utils.distributed import is_main, world
 from sirc._utils.precision import exact, side_by_side
 from sirc._utils.text import shorten
-from sirc.errors import DataWarning, OnError
+from sirc._utils.warn import warn
+from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress, shown
 from sirc.scores import registry
@@ -333,10 +333,9 @@ class Fitter:
         self._judge(scorer)
         self._leave_out(unfit)
         if self.left_out and is_main():
-            warnings.warn(f"left out: {why_unfit(self.left_out)}", DataWarning, stacklevel=3)
+            warn(f"left out: {why_unfit(self.left_out)}")
         if self.missing and is_main():
-            words = f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}"
-            warnings.warn(words, DataWarning, stacklevel=3)
+            warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
         if state.marks is None and not self.tuning.used(state.parsed):
             return make(self.specs, parameters)

@@ -70,8 +70,8 @@ def check_bank(leaf: Spec, rows: int, *, excluding_self: bool = False) -> None:
     if rows < least:
         itself = ", as no row searches for itself" if excluding_self else ""
         raise ValueError(
-            f"`{leaf}` needs at least {least} training rows to search{itself}; got {rows}. Fit on more rows, of which "
-            f"{BANK_SIZE} are kept, or choose a smaller k"
+            f"`{leaf}` needs at least {least} training rows to search{itself}; got {rows}. Choose a smaller k, or fit "
+            f"on more rows; no more than {BANK_SIZE} are searched"
         )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sirc._utils.distributed import is_main
-from sirc.errors import DataWarning
+from sirc._utils.warn import warn
 from sirc.scores.spec import Spec
 
 _LEAST_ROWS = 10  # fewer know their mean and spread badly
@@ -47,5 +46,5 @@ def warn_far(whose: str, standings: Iterable[Standing], way_out: str) -> bool:
     told = [f"look OOD to {low}"] if low else []
     told += [f"spread so little on the scale of {high} that hardly any input will look OOD to it"] if high else []
     if told and is_main():
-        warnings.warn(f"{whose} {', and '.join(told)}. {way_out}", DataWarning, stacklevel=5)
+        warn(f"{whose} {', and '.join(told)}. {way_out}")
     return bool(told)
