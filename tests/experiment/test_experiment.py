@@ -141,9 +141,10 @@ def test_a_spec_that_needs_validation_images_is_refused_before_any_work_without(
 def test_scores_are_not_tuned_on_the_test_images(small):
     test = small().data.test
     same = f'data.validation={{ dataset = "{test.dataset}", path = "{test.path}" }}'
-    small(same)
-    with pytest.raises(ConfigError, match=r"`data.validation` must be other images than `data.test`"):
-        small(same, 'fit.specs=["tempered_msp"]')
+    small(same, 'fit.specs=["msp", "sirc(msp, l1)"]')
+    for tuned in ([], ['fit.specs=["tempered_msp"]']):  # by default there is `scod`
+        with pytest.raises(ConfigError, match=r"`data.validation` must be other images than `data.test`"):
+            small(same, *tuned)
 
 
 def test_a_mistake_in_the_file_is_told_with_its_line(small, tmp_path):

@@ -1,6 +1,7 @@
 """`bayes` and `additive`: the order of least AURC where u and g are known, near it where they are learnt."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,11 +33,6 @@ def mixture(toy, n, share, seed):
     return sirc.Outputs.cat([outputs(part, labelled=False) for part in parts])
 
 
-def aurr_reference(u, g, alpha, beta):
-    rho = (1 - alpha) * (1 - beta) / alpha
-    return np.array([-np.log((beta * x + rho * y) / (1 - x)) for x, y in zip(u, g, strict=True)])
-
-
 @pytest.fixture(scope="module")
 def moderate():
     rng = np.random.default_rng(0)
@@ -48,8 +44,9 @@ def test_bayes_is_minus_the_log_of_the_expected_cost(moderate, alpha, beta):
     u, g = moderate
     got = functional.bayes(np.log(u), np.log(g), alpha, beta)
     np.testing.assert_allclose(got, reference.bayes(u, g, alpha, beta), rtol=1e-12, atol=1e-13)
-    got = functional.bayes(np.log(u), np.log(g), alpha, beta, metric="aurr")
-    np.testing.assert_allclose(got, aurr_reference(u, g, alpha, beta), rtol=1e-12, atol=1e-13)
+    for risk in (0.0, 0.1, 0.4, 0.9):  # up to more than β, and than 1 − β
+        got = functional.bayes(np.log(u), np.log(g), alpha, beta, metric="aurr", risk=risk)
+        np.testing.assert_allclose(got, reference.least_aurr(u, g, alpha, beta, risk), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -331,8 +328,8 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_letters(letters):
     pairs = [(s1, s2) for s1 in ("msp", "entropy") for s2 in SECOND_SCORES]
     fitted = sirc.fit(specs_against_sirc(pairs), train, head=head)
     together = worse_than_sirc(fitted, test, {"all": sirc.Outputs.cat(list(ood.values()))}, pairs)
-    # Ten networks, of other seeds or trained by other processors, gave at most 1.015, and means of 0.973 to 0.989.
-    assert max(together.values()) < 1.04, max(together, key=together.get)
+    # It listens to S2 more than SIRC does, which costs most where S2 misleads: `l1`, on greek letters.
+    assert max(together.values()) < 1.06, max(together, key=together.get)
     assert np.mean(list(together.values())) < 1
     # A set of 400 images alone leaves single ratios to chance, up to 1.07; but not their mean, nor most of them.
     for name, rows in ood.items():
@@ -353,7 +350,8 @@ def test_without_ood_data_bayes_is_no_worse_than_sirc_on_toys(name, calibrated):
     fitted = sirc.fit(specs_against_sirc(pairs), outputs(toy.rows(10_000, 95)), **data)
     test, ood = outputs(toy.rows(20_000, 97)), outputs(toy.rows(20_000, 98, ood=True), labelled=False)
     found = worse_than_sirc(fitted, test, {name: ood}, pairs)
-    assert max(found.values()) < 1.02, max(found, key=found.get)
+    # It listens to S2 more than SIRC does, and so loses more where S2 misleads.
+    assert max(found.values()) < (1.05 if name == "S2 misleads" else 1.02), max(found, key=found.get)
 
 
 @pytest.mark.slow
@@ -384,7 +382,7 @@ def same_order(one, other):
     return bool((one.argsort() == other.argsort()).all())
 
 
-@pytest.mark.parametrize("kind", ["ood", "unlabelled"])
+@pytest.mark.parametrize("kind", ["nothing", "val", "ood", "unlabelled"])
 @pytest.mark.parametrize("beta", [0, 0.5, 1])
 def test_all_id_input_leaves_the_order_of_s1(learnt, kind, beta):
     conf = learnt[kind](outputs(toys.STRONG.rows(3000, 120)))
@@ -392,19 +390,11 @@ def test_all_id_input_leaves_the_order_of_s1(learnt, kind, beta):
         assert same_order(conf[f"bayes(msp, l1, alpha=1, beta={beta}, metric={metric})"], conf["msp"])
 
 
-@pytest.mark.parametrize("metric", ["aurc", "aurr"])
-def test_all_id_input_leaves_sirc_on_log_odds_where_nothing_is_known_of_ood(learnt, metric):
-    conf = learnt["nothing"](outputs(toys.STRONG.rows(3000, 120)))
-    # SIRC adds softplus(b(a − S2)) to log u, this to log u − log(1 − u).
-    odds = conf["sirc(msp, l1)"] + torch.log1p(-torch.exp(-conf["msp"]))
-    assert same_order(conf[f"bayes(msp, l1, alpha=1, metric={metric})"], odds)
-
-
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 0.99])
 @pytest.mark.parametrize("beta", [0.05, 0.5])
 def test_the_confidence_never_rises_as_s2_falls_where_ood_is_the_dearer(alpha, beta):
     spec = parse(f"bayes(msp, l1, alpha={alpha}, beta={beta})")
-    known = {"a": [-3.0], "b": [1.0], "claim": [0.0, -1e-3], "calibration": [0.0, 1.0]}
+    known = {"a": [-3.0], "b": [1.0], "claim": [0.0, -1e-3], "calibration": [0.0, 1.0], "log_mean": [-1.0]}
     s2 = torch.linspace(6, -60, 3000, dtype=torch.float64)
     for u in (1e-9, 1e-3, 0.1, 0.5, 0.9):
         gap = torch.full_like(s2, np.log(u))
@@ -515,11 +505,199 @@ def test_fitted_additive_has_sircs_a_and_b():
     np.testing.assert_allclose(fitted(outputs(rows))["additive(msp, l1, kappa=0.3)"], expected, rtol=1e-9)
 
 
-def test_several_s2_each_show_a_part_of_ood():
-    """The surrogate of two S2 that are the same is that of one, but for the part that raises u."""
-    log_u, low = torch.tensor([-3.0, -1.0]).double(), torch.tensor([1.0, -2.0]).double()
-    one, two = ratio.surrogate_log_g(log_u, [low]), ratio.surrogate_log_g(log_u, [low, low])
-    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-    higher = ratio.surrogate_log_g(log_u, [low, low - 50])
-    assert bool((higher <= one).all())
-    assert bool((higher >= one - np.log(2) - 1e-12).all())
+@pytest.mark.parametrize("risk", [0.0, 0.3, 1.0])
+def test_the_order_for_aurr_holds_at_the_ends_of_its_range(moderate, risk):
+    u, g = moderate
+    alone = -np.log(u / (1 - u))
+    by_s2 = -np.log(g / (1 - u))
+    least = partial(functional.bayes, np.log(u), np.log(g), metric="aurr", risk=risk)
+    assert same_order(least(1.0, 0.5), torch.as_tensor(alone))  # no OOD input
+    assert same_order(least(0.5, 1.0), torch.as_tensor(alone))  # which costs nothing
+    assert same_order(least(1.0, 0.0), torch.as_tensor(alone))  # nothing costs anything
+    assert same_order(least(0.5, 0.0), torch.as_tensor(by_s2))  # errors cost nothing
+    # Where the risk is more than either weight, both are left a fiftieth, and the order is that without a risk.
+    assert same_order(least(0.5, 0.5), functional.bayes(np.log(u), np.log(g), metric="aurr")) or risk == 0.3
+
+
+@pytest.mark.parametrize("risk", [0.0, 0.6])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_the_order_for_aurr_is_finite_where_u_or_g_are_extreme(beta, risk):
+    log_u = np.array([-1e30, -1e4, -1.0, -1e-9, -1e-17, 0.0])
+    for log_g in (-1e30, -1e4, 0.0, 1e4, 1e30):
+        for alpha in (1e-6, 0.5, 1.0):
+            found = functional.bayes(log_u, np.full(6, log_g), alpha, beta, metric="aurr", risk=risk)
+            assert bool(found.isfinite().all()), (log_g, alpha)
+            assert bool((found.diff() <= 0).all()), (log_g, alpha)
+
+
+def test_a_risk_is_a_share():
+    for risk in (-0.1, 1.1, float("nan"), "0.1"):
+        with pytest.raises(ValueError, match="`risk` must"):
+            functional.bayes([-1.0], [0.0], metric="aurr", risk=risk)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.1, 0.9), (0.1, 0.1), (0.9, 0.8)])
+def test_two_rows_that_follow_one_another_are_best_in_the_order_for_aurr(seed, alpha, beta):
+    """R is the risk of all before them. What an exchange against the order gains is of second order in their masses."""
+    rng = np.random.default_rng(seed)
+    n, decided = 400, 0
+    u, g = rng.uniform(0.001, 0.9, n), np.exp(rng.normal(0, 1.5, n))
+    g /= g.mean()
+    mass, cost = alpha + (1 - alpha) * g, alpha * beta * u + (1 - alpha) * (1 - beta) * g
+    for noise in (0.3, 3.0, 100.0):
+        order = np.argsort(-reference.least_aurr(u, g, alpha, beta) + rng.normal(0, noise, n))
+        base = reference.aurr(order, u, g, alpha, beta)
+        for place in rng.choice(np.arange(40, n - 1), 25, replace=False):
+            before, pair = order[:place], order[place : place + 2]
+            risk = cost[before].sum() / mass[before].sum()
+            by_u, by_g = beta - risk, (1 - beta - risk) * (1 - alpha) / alpha
+            dear = (by_u * u[pair] + by_g * g[pair]) / (1 - u[pair])
+            if min(by_u, by_g) > 0.1:
+                found = functional.bayes(np.log(u[pair]), np.log(g[pair]), alpha, beta, metric="aurr", risk=risk)
+                np.testing.assert_allclose(found, -np.log(dear), rtol=1e-9)
+            swapped = order.copy()
+            swapped[place : place + 2] = pair[::-1]
+            gained = (base - reference.aurr(swapped, u, g, alpha, beta)) * np.sign(dear[1] - dear[0])
+            second_order = (mass[pair].sum() / mass[before].sum()) ** 2 / (1 - u).sum()
+            assert gained < second_order, (noise, place)
+            decided += gained < -second_order
+    assert decided > 25  # of 75
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_for_the_risk_that_it_has_is_near_the_least_aurr_of_all(seed):
+    """Seven kinds of input; AURR of all 5040 orders."""
+    rng = np.random.default_rng(seed)
+    u, g = np.sort(rng.uniform(0.01, 0.6, 7)), rng.uniform(0.05, 4, 7)
+    g /= g.mean()
+    orders, at_first = np.array([*itertools.permutations(range(7))]), []
+    for alpha, beta in [(0.1, 0.9), (0.5, 0.9), (0.5, 0.5), (0.9, 0.2)]:
+        cost, mass = alpha * beta * u + (1 - alpha) * (1 - beta) * g, alpha + (1 - alpha) * g
+        least = ((cost[orders].cumsum(1) / mass[orders].cumsum(1)) * (1 - u)[orders]).sum(1).min() / (1 - u).sum()
+        areas = [0.0]
+        for _ in range(5):
+            confidence = functional.bayes(np.log(u), np.log(g), alpha, beta, metric="aurr", risk=areas[-1])
+            areas.append(reference.aurr(np.argsort(-confidence.numpy()), u, g, alpha, beta))
+        at_first.append(areas[1] / least)
+        assert least * (1 - 1e-12) < areas[-1] < 1.01 * least, (alpha, beta)
+    assert max(at_first) > 1.029  # of R = 0; up to 1.35
+
+
+def away_of(z):
+    """b(a − S2) of S2 scores whose deviations are the columns of z."""
+    return [torch.as_tensor(-column - 3) for column in np.transpose(z)]
+
+
+@pytest.fixture(scope="module")
+def witnesses():
+    """u of ID rows, and the deviations of four S2 scores, the last of which is the third once more."""
+    rng = np.random.default_rng(5)
+    z = rng.standard_t(3, size=(300, 4))
+    z[:, 3] = z[:, 2]
+    return np.exp(-rng.exponential(4, 300)), z
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_witnesses_are_those_of_the_formula(witnesses, count):
+    u, z = witnesses[0], witnesses[1][:, :count]
+    plain = reference.witnessed(u, z)
+    found = ratio.witnessed_log_g(torch.as_tensor(np.log(u)), away_of(z))
+    np.testing.assert_allclose(found, np.log(plain), rtol=1e-12, atol=1e-13)
+    assert ratio.log_mean_exp(found) == pytest.approx(np.log(plain.mean()), rel=1e-12)
+    g = ratio.witnessed_log_g(torch.as_tensor(np.log(u)), away_of(z), ratio.log_mean_exp(found)).exp()
+    assert g.mean().item() == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 24])
+def test_a_witness_counts_up_to_a_limit_and_more_of_them_share_it(count):
+    """However low its S2, a witness that responds with probability p raises g at most (1 − p) + p·e³ times."""
+    p = min(0.25, 1.2 / count)
+    low = torch.tensor([-1e300, -50.0, 0.0, 3.0, 50.0, 1e300, np.inf], dtype=torch.float64)
+    usual = torch.full_like(low, -1e300)
+    found = ratio.witnessed_log_g(torch.zeros_like(low), [low, *[usual] * (count - 1)])
+    assert bool((found.diff() >= 0).all())
+    assert bool(found.isfinite().all())
+    np.testing.assert_allclose(found[[0, -1]] - (count - 1) * np.log(1 - p), np.log([1 - p, 1 - p + p * np.exp(3)]))
+
+
+def test_g_falls_with_no_s2_that_falls(witnesses):
+    u, z = witnesses
+    log_u = torch.as_tensor(np.log(u))
+    before = ratio.witnessed_log_g(log_u, away_of(z))
+    for place in range(4):
+        for step in (1e-3, 1.0, 100.0, np.inf):
+            lower = z.copy()
+            lower[:, place] -= step
+            found = ratio.witnessed_log_g(log_u, away_of(lower))
+            assert bool((found >= before).all())
+            assert bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [*MIXTURES, (0.05, 0.95), (0.95, 0.05), (1.0, 0.3), (0.5, 0.0), (0.5, 1.0)])
+def test_the_expected_risk_is_the_aurr_that_u_and_g_promise(witnesses, alpha, beta):
+    u, g = witnesses[0], reference.witnessed(*witnesses)
+    g /= g.mean()
+    found = ratio.expected_risk(torch.as_tensor(np.log(u)), torch.as_tensor(np.log(g)), alpha, beta)
+    assert found == pytest.approx(reference.expected_risk(u, g, alpha, beta), rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def three_witnesses():
+    logits, z, y, *_ = reference.model(400, 5, 8, seed=3, noise=2.0)
+    return sirc.Outputs(logits / 10, z, y), "bayes(msp, l1, energy, l1, metric=aurr)"  # 1 − max π has digits
+
+
+def test_a_fit_finds_medians_a_mean_g_of_one_and_the_risk(three_witnesses):
+    """Also where one witness is there twice."""
+    train, spec = three_witnesses
+    found = {name: value.tolist() for name, value in sirc.fit(spec, train).parameters[spec].items()}
+    s2 = [reference.l1(train.features), reference.energy(train.logits), reference.l1(train.features)]
+    a, b = zip(*map(reference.typical, s2), strict=True)
+    np.testing.assert_allclose(found["a"], a, rtol=1e-12)
+    np.testing.assert_allclose(found["b"], b, rtol=1e-12)
+    u = 1 - reference.msp(train.logits)
+    z = np.transpose([slope * (values - center) - 3 for values, center, slope in zip(s2, a, b, strict=True)])
+    g = reference.witnessed(u, z)
+    assert found["log_mean"] == pytest.approx([np.log(g.mean())], rel=1e-9)
+    assert found["risk"] == pytest.approx([reference.expected_risk(u, g / g.mean(), 0.5, 0.5)], rel=1e-9)
+    fresh = train[:50]
+    expected = reference.least_aurr(u[:50], g[:50] / g.mean(), 0.5, 0.5, *found["risk"])
+    np.testing.assert_allclose(sirc.fit(spec, train)(fresh)[spec], expected, rtol=1e-9)
+
+
+def test_with_validation_rows_the_mean_and_the_risk_are_theirs(three_witnesses):
+    train, spec = three_witnesses
+    fitted = sirc.fit(spec, train[:300], val=train[300:])
+    found = {name: value.tolist() for name, value in fitted.parameters[spec].items()}
+    offset, slope = found["calibration"]
+    claimed = 1 - reference.msp(train[300:].logits)
+    u = 1 / (1 + np.exp(-offset - slope * np.log(claimed / (1 - claimed))))
+    l1, energy = reference.l1(train[300:].features), reference.energy(train[300:].logits)
+    z = np.transpose([b * (s2 - a) - 3 for s2, a, b in zip((l1, energy, l1), found["a"], found["b"], strict=True)])
+    g = reference.witnessed(u, z)
+    assert found["log_mean"] == pytest.approx([np.log(g.mean())], rel=1e-9)
+    assert found["risk"] == pytest.approx([reference.expected_risk(u, g / g.mean(), 0.5, 0.5)], rel=1e-9)
+
+
+def test_a_few_odd_rows_hardly_move_a_and_b(three_witnesses):
+    train, _ = three_witnesses
+    odd = train.features.clone()
+    odd[:4] *= 1e6
+    odd = sirc.Outputs(train.logits, odd, train.labels)
+    for spec, moves in (("bayes(msp, l1)", False), ("sirc(msp, l1)", True)):
+        usual, found = (sirc.fit(spec, rows).parameters[spec] for rows in (train, odd))
+        change = float(((found["a"] - usual["a"]) * usual["b"]).abs().max())  # in deviations
+        stretch = float((usual["b"] / found["b"]).max())
+        assert (change > 100, stretch > 100) == (moves, moves)
+        assert moves or (change < 0.2 and 0.95 < stretch < 1.05)
+
+
+def test_where_most_rows_tie_the_deviation_is_that_of_all():
+    """No quantile tells a scale there."""
+    z = np.full((300, 2), 3.0)
+    z[:20] += np.arange(20)[:, None]
+    rows = sirc.Outputs(np.random.default_rng(0).normal(size=(300, 3)), z)
+    found = sirc.fit("bayes(msp, l1)", rows).parameters["bayes(msp, l1)"]
+    assert found["b"].item() == pytest.approx(1 / np.std(z.sum(1)), rel=1e-9)
+    assert found["a"].item() == pytest.approx(6 - 3 * np.std(z.sum(1)), rel=1e-9)

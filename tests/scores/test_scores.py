@@ -12,9 +12,10 @@ from sirc.scores import values as values_module
 from sirc.scores.formulas import softmax as softmax_module
 from support import reference, reference_features, reference_logits
 
-LEAVES = [name for name in sirc.known_names() if name not in (*reference.COMBINATIONS, "vim")]
+LEAVES = [name for name in sirc.known_names() if name not in (*reference.COMBINATIONS, "vim", "scod")]
 COMBINATIONS = [
     "vim",
+    "scod",
     "knn(k=3)",
     "sirc(msp, l1)",
     "sirc(doctor, gradnorm)",

@@ -59,7 +59,7 @@ def test_every_spelling_has_one_canonical_text(text, canonical):
 
 def test_known_names_are_the_design_s():
     combinations = ("sirc", "additive", "bayes", "linear", "product", "both")
-    assert set(known_names()) == {*LEAVES, "vim", *combinations}
+    assert set(known_names()) == {*LEAVES, "vim", "scod", *combinations}
     assert sirc.known_names() == known_names()
 
 

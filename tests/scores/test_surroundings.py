@@ -104,7 +104,9 @@ def test_workers_that_do_not_belong_together_do_not_merge():
     ("call", "words"),
     [
         (lambda: sirc.fit("residual", TRAIN, head=torch.nn.Linear(8, 5)), "`head` must be a `sirc.Head`; got Linear"),
-        (lambda: sirc.fit("msp", None), "`train` must be an `Outputs`, an `OutputStore` or an iterable of batches"),
+        (lambda: sirc.fit("msp", 5), "`train` must be an `Outputs`, an `OutputStore` or an iterable of batches"),
+        (lambda: sirc.fit("msp", None), "`train`, the outputs of ID training data, is needed: `sirc.fit(specs"),
+        (lambda: sirc.fit(), "`train`, the outputs of ID training data, is needed"),
         (lambda: sirc.fit("msp", {"logits": LOGITS}), "Wrap whole arrays: `sirc.Outputs"),
         (lambda: sirc.fit("msp", torch.tensor(LOGITS)), "got a tensor. Wrap whole arrays"),
         (lambda: sirc.fit(5, TRAIN), "`specs` must be a spec or a list of specs; got int"),

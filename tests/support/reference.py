@@ -143,6 +143,51 @@ def spread(values):
     return mu - 3 * sigma, 1 / sigma
 
 
+def typical(values):
+    """The a and b of `bayes`: the median for μ, and for σ how far below it the quantile of a normal μ − σ lies."""
+    low, middle = np.quantile(values, [0.15865525393145707, 0.5])
+    return middle - 3 * (middle - low), 1 / (middle - low)
+
+
+def least_aurr(u, g, alpha, beta, risk=0.0):
+    """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), where R leaves a fiftieth of either weight."""
+    by_u = max(beta - risk, beta / 50)
+    by_g = max(1 - beta - risk, (1 - beta) / 50) * (1 - alpha) / alpha
+    return np.array([-np.log((by_u * x + by_g * y) / (1 - x)) for x, y in zip(u, g, strict=True)])
+
+
+def aurr(order, u, g, alpha, beta):
+    """AURR of rows in that order, of which each stands for 1 − u of ID✓, u of ID✗ and g of OOD input."""
+    accepted = cost = right = total = 0.0
+    for row in order:
+        accepted += alpha + (1 - alpha) * g[row]
+        cost += alpha * beta * u[row] + (1 - alpha) * (1 - beta) * g[row]
+        total += (1 - u[row]) * cost / accepted
+        right += 1 - u[row]
+    return total / right
+
+
+def expected_risk(u, g, alpha, beta, rise=1.15):
+    """The AURR of the order for AURR, risen, which the order is made for: four rounds from 0."""
+    risk = 0.0
+    for _ in range(4):
+        order = np.argsort(-least_aurr(u, g, alpha, beta, risk))
+        risk = rise * aurr(order, u, g, alpha, beta)
+    return risk
+
+
+def witnessed(u, z):
+    """u^0.4·Π[(1−p) + p·min(exp(−z − ½), e³)] of rows, with the deviations z of each witness, (n, m)."""
+    p = min(0.25, 1.2 / z.shape[1])
+    found = []
+    for x, row in zip(u, z, strict=True):
+        value = x**0.4
+        for deviation in row:
+            value *= (1 - p) + p * min(np.exp(min(-deviation - 0.5, 700)), np.exp(3))
+        found.append(value)
+    return np.array(found)
+
+
 def auroc(positive, negative):
     """The share of pairs in order, ties half."""
     positive, negative = np.asarray(positive), np.asarray(negative)

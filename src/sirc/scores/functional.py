@@ -212,20 +212,28 @@ def additive(
 
 
 def bayes(
-    log_u: ArrayLike, log_g: ArrayLike, alpha: float = 0.5, beta: float = 0.5, metric: Literal["aurc", "aurr"] = "aurc"
+    log_u: ArrayLike,
+    log_g: ArrayLike,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    metric: Literal["aurc", "aurr"] = "aurc",
+    risk: float = 0.0,
 ) -> Tensor:
     """−log[β(1−w)u + (1−β)w], w = (1−α)g/(α + (1−α)g): the order of least AURC where u and g are known.
 
     u is the probability that the prediction on an ID row is wrong, g = p_OOD/p_ID; both come as logarithms. With
-    `metric="aurr"` it is −log([βu + ρg]/(1 − u)), ρ = (1−α)(1−β)/α: to first order, that of least AURR.
+    `metric="aurr"` it is −log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), the order of least AURR where the risk of what is
+    accepted is R, given as `risk`. R = 0 does where risks are small.
     """
-    check_fraction("alpha", alpha)
-    check_fraction("beta", beta)
+    for name, value in (("alpha", alpha), ("beta", beta), ("risk", risk)):
+        check_fraction(name, value)
     if not alpha:
         raise ValueError("`alpha`, the share of ID input, must be above 0: without ID input there is nothing to accept")
     check_choice("metric", metric, ("aurc", "aurr"))
     u, g = _columns(log_u, log_g, name="`log_u` and `log_g`")
-    return (least_aurc if metric == "aurc" else least_aurr)(u, g, float(alpha), float(beta))
+    if metric == "aurc":
+        return least_aurc(u, g, float(alpha), float(beta))
+    return least_aurr(u, g, float(alpha), float(beta), float(risk))
 
 
 def sirc_literal(s1: ArrayLike, s2: ArrayLike, a: float, b: float, s1_max: float) -> Tensor:

@@ -192,8 +192,8 @@ class Tuning:
         away = {name: combine.lowness(others, a, b) for name, (_, others) in parts.items()}
         if not columns.keys() - {"val"}:
             log_g = bayes.witnessed_log_g(log_u["val"], away["val"])
-            numbers["log_mean"] = (bayes.log_mean_exp(log_g),)
-            return numbers, log_u["val"], log_g
+            log_mean = bayes.log_mean_exp(log_g)
+            return {**numbers, "log_mean": (log_mean,)}, log_u["val"], log_g - log_mean
         center = spread(log_u["val"])
         ramps = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
         contrasts = []
