@@ -224,7 +224,7 @@ def learnt(network: Network) -> pd.DataFrame:
 
 
 def as_markdown(found: pd.DataFrame) -> str:
-    """One row for each rule: its mean change against MSP, with an interval over networks, and the worst against SIRC."""
+    """One row for each rule: its mean change against MSP, with an interval over networks, and the worst from SIRC."""
     wide = found.pivot_table(index=["network", "metric", "alpha", "beta"], columns="rule", values="value", sort=False)
     change = 100 * np.log(wide.div(wide["msp"], axis=0))
     against = 100 * np.log(wide.div(wide[[f"sirc(msp, {s2})" for s2 in PAPER]].min(axis=1), axis=0))
