@@ -157,30 +157,44 @@ def test_the_page_has_a_measured_row_of_every_score_and_no_other(script):
     assert [spec for spec, _ in cells(measured)] == wanted, "run studies.tools.score_table, see the page"
 
 
+@pytest.fixture(scope="module")
+def columns(study, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("columns")
+    tool = importlib.import_module("studies.tools.witnesses")
+    tool.main(["columns", str(study), "--out", str(folder)])
+    return tool, sorted(folder.iterdir())
+
+
 @pytest.mark.slow
-def test_rules_are_compared_with_sirc_on_the_rows_that_none_learnt_from(study):
-    rules = importlib.import_module("studies.tools.compare_rules")
-    run = study / "seed-1"
-    found = rules.measure(run, "msp", ["l1"], (0.3, 0.8))
-    assert len(found) == 2 * 2 * 2 * 6
-    # One cell by hand: the second part of each split, OOD sets weighing the same.
-    spec = "bayes(msp, l1, alpha=0.3, beta=0.8, metric=aurr)"
-    scorer = sirc.fit([spec, "sirc(msp, l1)"], sirc.OutputStore(run / "outputs" / "train"))
-    stores = {name: rules.split(sirc.OutputStore(run / "outputs" / name).load())[1] for name in ("test", "near", "far")}
-    ood = {name: stores[name] for name in ("near", "far")}
-    ev = sirc.evaluate(scorer, stores["test"], ood, alpha=0.3, beta=0.8, pool="datasets").table
-    at = found[(found["metric"] == "aurr") & (found["alpha"] == 0.3) & (found["beta"] == 0.8)].set_index("rule")[
-        "value"
-    ]
-    for rule, text in (("bayes", spec), ("sirc", "sirc(msp, l1)")):
-        row = ev[(ev["score"] == text) & (ev["negative"] == "pooled") & (ev["metric"] == "aurr")]
-        assert at[rule] == pytest.approx(row["value"].item(), rel=1e-9)
-    table = rules.against_sirc(found)
-    every = found[(found["rule"].isin(["bayes", "sirc"])) & (found["metric"] == "aurc")]
-    wide = every.pivot_table(index=["alpha", "beta"], columns="rule", values="value")
-    change = 100 * (wide["bayes"] / wide["sirc"] - 1)
-    assert table.loc[("l1", "bayes", "aurc"), "worst"] == pytest.approx(change.max())
-    assert table.loc[("l1", "bayes", "aurc"), "common"] == pytest.approx(change.loc[0.3].mean())
-    text = rules.summary({"small": [table]})
-    assert text.count("\n") == 1 + 5
-    assert "| small | bayes |" in text
+def test_rules_made_of_kept_columns_are_those_that_fit_makes(study, columns):
+    tool, files = columns
+    store = {path.name: sirc.OutputStore(path).load() for path in (study / "seed-1" / "outputs").iterdir()}
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    val, test = store["test"][order[:75]], store["test"][order[75:]]
+    specs = {"sirc(msp, knn)": "sirc(msp, knn)", "scod": "scod(alpha=0.3, beta=0.7)", "both(msp, l1)": "both(msp, l1)"}
+    head = sirc.Head(sirc.Head.load(study / "seed-1" / "head.safetensors").weight)
+    scorer = sirc.fit(list(specs.values())[:2], store["train"], head=head)
+    tuned = sirc.fit(["both(msp, l1)", "scod(alpha=0.3, beta=0.7)"], store["train"], head=head, val=val)
+    network = tool.Network.load(files[0])
+    found = tool.measure(network)
+    at = found[(found["alpha"] == 0.3) & (found["beta"] == 0.7)].set_index(["rule", "metric"])["value"]
+    for fitted, names in (
+        (scorer, {k: specs[k] for k in ("sirc(msp, knn)", "scod")}),
+        (tuned, {"both(msp, l1)": "both(msp, l1)", "scod, val": "scod(alpha=0.3, beta=0.7)"}),
+    ):
+        ood = {name: store[name] for name in ("near", "far")}
+        table = sirc.evaluate(fitted, test, ood, alpha=0.3, beta=0.7, pool="datasets").table
+        for rule, spec in names.items():
+            row = table[(table["score"] == spec) & (table["negative"] == "pooled") & (table["metric"] == "aurr")]
+            assert at[rule, "aurr"] == pytest.approx(row["value"].item(), rel=1e-3), rule
+
+
+@pytest.mark.slow
+def test_the_tables_of_witnesses_have_every_rule_and_what_is_sure(columns, capsys):
+    tool, files = columns
+    tool.main(["table", *map(str, files)])
+    printed = capsys.readouterr().out
+    assert [spec for spec, _ in cells(printed)] == list(tool.rules(tool.Network.load(files[0])))
+    assert printed.count("surely worse at") == 4
+    assert printed.count("g learnt against none") == 2
+    assert dict(cells(printed))["msp"][0].startswith("+0.0")

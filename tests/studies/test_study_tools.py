@@ -543,7 +543,7 @@ def test_the_table_of_the_readme_is_that_of_the_document():
         (ROOT / "README.md").read_text(encoding="utf-8").partition("On real photographs")[2].partition("`make demo`")[0]
     )
     rows = re.findall(r"^\| `(.+)` (\| .+ \|)$", part, re.MULTILINE)
-    assert len(rows) == 10
+    assert len(rows) == 9
     for spec, cells in rows:
         short = re.sub(r"^sirc\(msp, (\w+)\)$", r"\1", spec)  # as the table of S2 names it
         assert any(f"| `{name}` {cells}"[:-1] in text for name in (spec, short)), spec

@@ -104,4 +104,4 @@ def test_the_networks_of_tiny_imagenet_differ_from_their_base_in_a_line_or_two()
         train = base["train"] | {changed: getattr(experiment.train, changed)}
         assert experiment.train == Train(**train | {"augment": Augment(**train["augment"]), "milestones": (10, 20)})
         assert list(experiment.fit.specs) == base["fit"]["specs"]
-        assert (len(experiment.fit.specs), len(experiment.report.specs), len(experiment.data.ood)) == (98, 28, 9)
+        assert (len(experiment.fit.specs), len(experiment.report.specs), len(experiment.data.ood)) == (100, 29, 9)
