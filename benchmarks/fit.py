@@ -1,9 +1,9 @@
-"""Cost of a fit: time against the zᵀz products alone, memory whatever the number of rows, merging, cross-fitting.
+"""Cost of a fit: time against the zᵀz products alone, memory whatever the number of rows, merging, rows left out.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/fit.py`. Each fit has a process of its own, so that its peak
 memory is its own too. The rows are a small pool of blocks over and over, since only their number matters here.
-The last figures are of few rows, where the time goes into decompositions: a fit of `sirc(msp, residual)` with five
-folds against one `eigh` of the same size in the same process, with one thread and with all.
+The last figures are of few rows, where the time goes into decompositions: a fit of `sirc(msp, residual)`, each row left
+out of its own statistics, against one `eigh` of the same size in the same process, with one thread and with all.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def main() -> None:
     parts = {"first pass: moments": cost.first, "solving": cost.solving, "second pass: statistics": cost.second}
     rows = [Row(f"fit of {n:,} rows", cost.total, products, cost.product, cost.total / cost.product, 2)]
     rows += [Row(f"- {name}", part, "the same", cost.product, part / cost.product) for name, part in parts.items()]
-    notes = ['crossfit is "auto" unless stated: five folds below 100 rows for each feature']
+    notes = ['crossfit is "auto" unless stated: rows are left out of their own statistics below 100 for each feature']
     if cost.memory is None or crossfitted.memory is None:
         notes.append("peak memory is read from /proc and was not measured here")
     else:
@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def _few_rows(repeats: int) -> Iterator[Row]:
-    """A cross-fit of 2,000 × 1,280 features and 1,000 classes against one `eigh`, both timed in turns."""
+    """An out-of-sample fit of 2,000 × 1,280 features and 1,000 classes against one `eigh`, both timed in turns."""
     everything = torch.get_num_threads()
     generator = torch.Generator().manual_seed(2)
     head = sirc.Head(torch.randn(1000, 1280, generator=generator) / 36, torch.randn(1000, generator=generator) / 10)

@@ -18,6 +18,7 @@ SPECS = ["msp", "doctor", "entropy", "max_logit", "energy", "l1", "residual", "g
 SPECS += ["sirc(msp, l1)", "sirc(entropy, residual)", "sirc(doctor, mahalanobis, knn, vim)", "product(msp, l1)"]
 SPECS += ["margin", "tempered_msp(temperature=2)", "tempered_entropy", "max_logit_pnorm", "gen", "mahalanobis_pp"]
 SPECS += ["relative_mahalanobis", "react", "scale", "ash", "nci", "fdbd", "cop", "nnguide", "sirc(gen, cop, nnguide)"]
+SPECS += ["sirc(msp, mahalanobis_pp, relative_mahalanobis, fdbd, nci, react)"]
 SPECS += ["additive(msp, residual)", "bayes(msp, residual, knn)", "bayes(entropy, l1, alpha=0.9, metric=aurr)"]
 
 

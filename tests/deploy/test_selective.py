@@ -629,7 +629,7 @@ def repeating(net, dtype=torch.float32, rows=300, batch=64):
         labels = net(x).argmax(-1)
     head = sirc.find_head(net, x[:2])
     train = sirc.extract(net, [fitting.to(dtype)], head=head)
-    scorer = sirc.fit("sirc(entropy, residual)", train, head=head, crossfit=0)
+    scorer = sirc.fit("sirc(entropy, residual)", train, head=head)
     batches = [(x[i : i + batch], labels[i : i + batch]) for i in range(0, rows, batch)]
     made = SelectiveClassifier(net, scorer, "sirc(entropy, residual)", head=head)
     return made.calibrate(batches, recall=0.95, delta=0.05), x
