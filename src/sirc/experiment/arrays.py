@@ -14,7 +14,7 @@ from sirc.experiment.config import DEFAULT_SPECS
 from sirc.experiment.results import RunResults
 from sirc.outputs import Head, Outputs, OutputStore, read_head, warn_of_labels
 from sirc.progress import SILENT, Progress
-from sirc.scores import Crossfit, Needs, Scorer, fit
+from sirc.scores import Crossfit, Needs, Scorer, fit, parse
 
 _CONFIDENCES = ("conf", "pred", "label")  # as OpenOOD saves them
 
@@ -98,6 +98,8 @@ def possible_specs(
     labels = train is not None and train.layout.labels
     has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
     has["val"] = train is not None and val is not None
+    if not features and train is not None and train.num_features is not None:
+        among = [spec for spec in among if not parse(spec).is_default]  # its witnesses would read them
     return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
 
 

@@ -95,7 +95,7 @@ class Head:
 
         A number that is added to all logits of a row changes no class, and is left out of the comparison.
         """
-        if outputs.features is None:
+        if outputs.features is None or not len(outputs):
             return
         mapped = (self.num_features, self.num_classes)
         if (outputs.num_features, outputs.num_classes) != mapped:

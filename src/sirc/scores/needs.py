@@ -41,7 +41,7 @@ class Needs:
         """The needs of all these specs together."""
         parsed = [parse(spec) if isinstance(spec, str) else spec for spec in specs]
         # A `scod` does without any witness but the last.
-        parsed = [spec.witnessed_by(WITNESSES[-1:]) if spec.is_default else spec for spec in parsed]
+        parsed = [spec.with_defaults(lambda scod: scod.witnessed_by(WITNESSES[-1:])) for spec in parsed]
         scores = [(leaf, registry.get(leaf.name)) for leaf in needed_leaves(parsed)]
         parts = dict.fromkeys(part for spec in parsed for part in spec.walk())
         # An option given in the spec is not tuned, even if it is the default.

@@ -73,10 +73,13 @@ class Scorer:
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
 
     def parsed(self, text: str) -> Spec:
-        """A spec as it was fitted: a `scod` with those of its witnesses that the data allowed."""
-        spec = parse(text)
-        found = self.parameters.get(str(spec), {}).get("witnesses")
-        return spec if found is None else spec.witnessed_by([WITNESSES[place] for place in found.tolist()])
+        """A spec as it was fitted: each `scod` with those of its witnesses that the data allowed."""
+
+        def as_fitted(scod: Spec) -> Spec:
+            found = self.parameters.get(str(scod), {}).get("witnesses")
+            return scod if found is None else scod.witnessed_by([WITNESSES[place] for place in found.tolist()])
+
+        return parse(text).with_defaults(as_fitted)
 
     def __repr__(self) -> str:
         return f"Scorer({list(self.specs)})"

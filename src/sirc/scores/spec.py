@@ -161,6 +161,12 @@ class Spec:
         object.__setattr__(spec, "_text", self._text)
         return spec
 
+    def with_defaults(self, change: Callable[[Spec], Spec]) -> Spec:
+        """The same spec with each `scod` in it changed."""
+        if self.is_leaf or self.is_default:
+            return change(self) if self.is_default else self
+        return Spec(self.name, tuple(arg.with_defaults(change) for arg in self.args), self.options)
+
     def with_only(self, other: Spec) -> Spec:
         """The same combination of its first score and another alone."""
         return Spec(self.name, (self.args[0], other), self.options)

@@ -154,26 +154,33 @@ class Fitter:
     @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
         """Take in a batch; `index` gives the rows' places in the dataset, by default those after the rows so far."""
-        self.state.update(Outputs.of(batch), index)
+        outputs = Outputs.of(batch)
+        if not self.count:
+            self._check(outputs, whole=False)
+        self.state.update(outputs, index)
         return self
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
         """Leave out, or refuse, specs that cannot be fitted to rows like these; if these are all, also to so few."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
-        defaults = [spec for spec in self.state.parsed if spec.is_default]
-        alone = {str(spec): spec for default in defaults for spec in map(default.with_only, default.args[1:])}
+        alone = {str(spec): spec for scod in self._defaults for spec in map(scod.with_only, scod.args[1:])}
         self._reduce({alone[text].args[1]: why for text, why in find(list(alone.values())).items()})
         self._drop(find(self.state.parsed))
+
+    @property
+    def _defaults(self) -> list[Spec]:
+        """Each `scod`, alone or inside another spec, with the witnesses that it still has."""
+        return list({str(part): part for spec in self.state.parsed for part in spec.walk() if part.is_default}.values())
 
     def _reduce(self, lacking: Mapping[Spec, str]) -> None:
         """Let each `scod` do without the witnesses that are made from these."""
         before = dict(self.state.reduced)
-        for spec in self.state.parsed:
-            kept = [witness for witness in spec.args[1:] if not using([witness], lacking)] if spec.is_default else []
-            if spec.is_default and len(kept) < len(spec.args) - 1:
+        for spec in self._defaults:
+            kept = [witness for witness in spec.args[1:] if not using([witness], lacking)]
+            if len(kept) < len(spec.args) - 1:
                 self.state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
-                self.missing |= {str(part): why for part, why in lacking.items()}
+                self.missing |= {str(part): why for part, why in lacking.items() if using(spec.args[1:], [part])}
         if self.state.reduced != before:
             self._choose(self.specs)
 
@@ -208,7 +215,6 @@ class Fitter:
         """Take in the batches of the first pass; notes scores that do not suit the features of the first one."""
         for index, batch in batches:
             if not self.count:
-                self._check(batch, whole=False)
                 warn_unsuited(self.specs, batch, progress)
             self.update(batch, index=index)
 
@@ -216,6 +222,8 @@ class Fitter:
     def merge(self, other: Fitter) -> Fitter:
         """Add all that another fitter with the same settings has read; returns itself."""
         check_type("other", other, Fitter, "a `Fitter`")
+        if not self.count:
+            self._reduce({parse(text): why for text, why in other.missing.items()})
         self.state.merge(other.state)
         return self
 
@@ -237,8 +245,8 @@ class Fitter:
     def settle(self, second: SecondPass) -> Parameters:
         """The parameters of combinations, once the second pass is read."""
         parameters, unfit = second.settle(self.count, self.state.checksums)
-        for spec in (spec for spec in using(self.state.parsed, unfit) if spec.is_default):
-            alone, why = second.settle_each(spec)
+        if defaults := using(self._defaults, unfit):  # which have the same witnesses
+            alone, why = second.settle_each(defaults[0])
             self._reduce(why if alone else {})
             second.choose(self.state.combinations)
             parameters, unfit = second.settle(self.count, self.state.checksums)

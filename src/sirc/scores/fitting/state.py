@@ -22,7 +22,6 @@ from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fi
 from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels, without_a_fold
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
-from sirc.scores.needs import Needs
 from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 from sirc.scores.values import needed_leaves
@@ -82,7 +81,7 @@ class FitState:
     def choose(self, specs: str | Sequence[str]) -> None:
         """Solve these specs: all at first, fewer where some turn out not to fit."""
         self.specs = check_specs(specs)
-        self.parsed = [self.reduced.get(str(spec), spec) for spec in map(parse, self.specs)]
+        self.parsed = [parse(text).with_defaults(lambda scod: self.reduced.get(str(scod), scod)) for text in self.specs]
         self.leaves = [leaf for leaf in needed_leaves(self.parsed) if registry.get(leaf.name).solve]
         self.combinations = fitted_combinations(self.parsed)
         # Out of sample, rows are left out of a score one by one, out of the bank, or, where neither can be, by folds.
@@ -144,7 +143,8 @@ class FitState:
         """Require what the specs need of the rows, and rows like those before."""
         check_features(self.parsed, outputs)
         if counts_classes(self._evidence) and outputs.labels is None:
-            raise ValueError(missing_labels(Needs.of(self.parsed).labels))
+            counting = (leaf for leaf in self.leaves if counts_classes(registry.get(leaf.name).evidence))
+            raise ValueError(missing_labels(counting))
         rows = {
             "logits": dtype_name(outputs.dtype),
             "features": "none" if outputs.features is None else dtype_name(outputs.features.dtype),
@@ -216,6 +216,11 @@ class FitState:
             raise ValueError(f"fitters merge when specs, crossfit and one_pass are the same; got {mine} and {theirs}")
         if self._rows and other._rows and (differing := differences(self._rows, other._rows)):
             raise ValueError(f"fitters merge when their rows are alike and of one model; {differing}")
+        if self.count and other.count and self.reduced != other.reduced:
+            raise ValueError(
+                "fitters merge when their `scod` has the same witnesses; the rows of one have labels or features that "
+                "those of the other lack"
+            )
         if not _same_head(self.head, other.head):
             raise ValueError("fitters merge when they have the same head; one has none, or their weights differ")
         indexed = self._indexed and other._indexed
