@@ -69,7 +69,7 @@ def state(shared_root):
 
 @pytest.fixture(scope="session", autouse=True)
 def translations():
-    """Torch's table of how its operators are told in ONNX, made once: it makes it anew, for a second, at each export."""
+    """Torch's table of its operators in ONNX, made once: torch itself makes it at each export, which takes a second."""
     with pytest.MonkeyPatch.context() as patch, suppress(ImportError, AttributeError):  # private, and only for speed
         if "torch" in sys.modules:
             from torch.onnx._internal.exporter._registration import ONNXRegistry
