@@ -338,7 +338,7 @@ def test_a_large_report_is_small_and_follows_every_control(open_page, tmp_path):
         page.check(f"input[name=metric][value={metric}]")
         settle(page)
         before = read_table(page)
-        drag(page, control, 0.1, steps=2)
+        drag(page, control, 0.1, steps=1)
         settle(page)
         assert read_table(page) != before
 
