@@ -5,6 +5,8 @@ import io
 import os
 import shutil
 import sys
+from contextlib import suppress
+from functools import cache
 from itertools import islice
 from types import SimpleNamespace
 
@@ -63,6 +65,17 @@ def shared_root(tmp_path_factory):
 def state(shared_root):
     """Where sirc notes what its user made, apart from what the person who runs the tests made."""
     os.environ["XDG_STATE_HOME"] = str(shared_root / "state")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def translations():
+    """Torch's table of its operators in ONNX, made once: torch itself makes it at each export, which takes a second."""
+    with pytest.MonkeyPatch.context() as patch, suppress(ImportError, AttributeError):  # private, and only for speed
+        if "torch" in sys.modules:
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="session")

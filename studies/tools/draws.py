@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 
 from sirc.evaluation import MEAN, POOLED, WRONG
 from sirc.metrics.bootstrap import Draws, ResampledScore
@@ -153,7 +153,7 @@ def pool(samples: Sequence[Sequence[np.ndarray]]) -> Pooled:
 
 def t_quantile(freedom: float) -> float:
     """Student's t for a 95% interval."""
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    return float(special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def by_model(runs: Iterable[Ranks]) -> dict[str, list[int]]:

@@ -1,6 +1,5 @@
 """The command line, as a user meets it: from images to a fitted scorer, with every mistake answered in words."""
 
-import os
 import re
 import shutil
 import signal
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 
 import sirc
 from sirc.experiment.experiment import Experiment
-from support.interpreters import python
+from support.interpreters import launched, python
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
@@ -82,12 +81,9 @@ def test_from_images_to_a_fitted_scorer(study, command):
     assert command("fit", "tiny.toml", "--seed", "1", *more, "--overwrite", "--quiet")[0] == 0
     assert sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors").specs == ("energy",)
 
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sirc"]
-    given = ["fit", "tiny.toml", "--seed", "1", "--overwrite"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
-    two = subprocess.run([sys.executable, *launcher, *given], env=environment, capture_output=True, text=True)
-    assert two.returncode == 0, two.stderr
-    assert two.stdout == "runs/tiny/seed-1/scorer.safetensors  3 scores\n"  # said once
+    two = launched(2, "-m", "sirc", "fit", "tiny.toml", "--seed", 1, "--overwrite")
+    assert [one.returncode for one in two] == [0, 0], two[0].stderr
+    assert [one.stdout for one in two] == ["runs/tiny/seed-1/scorer.safetensors  3 scores\n", ""]  # said once
     shared = sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors")
     expected = scorer(stores["test"].load())
     for name, values in shared(stores["test"].load()).items():

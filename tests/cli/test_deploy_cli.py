@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
-from support.interpreters import Interpreter
+from support.interpreters import Interpreter, python
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -228,9 +227,7 @@ def test_processes_share_the_images_and_write_one_file_in_their_order(here, comm
     assert code == 0, err
     # Without the `--`, torchrun takes `--run` for a short form of its own `--run-path`.
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "sirc"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
-    words = [*launcher, *arguments, "--batch-size", "4", "--out", "two.csv"]
-    two = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    two = python(*launcher, *arguments, "--batch-size", 4, "--out", "two.csv")
     assert two.returncode == 0, two.stderr
     assert two.stdout == out.replace("one.csv", "two.csv")  # said once
     assert "predict, process 1 of 2: 46/46 images" in two.stderr  # of 90, in batches of 4

@@ -1,19 +1,19 @@
 """A study that is killed inside its writes, again and again, ends with the files of one that was not."""
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.interpreters import python
 from support.tiny_images import write_images
 from support.tiny_study import MODEL, TOML
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
 
-# One interpreter that loads torch; each attempt is a fork of it, and is killed before a rename of its own.
+# One interpreter; each attempt is a fork of it, and is killed before a rename of its own.
 _PROGRAM = """
 import os, signal, sys
 from pathlib import Path
@@ -55,10 +55,8 @@ def run(folder, survived):
     write_images(folder / "data" / "grey", count=7)
     (folder / "tiny_model.py").write_text(MODEL)
     (folder / "tiny.toml").write_text(TOML.replace("[1, 2]", "[1]"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(survived)], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    with contextlib.chdir(folder):
+        done = python("-c", _PROGRAM, survived)
     return [int(line) for line in done.stdout.split()], done.stderr
 
 

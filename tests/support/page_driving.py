@@ -55,7 +55,7 @@ def enter(page, number, value):
     settle(page)
 
 
-def drag(page, slider, to, *, steps=3, each=lambda: None):
+def drag(page, slider, to, *, steps=2):
     """Take a slider's knob with the mouse, bring it to a share of its way and let go."""
     knob = page.locator(slider)
     knob.scroll_into_view_if_needed()
@@ -70,7 +70,6 @@ def drag(page, slider, to, *, steps=3, each=lambda: None):
     page.mouse.down()
     for step in range(1, steps + 1):
         page.mouse.move(*place(now + (to - now) * step / steps))
-        each()
     page.mouse.up()
     settle(page)
 

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from sirc.data import Preprocess, image_folder
 
-COUNTS = {"train": 60, "validation": 80, "test": 60}
+COUNTS = {"train": 40, "validation": 40, "test": 30}
 _SIZE = 80
 
 
