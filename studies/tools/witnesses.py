@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for (metric, s2), part in sure.groupby(["metric", "s2"], sort=False):
         print(
             f"{metric.upper()}, scod against sirc(msp, {s2}): surely worse at {(part['low'] > 0).sum()} of {len(part)} "
-            f"points of all networks; worst {_signed(part['change'].max())}%, lowest bound {_signed(part['low'].max())}%"
+            f"points; at worst {_signed(part['change'].max())}%, with an interval from {_signed(part['low'].max())}%"
         )
     with_ood = pd.concat(map(learnt, networks))
     for metric, part in with_ood.groupby("metric", sort=False):
