@@ -197,7 +197,9 @@ def several():
     surrogate = sirc.fit(list(TUNED), train, head=head, val=val)
     surrogate.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
     learnt = sirc.fit([spec for spec in TUNED if spec.startswith("bayes")], train, head=head, val=val, ood=ood)
-    return [(scorer, spec) for scorer in (surrogate, learnt) for spec in scorer.specs], outputs(40, 0.8)
+    with pytest.warns(sirc.errors.DataWarning, match="`scod` does with fewer witnesses"):
+        reduced = sirc.fit(["scod", "scod(alpha=0.9, metric=aurc)"], sirc.Outputs(train.logits, train.features))
+    return [(scorer, spec) for scorer in (surrogate, learnt, reduced) for spec in scorer.specs], outputs(40, 0.8)
 
 
 @pytest.mark.slow
