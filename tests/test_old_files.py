@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 import sirc
 from legacy import make
 from sirc.deploy.onnx import OnnxModel
+from sirc.scores import parse
+from support import reference
 from support.report_reader import read_page
 from support.tiny_selective import prepared
 
@@ -76,6 +78,30 @@ def test_a_scorer_gives_the_same_confidences_and_table():
     assert_same(scorer(ood), NUMBERS["confidences"]["ood"])
     table = sirc.evaluate(scorer, test, {"ood": ood}).table
     pd.testing.assert_frame_equal(table, pd.read_csv(io.StringIO(NUMBERS["table"])), check_dtype=False, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.9, 0.2), (0.5, 1.0), (0.5, 0.0), (1.0, 0.5), (1.0, 1.0)])
+def test_a_bayes_without_ood_rows_keeps_its_earlier_rule(alpha, beta):
+    """Its confidence for AURR is −log[βu′ + ρg]: u′ is u with SIRC's factor, on the scale of odds."""
+    specs = [f"bayes(msp, l1, energy, alpha={alpha}, beta={beta}{metric})" for metric in ("", ", metric=aurr")]
+    numbers = {"a": [2.0, 1.0], "b": [0.5, 2.0], "claim": [0.0, np.log(2 / 3)], "calibration": [0.3, 0.7]}
+    found = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+    rng = np.random.default_rng(0)
+    logits, features = rng.normal(size=(50, 3)), rng.normal(size=(50, 4)) * 2
+    scorer = sirc.Scorer(specs, {str(parse(spec)): found for spec in specs})
+    aurc, aurr = scorer(sirc.Outputs(logits, features)).values()
+
+    claimed = 1 - reference.msp(logits)
+    odds = np.exp(0.3) * (claimed / (1 - claimed)) ** 0.7
+    z = [0.5 * (reference.l1(features) - 2), 2.0 * (reference.energy(logits) - 1)]  # 3 more than in deviations
+    u, tilt = odds / (1 + odds), np.mean([np.exp(-1.5 * (x - 3) - 1.125) for x in z], axis=0)
+    g = 0.9 * u / 0.3 + 0.1 * (u / 0.3) ** 0.75 * tilt
+    for x in z:
+        odds = odds * (1 + np.exp(-x)) ** 0.7
+    raised, w = odds / (1 + odds), (1 - alpha) * g / (alpha + (1 - alpha) * g)
+    np.testing.assert_allclose(aurc, -np.log(beta * (1 - w) * raised + (1 - beta) * w), rtol=1e-10, atol=1e-10)
+    cost = beta * raised + (1 - alpha) * (1 - beta) / alpha * g
+    np.testing.assert_allclose(aurr, -np.log(cost), rtol=1e-10, atol=1e-10)
 
 
 def test_a_scorer_that_is_saved_again_is_the_same_file(tmp_path):

@@ -214,7 +214,9 @@ def several():
     surrogate = sirc.fit(list(TUNED), train, head=head, val=val)
     surrogate.parameters["max_logit_pnorm"] = {"p": torch.tensor([0.0]), "p_bounded": torch.tensor([3.0])}
     learnt = sirc.fit("bayes(gen, l1)", train, head=head, val=val, ood=ood)
-    return [(scorer, spec) for scorer in (surrogate, learnt) for spec in scorer.specs], outputs(40, 0.8)
+    with pytest.warns(sirc.errors.DataWarning, match="`scod` does with fewer witnesses"):
+        reduced = sirc.fit("scod", sirc.Outputs(train.logits, train.features))
+    return [(scorer, spec) for scorer in (surrogate, learnt, reduced) for spec in scorer.specs], outputs(40, 0.8)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import copy
 import gc
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -110,6 +110,22 @@ def test_it_says_what_the_scorer_says(model, scorer, head, spec):
     assert found.confidence.dtype == torch.float64
     assert torch.equal(found.label, expected.predictions)
     assert torch.equal(found.accepted, found.confidence >= 0)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["all", "reduced"])
+def test_a_scod_decides_and_is_saved_with_the_witnesses_that_it_has(model, train, val, head, given, tmp_path):
+    told = nullcontext() if given else pytest.warns(sirc.errors.DataWarning, match="`scod` does with fewer witnesses")
+    with told:
+        fitted = sirc.fit(["scod", "scod(alpha=0.9)", "msp"], train, head=head if given else None)
+    made = SelectiveClassifier(model, fitted, "scod", head=head).calibrate(val, recall=0.8)
+    made.save(tmp_path / "m.safetensors")
+    x = images(50, 3)
+    for found in (made(x), SelectiveClassifier.load(tmp_path / "m.safetensors", model)(x)):
+        torch.testing.assert_close(found.confidence, fitted(labelled(model, x, 3))["scod"], rtol=1e-6, atol=1e-9)
+        assert 0 < int(found.accepted.sum()) < 50
+    kept = SelectiveClassifier.load(tmp_path / "m.safetensors", model).scorer.parameters
+    assert ("residual" in kept, "knn" in kept) == (given, True)
+    assert "scod(alpha=0.9)" not in kept
 
 
 @pytest.fixture(scope="module")

@@ -259,6 +259,7 @@ def arrays(tmp_path, monkeypatch):
     return tmp_path
 
 
+FIRSTS = ("msp", "doctor", "entropy")
 SETS = ["--ood", "near=near.npz", "--ood", "far=far.npz"]
 
 
@@ -370,6 +371,31 @@ def test_what_the_arrays_do_not_allow_is_left_out_and_said(arrays, command):
     code, _, err = command("evaluate", "--id", "test.npz", *SETS, "--no-figures")
     assert code == 1
     assert "'sirc-results/report.html' exists already" in err
+
+
+@pytest.mark.slow
+def test_by_default_scod_is_evaluated_with_what_the_arrays_allow(arrays, command):
+    def scores(*train):
+        code, _, err = command("evaluate", *train, *SETS, "--no-figures", "--overwrite")
+        assert (code, "Traceback" in err) == (0, False), err
+        return set(read_results("sirc-results/results.csv").score), err
+
+    with np.load("train.npz") as train:
+        np.savez("headless.npz", **{name: train[name] for name in ("logits", "features", "labels")})
+        np.savez("logits.npz", **{name: train[name] for name in ("logits", "labels")})
+    found, err = scores("--train", "headless.npz", "--id", "test.npz")
+    assert set(DEFAULT_SPECS) - found == {"residual", "vim", *(f"sirc({s1}, residual)" for s1 in FIRSTS)}
+    assert "`scod` does with fewer witnesses: `residual`, `vim`: `head` is needed" in " ".join(err.split())
+    found, err = scores("--train", "logits.npz", "--id", "test.npz")
+    assert "scod" in found
+    assert "features are needed for" in " ".join(err.split())
+    with np.load("test.npz") as test:
+        np.savez("bare.npz", **{name: test[name] for name in ("logits", "labels")})
+    for name in ("near", "far"):
+        with np.load(f"{name}.npz") as rows:
+            np.savez(f"{name}.npz", logits=rows["logits"])
+    found, err = scores("--train", "train.npz", "--id", "bare.npz")  # the training rows alone have features
+    assert found == {*FIRSTS, "max_logit", "energy"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 import sirc
 from sirc import distributed
-from sirc.scores.fitting import rows, state
+from sirc.scores.fitting import rows, second_pass, state
 from support import reference
 from support.interpreters import launched
 
@@ -26,6 +26,7 @@ NARROW = reference.model(325, 2, 3, seed=1)
 VAL, OOD = sirc.Outputs(*reference.model(200, K, L, seed=0, noise=2.0)[:3]), sirc.Outputs(LOGITS[:90] / 3, Z[:90] / 3)
 TUNED = ["max_logit_pnorm", "sirc(tempered_msp, residual)", "bayes(entropy, l1)", "sirc(msp, l1, budget=1)"]
 TUNED += ["both(msp, bayes(entropy, l1))", "sirc(msp, delta_mahalanobis)", "delta_knn(k=3)"]
+NEGATIVE = LOGITS - LOGITS.max(1, keepdims=True) - 1  # of which ViM cannot be made
 HOLES = [0, 41, 42, *range(80, 120), 299]
 
 # The specs, the shards (rows, shard size, items without a row), and what is set for the time of the fit.
@@ -40,6 +41,10 @@ FITS = {
     "a bank of some rows": (SPECS, (TRAIN, 40, HOLES), {"crossfit": 0, "bank": 60}),
     "a bank of some rows, folds": (SPECS, (TRAIN, 40, []), {"crossfit": 3, "bank": 60}),
     "single scores": (["residual", "knn(k=3)", "mahalanobis"], (TRAIN, 40, []), {}),
+    "scod": (["scod", "scod(alpha=0.2)", "bayes(entropy, l1, react)"], (TRAIN, 40, []), {}),
+    "scod, a bank of some rows": (["scod"], (TRAIN, 40, HOLES), {"crossfit": 0, "bank": 60, "sample": 100}),
+    "scod without labels": (["scod", "both(scod, l1)"], (sirc.Outputs(LOGITS, Z), 40, []), {"val": VAL}),
+    "scod of log-probabilities": (["scod"], (sirc.Outputs(NEGATIVE, Z, Y), 40, []), {"sample": 100}),
     "nothing fitted": (["msp", "l1"], (TRAIN, 40, []), {}),
     "logits alone": (["sirc(msp, energy)"], (sirc.Outputs(LOGITS), 40, []), {}),
     "float32": (SPECS, (TRAIN.to(dtype=torch.float32), 40, []), {"crossfit": 5}),
@@ -79,6 +84,7 @@ def run(case, folder, *, shared):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "BANK_SIZE", settings.get("bank", 12_500))
         patch.setattr(rows, "BLOCK_ROWS", settings.get("block", 8192))
+        patch.setattr(second_pass, "_ROWS", settings.get("sample", 4096))
         tuning = {name: settings[name] for name in ("val", "ood") if name in settings}
         return sirc.fit(
             specs, train, head=head, crossfit=settings.get("crossfit", "auto"), distributed=shared, **tuning
@@ -217,6 +223,7 @@ def heard(folder, world):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`scod` does with fewer witnesses")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("case", FITS)
 def test_processes_together_fit_what_one_fits(folder, case, world):

@@ -233,6 +233,7 @@ leaves = st.one_of(
     st.sampled_from(LEAVES).map(Spec),
     st.integers(1, 10**6).filter(lambda k: k != 10).map(lambda k: Spec("knn", (), {"k": k})),
     st.just(parse("vim")),
+    st.just(parse("scod(alpha=0.3)")),
 )
 
 
@@ -243,7 +244,7 @@ def _explicit(first, others, a, b):
 
 
 def _without_fit(spec):
-    return not any(str(part) == "vim" for part in spec.walk())
+    return not any(str(part) in ("vim", "scod(alpha=0.3)") for part in spec.walk())
 
 
 def combined(inner):
