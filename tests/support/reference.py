@@ -150,9 +150,14 @@ def typical(values):
 
 
 def least_aurr(u, g, alpha, beta, risk=0.0):
-    """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), where R leaves a fiftieth of either weight."""
-    by_u = max(beta - risk, beta / 50)
-    by_g = max(1 - beta - risk, (1 - beta) / 50) * (1 - alpha) / alpha
+    """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), where a weight falls exponentially once R leaves a tenth of it."""
+
+    def less(weight):
+        if weight - risk > weight / 10:
+            return weight - risk
+        return weight / 10 * np.exp(1 - (risk - 0.8 * weight) / (0.1 * weight)) if weight else 0.0
+
+    by_u, by_g = less(beta), less(1 - beta) * (1 - alpha) / alpha
     return np.array([-np.log((by_u * x + by_g * y) / (1 - x)) for x, y in zip(u, g, strict=True)])
 
 

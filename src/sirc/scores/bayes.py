@@ -21,7 +21,7 @@ _TILT = 1e-6  # of log g against log u: the least that keeps the order of sure r
 # Without OOD rows: the most that a witness responds with, and all together; how far its response lies in standard
 # deviations; the log of the most it may count; the power of u.
 _RESPONSE, _RESPONSES, _SHIFT, _MOST, _POWER = 0.25, 1.2, 1.0, 3.0, 0.4
-_LEAST = 0.02  # of the weights β and 1 − β: what the risk may leave of them in the order for AURR
+_FADES = 0.1  # the part of the weights β and 1 − β, in the order for AURR, below which a risk takes ever less
 _RISE = 1.15  # the risk that is met, by that which is expected: networks claim fewer errors than they make
 _ROUNDS = 4
 
@@ -45,13 +45,19 @@ def least_aurr(log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risk: fl
 
     Of two rows that follow one another, the first should be the one that raises the risk less for the ID✓ it brings.
     A row costs βu + (1−α)(1−β)/α·g and adds 1 + (1−α)/α·g to what is accepted, which dilutes the risk; it brings 1 − u.
-    Neither weight falls below a fiftieth of what it is at R = 0: the order never prefers an OOD row for diluting.
+    A weight that R has brought down to a tenth falls exponentially from there on, with the same slope, and is never
+    negative: no row is preferred for diluting.
     """
-    by_u = max(beta - risk, _LEAST * beta)
-    by_g = max(1 - beta - risk, _LEAST * (1 - beta)) * (1 - alpha) / alpha
+    by_u, by_g = _less(beta, risk), _less(1 - beta, risk) * (1 - alpha) / alpha
     if not by_u and not by_g:  # nothing costs anything
         by_u = 1.0
     return log_one_minus_exp(log_u) - log_add(log_u + _log(by_u), log_g + _log(by_g))
+
+
+def _less(weight: float, risk: float) -> float:
+    """The weight less the risk, or what fades instead where that would be little or negative."""
+    left = 1 - risk / weight if weight else 0.0
+    return weight * (left if left > _FADES else _FADES * math.exp(left / _FADES - 1))
 
 
 def expected_risk(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> float:
