@@ -13,6 +13,7 @@ import sirc
 from sirc.errors import DataWarning
 from sirc.scores import known_names, parse
 from sirc.scores.fitting import second_pass, state
+from sirc.scores.moments import Reservoir
 from sirc.scores.spec import WITNESSES
 from support import reference, reference_features
 
@@ -296,6 +297,25 @@ def test_rows_in_parts_and_in_any_order_give_the_same_fit(crossfit, bank, monkey
             assert set(one.parameters[key]) == set(other.parameters[key])
             for parameter, value in one.parameters[key].items():
                 torch.testing.assert_close(other.parameters[key][parameter], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("bank", [239, 230, N])
+def test_a_bank_of_nearly_all_rows_leaves_rows_for_the_statistics(bank, monkeypatch):
+    monkeypatch.setattr(state, "BANK_SIZE", bank)
+    scorer, *told = fitted("scod", "sirc(msp, knn)", head=HEAD, crossfit=0)
+    assert not told
+    a, b = np.transpose([reference.typical(values) for values in (reference.l1(Z), near_others(bank))])
+    for name, expected in (("a", a), ("b", b)):
+        np.testing.assert_allclose(scorer.parameters["scod"][name][[5, 4]], expected, rtol=1e-9)
+    a, b = reference.spread(near_others(bank))
+    assert scorer.parameters["sirc(msp, knn)"]["a"].item() == pytest.approx(a, rel=1e-9)
+    assert scorer.parameters["sirc(msp, knn)"]["b"].item() == pytest.approx(b, rel=1e-9)
+
+
+def near_others(bank):
+    """`knn` of the training rows, where each row's nearest in the bank, which may be itself, is left out."""
+    kept = Reservoir(bank).update(torch.arange(N), {}).rows()[0].numpy()
+    return reference.knn(Z, Z[kept], k=11)
 
 
 def test_workers_without_labels_merge_and_those_with_and_without_do_not():

@@ -22,6 +22,7 @@ from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
 _MAX_LOGIT = Spec("max_logit")
 _ROWS, _SEED = 4096, 12  # a sample of the values, of other rows than the bank has
+_BEYOND_BANK = 1.1  # of the rows in the bank: from here on those outside are enough for statistics
 _BELOW = 0.15865525393145707  # the share of a normal distribution that lies more than σ below its mean
 _JUDGING = 2000  # rows, about, that tell how far in-sample statistics are off
 _PARTS = ("all", "outside", "judged")
@@ -117,11 +118,11 @@ class SecondPass:
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
         """Let scores that search the bank count rows outside it alone.
 
-        Where all rows are in the bank, each row is left out of its own search instead.
+        Where too few rows are outside, each row is left out of its own search instead, or its nearest neighbour is.
         """
         if not self._searching:
             return
-        if rows > len(bank):
+        if rows > _BEYOND_BANK * len(bank):
             self._bank = bank
             return
         for name in self._searching:
