@@ -320,7 +320,7 @@ def test_a_large_report_is_small_and_follows_every_control(open_page, tmp_path):
     strengths = {f"score {i}": (1 + 0.05 * i, 1 - 0.02 * i, 1 + 0.1 * i) for i in range(16)}
     sets = {f"set {i}": 100 + 30 * i for i in range(10)}  # more rows make no larger page
     runs = [
-        Run("net", seed, made_up(strengths, sets, right=700, wrong=200, seed=seed, wobble=0.05)) for seed in range(5)
+        Run("net", seed, made_up(strengths, sets, right=700, wrong=200, seed=seed, wobble=0.05)) for seed in range(3)
     ]
     path = write(runs, tmp_path / "report.html")
     library = Path(sirc.__file__).parent / "report/page/vendor/plotly-cartesian.min.js"

@@ -137,8 +137,7 @@ def test_the_order_for_aurr_has_a_smaller_aurr_than_others(toy, alpha, beta):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ood", "unlabelled"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "seed"), [("ood", 0), ("unlabelled", 1)])
 def test_what_is_learnt_from_ood_rows_is_near_the_optimum(toy, kind, seed):
     found, test, ood = toy
     specs = [spec_of(*pair) for pair in MIXTURES]

@@ -1,5 +1,7 @@
 """The later feature-side scores: their formulas, folds, graphs and limits, against plain NumPy loops."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -103,25 +105,6 @@ def test_nnguide_in_sample_leaves_each_row_out_of_its_own_search(data):
     np.testing.assert_allclose(fitted.parameters[spec]["b"], b, rtol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_graph_is_for_any_batch_and_scores_as_the_scorer_does(name, dtype, data, scorer):
-    logits, features = (torch.as_tensor(x).to(dtype) for x in fresh(*data[3:]))
-    graph = ConfidenceGraph(scorer, name, dtype)
-    rows = torch.export.Dim("rows", min=1)
-    shapes = {"logits": {0: rows}, "features": {0: rows}}
-    exported = torch.export.export(graph, (logits[:4], features[:4]), dynamic_shapes=shapes).module()
-    whole = scorer(sirc.Outputs(logits, features))[name]
-    rtol = 1e-11 if dtype == torch.float64 else 1e-5
-    for rows in (slice(0, 1), slice(3, 5), slice(0, 50)):
-        got = exported(logits[rows], features[rows])
-        assert got.dtype == torch.float64
-        torch.testing.assert_close(got, whole[rows], rtol=rtol, atol=rtol * float(whole.abs().mean()))
-        alone = scorer(sirc.Outputs(logits[rows], features[rows]))[name]
-        torch.testing.assert_close(alone, whole[rows], rtol=rtol, atol=rtol * float(whole.abs().mean()))
-
-
 class Together(torch.nn.Module):
     """All graphs in one, so that they are exported once."""
 
@@ -133,18 +116,43 @@ class Together(torch.nn.Module):
         return torch.stack([graph(logits, features) for graph in self.graphs], -1)
 
 
+@pytest.fixture(scope="module")
+def exported(data, scorer):
+    """Rows of a type, and the graphs of all scores for it."""
+
+    @cache
+    def give(dtype):
+        logits, features = (torch.as_tensor(x).to(dtype) for x in fresh(*data[3:]))
+        together = Together([ConfidenceGraph(scorer, name, dtype) for name in NAMES]).eval()
+        rows = torch.export.Dim("rows", min=1)
+        shapes = {"logits": {0: rows}, "features": {0: rows}}
+        return logits, features, torch.export.export(together, (logits[:4], features[:4]), dynamic_shapes=shapes)
+
+    return give
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_graph_is_for_any_batch_and_scores_as_the_scorer_does(dtype, scorer, exported):
+    logits, features, program = exported(dtype)
+    graph, whole = program.module(), scorer(sirc.Outputs(logits, features))
+    rtol = 1e-11 if dtype == torch.float64 else 1e-5
+    for rows in (slice(0, 1), slice(3, 5), slice(0, 50)):
+        found, alone = graph(logits[rows], features[rows]), scorer(sirc.Outputs(logits[rows], features[rows]))
+        assert found.dtype == torch.float64
+        for got, (name, values) in zip(found.unbind(-1), whole.items(), strict=True):
+            tolerances = {"rtol": rtol, "atol": rtol * float(values.abs().mean())}
+            torch.testing.assert_close(got, values[rows], **tolerances)
+            torch.testing.assert_close(alone[name], values[rows], **tolerances)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about itself
-def test_onnx_scores_as_the_scorer_does(data, scorer, tmp_path):
+def test_onnx_scores_as_the_scorer_does(scorer, exported, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    logits, features = (torch.as_tensor(x).float() for x in fresh(*data[3:]))
-    together = Together([ConfidenceGraph(scorer, name) for name in NAMES]).eval()
-    rows = torch.export.Dim("rows", min=1)
-    shapes = {"logits": {0: rows}, "features": {0: rows}}
-    program = torch.onnx.export(
-        together, (logits[:4], features[:4]), dynamo=True, dynamic_shapes=shapes, input_names=["v", "z"], verbose=False
-    )
+    logits, features, traced = exported(torch.float32)
+    program = torch.onnx.export(traced, dynamo=True, input_names=["v", "z"], verbose=False)
     program.save(tmp_path / "all.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "all.onnx")
     expected = scorer(sirc.Outputs(logits, features))

@@ -1,4 +1,4 @@
-"""Interpreters that start as copies of one that has imported torch, since importing it anew takes seconds.
+"""Interpreters that start as copies of one that has imported torch and SciPy, since importing them takes seconds.
 
 A copy has nothing of `sirc` or of the test that starts it: no module, no setting, no thread.
 """
@@ -17,8 +17,8 @@ from torch import distributed
 
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 COPIES = multiprocessing.get_context(_METHOD)
-# The second takes as long to import as torch, and torchvision and torch.distributed import it.
-COPIES.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.nn"])
+# The second takes as long to import as torch, and torchvision and torch.distributed import it; `sirc.fit` the last.
+COPIES.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.nn", "scipy.optimize"])
 
 
 class Interpreter:
