@@ -55,7 +55,7 @@ def _write_arrays(study: Study, experiment: Experiment) -> None:
     run = experiment.runs[0]
     head, _ = load_head(run.head)
     folder = study.folder / "arrays"
-    stores = {name: OutputStore(run.store(name)) for name in experiment.stored}
+    stores = {name: OutputStore(run.store(name)) for name in experiment.names}
     inputs = {"stores": {name: [s.model, s.data, len(s)] for name, s in stores.items()}, "head": digest(run.head)}
 
     def write() -> Iterable[Path]:

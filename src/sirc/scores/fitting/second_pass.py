@@ -101,6 +101,8 @@ class SecondPass:
         self._evidence = evidence
         self._parameters = parameters
         self._terms = _all_terms(combinations)
+        # `bayes` takes its statistics from a sample: a term that nothing else needs is computed for sampled rows alone.
+        self._of_all_rows = list(_all_terms(spec for spec in combinations if spec.name != "bayes"))
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
         self._folds = folds
         self._held_out = held_out or {}
@@ -160,43 +162,58 @@ class SecondPass:
     def _add(self, index: Tensor, batch: Outputs) -> None:
         if self._judge_of and self._held_out:
             some = (fold_of(index, 1 + self._judge_of // _JUDGING, seed=2) == 0).nonzero()[:, 0]
-            self._judged.add(self._values(batch[some.to(batch.device)], -1, self._held_out)[0])
+            columns, _ = self._columns(batch[some.to(batch.device)], -1, self._held_out, list(self._terms))
+            self._judged.add(torch.stack(list(columns.values()), -1))
         if not self._folds:
-            self._add_values(index, *self._values(batch, -1, {} if self._judge_of else self._held_out))
+            self._add_rows(index, batch, -1, {} if self._judge_of else self._held_out)
             return
         fold = fold_of(index, len(self._folds))
         for number in range(len(self._folds)):
             rows = (fold == number).nonzero()[:, 0]
             if len(rows):
-                self._add_values(index[rows], *self._values(batch[rows.to(batch.device)], number, self._held_out))
+                self._add_rows(index[rows], batch[rows.to(batch.device)], number, self._held_out)
 
-    def _add_values(self, index: Tensor, values: Tensor, log_gaps: Mapping[str, Tensor]) -> None:
-        self._all.add(values)
-        outside = torch.arange(len(index), device="cpu")
+    def _add_rows(self, index: Tensor, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]) -> None:
+        outside = torch.ones(len(index), dtype=torch.bool, device="cpu")
         if self._bank is not None:
-            outside = (~self._bank.holds(index)).nonzero()[:, 0]
-            self._outside_bank.add(values[outside.to(values.device)])
-        if self._firsts:
-            columns = {"values": values, **log_gaps}
-            self._rows.update(index[outside], {name: x[outside.to(x.device)] for name, x in columns.items()})
+            outside = ~self._bank.holds(index)
+        columns: dict[str, Tensor] = {}
+        if self._of_all_rows:
+            columns, _ = self._columns(batch, fold, held_out, self._of_all_rows)
+            values = torch.stack(list(columns.values()), -1)
+            self._all.add(values)
+            if self._bank is not None:
+                self._outside_bank.add(values[outside.to(values.device)])
+        if self._firsts and len(some := (outside & self._rows.admits(index)).nonzero()[:, 0]):
+            here = some.to(batch.device)
+            others = [name for name in self._terms if name not in columns]
+            further, log_gaps = self._columns(batch[here], fold, held_out, others, self._firsts)
+            sampled = {name: columns[name][here] if name in columns else further[name] for name in self._terms}
+            self._rows.update(index[some], {"values": torch.stack(list(sampled.values()), -1), **log_gaps})
 
-    def _values(
-        self, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The terms of each row, and log(S1max − S1) of the first scores that need a sample of it."""
+    def _columns(
+        self,
+        batch: Outputs,
+        fold: int,
+        held_out: Mapping[str, registry.HeldOut],
+        names: Sequence[str],
+        firsts: Mapping[str, Spec] | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Some terms of each row, and log(S1max − S1) of some first scores."""
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
         if key not in self._cast:
             parameters = self._parameters | (self._folds[fold] if self._folds else {})
             self._cast[key] = cast_parameters(parameters, batch.device, dtype)
-        reads = array_reads([*self._terms.values(), *self._firsts.values()])
+        terms, firsts = {name: self._terms[name] for name in names}, firsts or {}
+        reads = array_reads([*terms.values(), *firsts.values()])
         evaluator = Evaluator(
             batch.logits, batch.features, reads, self._cast[key], held_out=held_out, labels=batch.labels
         )
-        values = {name: evaluator.value(term) for name, term in self._terms.items()}
-        check_values(values, batch)
-        log_gaps = {name: evaluator.log_gap(first) for name, first in self._firsts.items()}
-        return torch.stack(list(values.values()), -1), log_gaps
+        values = {name: evaluator.value(term) for name, term in terms.items()}
+        log_gaps = {name: evaluator.log_gap(s1) for name, s1 in firsts.items()}
+        check_values(values | log_gaps, batch)
+        return values, log_gaps
 
     def save(self) -> dict[str, Tensor]:
         """All that was read as named tensors, which `load` takes."""
@@ -271,7 +288,7 @@ class SecondPass:
         self._combinations = combinations
 
     def _vim_scale(self, spec: Spec) -> Tensor:
-        mean, terms = self._all.mean, list(self._terms)
+        mean, terms = self._all.mean, self._of_all_rows
         norm = -mean[terms.index(str(spec.args[1]))]
         if not float(norm) > self._resolution(str(spec.args[1])):
             raise ValueError(
@@ -291,7 +308,12 @@ class SecondPass:
         """μ and σ of an S2."""
         form = _linear_form(s2, parameters)
         outside = self._bank is not None and self._searching & set(form)
-        mean, sigma = self._moments_of(form, self._outside_bank if outside else self._all)
+        mean, sigma = self._moments_of(form, self._outside_bank if outside else self._all, self._of_all_rows)
+        return self._checked(spec, s2, form, mean, sigma)
+
+    def _checked(
+        self, spec: Spec, s2: Spec, form: Mapping[str, float], mean: float, sigma: float
+    ) -> tuple[float, float]:
         if not math.isfinite(mean) or not math.isfinite(sigma):
             raise ValueError(
                 f"`{s2}` must be finite on the training rows for `{spec}`; its mean is {mean}, σ is {sigma}"
@@ -307,8 +329,9 @@ class SecondPass:
 
     def _typical(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
         """The median of an S2, and how far below it the quantile of one σ lies; where rows tie there, σ itself."""
-        _, sigma = self._spread(spec, s2, parameters)
         values = self._sampled_values(s2, parameters)
+        mean, sigma = float(values.mean()), float(values.std(correction=0))
+        self._checked(spec, s2, _linear_form(s2, parameters), mean, sigma)
         low, middle = torch.quantile(values, values.new_tensor([_BELOW, 0.5])).tolist()
         return middle, middle - low if middle - low > 1e-6 * sigma else sigma
 
@@ -325,9 +348,9 @@ class SecondPass:
             for spec in specs
         }
 
-    def _moments_of(self, form: Mapping[str, float], moments: Moments) -> tuple[float, float]:
-        """The mean and the spread of a linear form of the terms."""
-        weight = moments.mean.new_tensor([form.get(name, 0.0) for name in self._terms])
+    def _moments_of(self, form: Mapping[str, float], moments: Moments, names: Sequence[str]) -> tuple[float, float]:
+        """The mean and the spread of a linear form of the terms of these names, from their moments."""
+        weight = moments.mean.new_tensor([form.get(name, 0.0) for name in names])
         return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
 
     def standings(self, parameters: Parameters) -> Iterator[Standing]:
@@ -335,8 +358,9 @@ class SecondPass:
         fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
         for spec in fitted if self._judged.count else ():
             for s2 in spec.args[1:]:
-                center, scale = self._spread(spec, s2, parameters)
-                mean, sigma = self._moments_of(_linear_form(s2, parameters), self._judged)
+                find = self._typical if spec.name == "bayes" else self._spread
+                center, scale = find(spec, s2, parameters)
+                mean, sigma = self._moments_of(_linear_form(s2, parameters), self._judged, list(self._terms))
                 yield Standing(s2, (mean - center) / scale, sigma / scale, self._judged.count)
 
     def _resolution(self, term: str) -> float:
