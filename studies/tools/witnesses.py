@@ -207,7 +207,17 @@ def surely_worse(network: Network) -> pd.DataFrame:
         for (alpha, beta, metric, value), (*_, rival) in zip(ours, theirs, strict=True):
             change, *without = 100 * (value / rival).log()
             error = math.sqrt((GROUPS - 1) / GROUPS * float(torch.stack(without).sub(change).square().sum()))
-            found.append((network.name, s2, metric, alpha, beta, float(change), float(change) - 1.96 * error))
+            found.append(
+                (
+                    network.name,
+                    s2,
+                    metric,
+                    alpha,
+                    beta,
+                    float(change),
+                    float(change) - student.ppf(0.975, GROUPS - 1) * error,
+                )
+            )
     return pd.DataFrame(found, columns=["network", "s2", "metric", "alpha", "beta", "change", "low"])
 
 

@@ -45,7 +45,7 @@ class Network:
         self.head = sirc.find_head(model, images(2, 0))
         self.val = self.outputs(images(48, 2))
         specs = [spec for own, spec in CASES if own == name]
-        self.scorer = sirc.fit([*specs, SMALL], self.training(), head=self.head, crossfit=0)
+        self.scorer = sirc.fit([*specs, SMALL], self.training(), head=self.head)
 
     def training(self):
         """More rows than there are images: features like those of the validation images, through the last layer."""
@@ -193,7 +193,7 @@ TUNED = (
     ),
     *("fdbd", "cop", "sirc(tempered_entropy, l1, budget=1)", "additive(msp, l1, mahalanobis_pp, kappa=0.3)"),
     *("bayes(msp, l1, nci, alpha=0.3, metric=aurr)", "linear(l1, relative_mahalanobis, c=0.1)", "sirc(msp, l1, knn)"),
-    *("delta_knn(k=3)", "both(msp, delta_mahalanobis)"),
+    *("delta_knn(k=3)", "both(msp, mahalanobis)"),
 )
 
 

@@ -558,8 +558,9 @@ def test_the_command_chooses_for_each_run_of_a_study(command, tmp_path, monkeypa
     Path("tiny.toml").write_text(
         text.replace("[1, 2]", "[1]").replace("[data.ood.Grey]", f"{validation}[data.ood.Grey]")
     )
-    for stage in ("train", "extract", "fit"):
-        assert command(stage, "tiny.toml", "--device", "cpu")[0] == 0
+    without = [word for name in ("train", "test", "Grey", "Noise") for word in ("--only", name)]
+    for stage, options in (("train", ()), ("extract", without), ("fit", ())):
+        assert command(stage, "tiny.toml", "--device", "cpu", *options)[0] == 0
     code, out, err = command("select", "runs/tiny", "--draws", "20", "--json")
     assert code == 0
     (found,) = json.loads(out)

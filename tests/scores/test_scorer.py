@@ -15,6 +15,8 @@ import sirc
 from sirc.scores import scorer as scorer_module
 from support import reference
 
+pytestmark = pytest.mark.filterwarnings("ignore:rows of `val` look OOD")
+
 K, L = 5, 8
 SPECS = [
     *(name for name in sirc.known_names() if name not in reference.COMBINATIONS),
@@ -23,7 +25,7 @@ SPECS = [
     "sirc(entropy,vim, b=2)",
     "linear(vim, mahalanobis, c=-0.25)",
     "product(doctor, gradnorm)",
-    "both(msp, sirc(entropy, delta_knn))",
+    "both(msp, sirc(entropy, knn))",
 ]
 LOGITS, Z, Y, WEIGHT, BIAS = reference.model(150, K, L, seed=0)
 TRAIN = sirc.Outputs(LOGITS, Z, Y)

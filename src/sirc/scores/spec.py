@@ -270,6 +270,7 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
     if name == "vim" and not args:
         # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
         name, args = "linear", VIM.args
+    called = name
     if name == "scod" and not args:
         name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
     known: Mapping[str, object] = {}
@@ -290,7 +291,7 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
     for key, value in options.items():
         if key not in known:
             takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"
-            raise ValueError(f"`{name}` has no parameter `{shorten(key)}` (in `{shorten(text)}`): {takes}")
+            raise ValueError(f"`{called}` has no parameter `{shorten(key)}` (in `{shorten(text)}`): {takes}")
         if isinstance(value, tuple) and not (name in COMBINATIONS and key in ("a", "b")):
             got = f"{shorten(_text(value))} in `{shorten(text)}`"
             raise ValueError(f"`{key}` of `{name}` must be one number; got {got}")

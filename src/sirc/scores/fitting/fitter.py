@@ -30,6 +30,7 @@ from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
 from sirc.scores.spec import WITNESSES, Spec, parse
+from sirc.scores.values import needed_leaves
 
 
 def fit(
@@ -54,9 +55,10 @@ def fit(
     pass. Memory does not grow with the number of rows.
 
     `head` is the final linear layer (`sirc.find_head(model, example)`), needed by `residual` and `vim`.
-    `crossfit`: how the statistics of fitted scores inside `sirc` and `vim` are found. `"auto"`: below 100 rows for each
-    feature each row is scored with parameters fitted to all others, by a formula or, for scores that have none, to all
-    outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of folds.
+    `crossfit`: how the statistics of fitted scores inside `sirc`, `bayes` and `vim` are found. `"auto"`: below 100 rows
+    for each feature each row is scored with parameters fitted to all others, by a formula or, for scores that have none, to all
+    outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of folds
+    for scores without a formula.
     `val`: labelled ID rows that the network was not trained on. On them `fit` tunes the options of `max_logit_pnorm`,
     `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of `both`;
     `delta_mahalanobis` and `delta_knn` compare with its right and wrong rows.
@@ -72,7 +74,8 @@ def fit(
     """
     progress = shown(progress)
     if train is None:
-        raise ValueError("`train`, the outputs of ID training data, is needed: `sirc.fit(specs, train)`")
+        got = "" if isinstance(specs, str | list | tuple) else f"; got a {type(specs).__name__} as `specs`"
+        raise ValueError(f"`train`, outputs of ID training data, is needed: `sirc.fit(train=…)`{got}")
     device = None if device is None else check_device(device)
     if device is not None and isinstance(head, Head):
         head = head.to(device)
@@ -246,8 +249,7 @@ class Fitter:
         """The parameters of combinations, once the second pass is read."""
         parameters, unfit = second.settle(self.count, self.state.checksums)
         if defaults := using(self._defaults, unfit):  # which have the same witnesses
-            alone, why = second.settle_each(defaults[0])
-            self._reduce(why if alone else {})
+            self._reduce(second.settle_each(defaults[0]))
             second.choose(self.state.combinations)
             parameters, unfit = second.settle(self.count, self.state.checksums)
         self._leave_out(unfit)
@@ -276,7 +278,7 @@ class Fitter:
                 f"`{state.combinations[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
-        self.tuning.check_model(state.num_classes, state.num_features)
+        self.tuning.check_model(state.parsed, state.num_classes, state.num_features)
         val = self.tuning.val
         evidence = state.evidence(val)
         tuned = self.tuning.options(state.parsed)
@@ -328,7 +330,8 @@ class Fitter:
         for spec in scales:
             for s2, a, b in zip(spec.args[1:], *(scorer.parameters[str(spec)][name] for name in "ab"), strict=True):
                 z = (columns.value(s2) - float(a)) * float(b) - 3
-                if bool(z.isfinite().all()):  # else scoring such rows is refused in words
+                compares = any(registry.get(leaf.name).val for leaf in needed_leaves([s2]))  # with these very rows
+                if not compares and bool(z.isfinite().all()):  # else scoring such rows is refused in words
                     standings.append(Standing(s2, float(z.median()), float(z.std(correction=0)), len(z)))
         warn_far("rows of `val`", standings, "Fit on more rows, or on rows that are more like these")
 
@@ -342,7 +345,7 @@ class Fitter:
         self._leave_out(unfit)
         if self.left_out and is_main():
             warn(f"left out: {why_unfit(self.left_out)}")
-        if self.missing and is_main():
+        if self.missing and self._defaults and is_main():
             warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
         if state.marks is None and not self.tuning.used(state.parsed):

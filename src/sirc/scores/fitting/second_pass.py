@@ -17,7 +17,7 @@ from sirc.scores.fitting.standing import Standing
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.scorer import cast_parameters, check_values
-from sirc.scores.spec import Spec, is_vim, parse
+from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
 _MAX_LOGIT = Spec("max_logit")
@@ -101,6 +101,8 @@ class SecondPass:
         self._evidence = evidence
         self._parameters = parameters
         self._terms = _all_terms(combinations)
+        if any(spec.is_default for spec in combinations):  # what a `scod` does with where all else fails
+            self._terms.setdefault(str(WITNESSES[-1]), WITNESSES[-1])
         # `bayes` takes its statistics from a sample: a term that nothing else needs is computed for sampled rows alone.
         self._of_all_rows = list(_all_terms(spec for spec in combinations if spec.name != "bayes"))
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
@@ -275,13 +277,13 @@ class SecondPass:
         parameters, also_unfit = attempt(others, spreads)
         return scales | parameters, unfit | also_unfit
 
-    def settle_each(self, spec: Spec) -> tuple[Parameters, dict[Spec, str]]:
-        """What `settle` finds of a combination with each of its S2 scores alone, and why it finds nothing with some."""
+    def settle_each(self, spec: Spec) -> dict[Spec, str]:
+        """Why `settle` finds nothing of a combination with some of its S2 scores alone."""
         chosen, alone = self._combinations, [spec.with_only(other) for other in spec.args[1:]]
         self.choose([*filter(is_vim, chosen), *alone])
-        parameters, unfit = self.settle(self.rows_read, self.checksums)
+        _, unfit = self.settle(self.rows_read, self.checksums)
         self.choose(chosen)
-        return parameters, {part.args[1] if part in alone else part: why for part, why in unfit.items()}
+        return {part.args[1] if part in alone else part: why for part, why in unfit.items()}
 
     def choose(self, combinations: list[Spec]) -> None:
         """Settle these combinations, of the terms that were read."""

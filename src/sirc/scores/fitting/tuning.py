@@ -19,9 +19,9 @@ from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import attempt
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
-from sirc.scores.scorer import Scorer, check_features, check_values
+from sirc.scores.scorer import Scorer, check_values, missing_features
 from sirc.scores.spec import Spec
-from sirc.scores.values import Evaluator, needed_leaves
+from sirc.scores.values import Evaluator, needed_leaves, reads_features
 
 IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
 """For each `bayes`, log(S1max − S1) and the S2 scores of some ID rows."""
@@ -61,8 +61,6 @@ class Tuning:
         sets = ood if isinstance(ood, Mapping) and not {"logits"} & set(ood) else {} if ood is None else {"ood": ood}
         read_ood = {str(name): _read(f"ood[{name!r}]", part) for name, part in sets.items()}
         tuning = cls(read, read_ood, None if unlabelled is None else _read("unlabelled", unlabelled))
-        for outputs in tuning.rows():
-            check_features(specs, outputs)
         # Rows that nothing learns from are dropped, so that they do not count as fitted on.
         return tuning if any(part.name == "bayes" for part in parts) else cls(read)
 
@@ -90,9 +88,11 @@ class Tuning:
         if self.unlabelled is not None:
             yield "unlabelled", self.unlabelled
 
-    def check_model(self, classes: int | None, features: int | None) -> None:
+    def check_model(self, specs: Sequence[Spec], classes: int | None, features: int | None) -> None:
         """Require rows of the model that the training rows, with so many classes and features, are of."""
         for name, rows in self._named():
+            if rows.num_features is None and (reading := reads_features(specs)):
+                raise ValueError(f"`{name}`: {missing_features(reading)}")
             for what, fitted, given in (
                 ("classes", classes, rows.num_classes),
                 ("features", features, rows.num_features),
@@ -132,6 +132,11 @@ class Tuning:
         learnt: dict[tuple[Spec, ...], tuple[_Numbers, Tensor, Tensor]] = {}
 
         def numbers_of(part: Spec) -> _Numbers:
+            if comparing := [leaf for leaf in needed_leaves([part]) if registry.get(leaf.name).val]:
+                raise ValueError(
+                    f"`{part}` is tuned on rows of `val`, and `{comparing[0]}` compares with these rows: each would "
+                    f"find itself. Use it alone or in `sirc(msp, {comparing[0]})`"
+                )
             if part.name == "both":
                 assert self.val is not None
                 return fit_both(part, columns["val"], self.val)
