@@ -56,9 +56,9 @@ def fit(
 
     `head` is the final linear layer (`sirc.find_head(model, example)`), needed by `residual` and `vim`.
     `crossfit`: how the statistics of fitted scores inside `sirc`, `bayes` and `vim` are found. `"auto"`: below 100 rows
-    for each feature each row is scored with parameters fitted to all others, by a formula or, for scores that have none, to all
-    outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of folds
-    for scores without a formula.
+    for each feature each row is scored with parameters fitted to all others, by a formula or, for scores that have
+    none, to all outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of
+    folds for scores without a formula.
     `val`: labelled ID rows that the network was not trained on. On them `fit` tunes the options of `max_logit_pnorm`,
     `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of `both`;
     `delta_mahalanobis` and `delta_knn` compare with its right and wrong rows.
