@@ -75,7 +75,8 @@ def fit(
     progress = shown(progress)
     if train is None:
         got = "" if isinstance(specs, str | list | tuple) else f"; got a {type(specs).__name__} as `specs`"
-        raise ValueError(f"`train`, outputs of ID training data, is needed: `sirc.fit(train=…)`{got}")
+        ways = "`sirc.fit(specs, train)` or `sirc.fit(train=…)`"
+        raise ValueError(f"`train`, the outputs of ID training data, is needed: {ways}{got}")
     device = None if device is None else check_device(device)
     if device is not None and isinstance(head, Head):
         head = head.to(device)
