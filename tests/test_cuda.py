@@ -48,7 +48,7 @@ def test_a_gpu_tunes_as_a_cpu_does(data):
     train, val = outputs[:2000], outputs[2000:2600]
     strange = sirc.Outputs(outputs.logits[2600:] * 0.3, outputs.features[2600:] * 0.3 + 1)
     specs = ["tempered_msp", "max_logit_pnorm", "sirc(max_logit_pnorm, residual, budget=0.5)", "bayes(msp, residual)"]
-    specs += ["both(msp, residual)", "delta_knn", "sirc(msp, delta_mahalanobis)"]
+    specs += ["both(msp, residual)", "delta_knn(k=5)", "sirc(msp, delta_mahalanobis)"]
     here = sirc.fit(specs, train, head=head, val=val, ood=strange)
     there = sirc.fit(specs, train, head=head, val=val, ood=strange, device="cuda")
     for spec, part in here.parameters.items():
