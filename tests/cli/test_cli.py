@@ -128,12 +128,14 @@ def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study, comma
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch, how):
+def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch, request, how):
     def interrupted(*_, **__):
         signal.raise_signal(how)
         pytest.fail("it goes on")
 
     monkeypatch.setattr("sirc.experiment.train_run", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
     assert "stopped; what was finished is kept, and the same command goes on from there" in err
