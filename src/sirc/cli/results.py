@@ -97,7 +97,7 @@ def demo(
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
 
-    Two architectures, two seeds each, no download, about three minutes on two idle cores. It ends with a table, what it
+    Two architectures, two seeds each, no download, about four minutes on two idle cores. It ends with a table, what it
     says of the paper's findings, the paths of all it made, and the page to open. A stopped demo goes on by the same
     command.
 
@@ -108,7 +108,7 @@ def demo(
 
     with on_device(device, quiet) as (where, progress):
         if not (out / "findings.md").exists():  # its last file
-            progress.note("this takes about three minutes on two idle cores; if stopped, the same command goes on")
+            progress.note("this takes about four minutes on two idle cores; if stopped, the same command goes on")
         study, findings = run_demo(out, device=where, figures=figures, redo=redo or (), progress=progress)
     verdicts = [f"{finding.claim}: {finding.verdict}. {finding.measured}." for finding in findings]
     _show(study, open_, negatives=["wrong", "OOD mean", "Close", "Far"], verdicts=verdicts)
