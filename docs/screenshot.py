@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from PIL import Image
 
-SHOWN = ("msp", "energy", "gradnorm", "vim", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)")
+SHOWN = ("msp", "energy", "vim", "scod", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, residual)")
 SETTING = urlencode([("alpha", 0.7), ("beta", 0.5), *(("score", score) for score in SHOWN)])
 LARGEST = 400_000  # bytes: it is loaded with every view of the README
 
