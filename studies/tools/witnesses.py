@@ -17,14 +17,15 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
-from scipy.stats import t as student
 from torch import Tensor
 
 import sirc
 from sirc.experiment.arrays import load_head
 from sirc.scores import bayes, both, combine, parse
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, spread
+from studies.tools.draws import t_quantile
 from studies.tools.score_table import KEPT, runs_of
+from studies.tools.study import signed
 
 GRID = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
 POINTS = [(alpha, beta) for alpha in GRID for beta in GRID]
@@ -215,7 +216,7 @@ def surely_worse(network: Network) -> pd.DataFrame:
                     alpha,
                     beta,
                     float(change),
-                    float(change) - student.ppf(0.975, GROUPS - 1) * error,
+                    float(change) - t_quantile(GROUPS - 1) * error,
                 )
             )
     return pd.DataFrame(found, columns=["network", "s2", "metric", "alpha", "beta", "change", "low"])
@@ -244,20 +245,40 @@ def as_markdown(found: pd.DataFrame) -> str:
         cells = []
         for metric in METRICS:
             by_network = change[rule].xs(metric, level="metric").groupby("network").mean()
-            cells += [_with_interval(by_network.to_numpy()), _signed(against[rule].xs(metric, level="metric").max())]
+            cells += [_with_interval(by_network.to_numpy()), signed(against[rule].xs(metric, level="metric").max())]
         lines.append(f"| `{rule}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _with_interval(values: npt.NDArray[np.float64]) -> str:
+def _with_interval(values: npt.NDArray[np.float64], digits: int = 1) -> str:
     if len(values) < 2:
-        return _signed(values.mean())
-    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
-    return f"{_signed(values.mean())} ± {half:.1f}"
+        return signed(values.mean(), digits)
+    half = t_quantile(len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    return f"{signed(values.mean(), digits)} ± {half:.{digits}f}"
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+def at_half(networks: Sequence[Network]) -> str:
+    """%AUROC of ID✗ and of OOD input, mean over sets, and AURR × 100 at α = β = ½: means over networks."""
+    found: dict[str, list[list[float]]] = {}
+    for network, name in ((network, name) for network in networks for name in ("msp", "sirc(msp, residual)", "scod")):
+        rule, right = rules(network)[name], network.test["correct"].bool()
+        own, *outside = (rule(rows, 0.5, 0.5, "aurr") for rows in (network.test, *network.ood.values()))
+        rankings = [sirc.Ranking(own[right], own[~right], other) for other in outside]
+        values = [
+            float(rankings[0].auroc("wrong")),
+            *(
+                np.mean([float(x) for x in xs])
+                for xs in zip(*((ranking.auroc("ood"), ranking.aurr(0.5, 0.5)) for ranking in rankings), strict=True)
+            ),
+        ]
+        found.setdefault(name, []).append([100 * value for value in values])
+    lines = ["| at α = β = ½ | ID✗ | OOD mean | AURR |", "|---|---:|---:|---:|"]
+    base = np.array(found["msp"])
+    for name, rows in found.items():
+        wrong, ood, aurr = np.mean(rows, 0)
+        change = np.array(rows)[:, 2] - base[:, 2]
+        lines.append(f"| `{name}` | {wrong:.1f} | {ood:.1f} | {aurr:.2f} ({_with_interval(change, 2)}) |")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -277,17 +298,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             save_file(columns(run, asked.device), asked.out / f"{run.parent.name}-{run.name}.safetensors")
         return
     networks = [Network.load(path) for path in asked.files]
+    print(at_half(networks), end="\n\n")
     print(as_markdown(pd.concat(map(measure, networks))), end="\n\n")
     sure = pd.concat(map(surely_worse, networks))
     for (metric, s2), part in sure.groupby(["metric", "s2"], sort=False):
         print(
             f"{metric.upper()}, scod against sirc(msp, {s2}): surely worse at {(part['low'] > 0).sum()} of {len(part)} "
-            f"points; at worst {_signed(part['change'].max())}%, with an interval from {_signed(part['low'].max())}%"
+            f"points; at worst {signed(part['change'].max())}%, with an interval from {signed(part['low'].max())}%"
         )
     with_ood = pd.concat(map(learnt, networks))
     for metric, part in with_ood.groupby("metric", sort=False):
         mean, most = part["change"].mean(), part["change"].max()
-        print(f"{metric.upper()}, g learnt against none: mean {_signed(mean)}%, at worst {_signed(most)}%")
+        print(f"{metric.upper()}, g learnt against none: mean {signed(mean)}%, at worst {signed(most)}%")
 
 
 if __name__ == "__main__":
