@@ -302,3 +302,12 @@ def test_only_what_looks_like_ours_is_swept(tmp_path):
         age(file)
     atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
     assert {*tmp_path.iterdir()} == {*others, tmp_path / "x"}
+
+
+def test_a_checksum_computed_beside_the_writing_gives_the_same_file(tmp_path, monkeypatch):
+    tensors = {"b": torch.arange(50.0), "a": torch.arange(7)}
+    write_safetensors(tmp_path / "small", tensors, {"x": "y"})
+    monkeypatch.setattr("sirc._utils.files._MUCH", 0)
+    write_safetensors(tmp_path / "large", tensors, {"x": "y"})
+    assert (tmp_path / "small").read_bytes() == (tmp_path / "large").read_bytes()
+    assert torch.equal(read_safetensors(tmp_path / "large")[0]["b"], tensors["b"])

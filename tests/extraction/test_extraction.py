@@ -611,3 +611,17 @@ def test_two_processes_write_the_store_of_one(tmp_path, script, whole):
     for done in launched(2, script, tmp_path / "two", "99"):
         assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "two") == whole
+
+
+def test_batches_whose_rows_look_different_are_refused():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(x).to(torch.float64 if float(x[0, 0]) > 3 else torch.float32)
+
+    data = TensorDataset(torch.arange(8.0)[:, None].expand(8, 4))
+    with pytest.raises(ValueError, match=r"batches must give rows that look the same; got .*float32.*, then .*float64"):
+        sirc.extract(Odd(), data, batch_size=4, features=False)

@@ -11,6 +11,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -30,6 +31,7 @@ if sys.platform != "win32":
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
+_MUCH = 1 << 24  # bytes
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _SWEPT: set[Path] = set()  # folders, by this process
@@ -140,18 +142,29 @@ def write_safetensors(
     # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     buffers = {name: tensors[name].detach().cpu().contiguous() for name in names}
-    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: content_digest(buffers, metadata)}}
+    described: dict[str, object] = {}
     end = 0
     for name, buffer in buffers.items():
         start, end = end, end + buffer.nbytes
-        header[name] = {**_describe(tensors[name]), "data_offsets": [start, end]}
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+        described[name] = {**_describe(tensors[name]), "data_offsets": [start, end]}
+
+    def header(digest: str) -> bytes:
+        content = {"__metadata__": {**metadata, _DIGEST: digest}, **described}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
 
     def write(file: BinaryIO) -> None:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for buffer in buffers.values():
-            file.write(_bytes(buffer))
+        with ThreadPoolExecutor(1) as pool:  # which computes the checksum of much data while they go to the disk
+            digest = pool.submit(content_digest, buffers, metadata)
+            file.write(header("0" * 64 if end > _MUCH else digest.result()))
+            for buffer in buffers.values():
+                file.write(_bytes(buffer))
+            if end > _MUCH:
+                file.flush()
+                os.fsync(file.fileno())
+                file.seek(0)
+                file.write(header(digest.result()))
 
     atomic_write(path, write)
 

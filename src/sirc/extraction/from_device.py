@@ -32,7 +32,7 @@ class CachedSet(Reader, Dataset[object]):
         if not spans:
             return
         cache, labels = self.load(), self.dataset.labels
-        normalise: Callable[[Tensor], Tensor] = self.preprocess.normalise()
+        normalise = self.preprocess.normalise_on(cache.pixels.device)
         lost_at = [item.index for item in cache.lost]
         size = self.batch_size
         batches = [(at, min(at + size, span.stop)) for span in spans for at in range(span.start, span.stop, size)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import dtype_name
+from sirc._utils.graphs import Repeats
 from sirc._utils.precision import Precision
 from sirc.data import Reader
 from sirc.models import (
@@ -70,9 +71,12 @@ class Runner:
     def running(self) -> Iterator[None]:
         """Evaluation mode, no gradients, the precision asked for; restored at the end."""
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
-        with evaluating(self.model), autocast, ExitStack() as self._hooks:
+        place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with evaluating(self.model), place, autocast, ExitStack() as self._hooks:
             self._take = None
+            self._repeats = Repeats()  # its graphs read weights that autocast keeps in half precision until the end
             yield
+            del self._repeats
 
     def __call__(self, batch: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits, features and labels of a batch."""
@@ -81,17 +85,31 @@ class Runner:
             if self.layer is None:
                 self.layer = find_head(self.model, rows_of(batch, slice(2))).name
             self._take = self._hooks.enter_context(capture_features(self.model, self.layer))
-        logits = model_logits(call_model(self.model, batch))
-        z = self._take() if self._take is not None else None
-        # A layer that `find_head` found gives the logits itself; one that the user named may be followed by others.
-        if z is not None and self.precision == "bf16" and not isinstance(self.head, str):
-            layer: Any = self.model.get_submodule(self.layer or "")
-            with torch.autocast(z.device.type, enabled=False):  # in bfloat16, confident samples would tie
-                logits = exact_logits(layer, z)
+        logits, *features = self._forward(batch)
+        z = features[0] if features else None
         labels = _labels(batch, len(logits)) if self.labels else None
         if self.dtype is not None:
             logits, z = logits.to(self.dtype), None if z is None else z.to(self.dtype)
         return logits, z, labels
+
+    def _forward(self, batch: object) -> tuple[Tensor, ...]:
+        """Logits, and features if they are wanted."""
+        images = batch[0] if isinstance(batch, tuple | list) else batch
+        if isinstance(images, Tensor) and images.device.type == self.device.type == "cuda":
+            return self._repeats(self._run, images)
+        return self._run(batch)
+
+    def _run(self, batch: object) -> tuple[Tensor, ...]:
+        logits = model_logits(call_model(self.model, batch))
+        if self._take is None:
+            return (logits,)
+        z = self._take()
+        # A layer that `find_head` found gives the logits itself; one that the user named may be followed by others.
+        if self.precision == "bf16" and not isinstance(self.head, str):
+            layer: Any = self.model.get_submodule(self.layer or "")
+            with torch.autocast(z.device.type, enabled=False):  # in bfloat16, confident samples would tie
+                logits = exact_logits(layer, z)
+        return logits, z
 
     def _formatted(self, batch: object) -> object:
         """The batch in the memory format asked for."""

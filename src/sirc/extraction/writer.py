@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias, final
+from typing import TypeVar, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,13 +23,16 @@ from sirc.data import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.extraction.from_device import raise_fatal
 from sirc.extraction.runner import Runner
+from sirc.extraction.streams import Rows, arrived, moved_ahead
 from sirc.models import fingerprint
 from sirc.outputs import Outputs, OutputStore, Overwrite
 from sirc.progress import Progress, Task
 
 _FINGERPRINTS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _SKIP = 'skip, count and name such images: `on_error="skip"`.'
-_Rows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+_COLUMNS = ("logits", "features", "labels")
+_WRITERS = 2  # threads that finish shards: each computes a checksum and waits for the disk
+_R = TypeVar("_R")
 
 
 @contextmanager
@@ -52,13 +56,15 @@ class Extraction:
     progress: Progress
     name: str
     lost: list[Unreadable] = field(default_factory=list)
+    _empty: Outputs | None = None
+    """A selection without rows, which says what rows look like."""
 
     def in_memory(self, block: int) -> Outputs:
         """All rows, on the CPU."""
         size = len(self.reader)
         shards = [_Shard(range(size)[start : start + block]) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
-            parts = [outputs for outputs, _ in self._outputs(shards, task) if len(outputs)]
+            parts = [outputs for outputs in self._finished(shards, self._unpinned, task) if len(outputs)]
         if not parts:
             raise ImageError(f"no image of {size} could be read; the first: {self.lost[0].why}")
         return Outputs.cat(parts)
@@ -96,25 +102,33 @@ class Extraction:
             shards = [_Shard(store.items(i), store.parts(i), skips=self.on_error == "skip") for i in missing]
             rows = sum(len(store.items(i)) for i in mine)
             done = rows - sum(len(shard.left) for shard in shards)
-            last: Future[None] | None = None
-            with (
-                self.progress.task(distributed.of_process(self.name), rows, done=done) as task,
-                ThreadPoolExecutor(1) as pool,
-            ):
-                for i, (outputs, skipped) in zip(missing, self._outputs(shards, task), strict=True):
-                    before, last = last, pool.submit(store.write, i, outputs, skipped)
-                    if before is not None:
-                        before.result()  # the model goes on while one shard is written, and no more than one waits
-            if last is not None:
-                last.result()
+            number = {id(shard): i for i, shard in zip(missing, shards, strict=True)}
+
+            def write(shard: _Shard) -> None:
+                store.write(number[id(shard)], self._join(shard), shard.skipped)
+
+            with self.progress.task(distributed.of_process(self.name), rows, done=done) as task:
+                for _ in self._finished(shards, write, task):
+                    pass
         return store
 
-    def _outputs(self, shards: Sequence[_Shard], task: Task) -> Iterator[tuple[Outputs, list[int]]]:
-        """The outputs and the unreadable rows of each shard in turn."""
-        empty: Outputs | None = None
+    def _finished(self, shards: Sequence[_Shard], finish: Callable[[_Shard], _R], task: Task) -> Iterator[_R]:
+        """What `finish` makes of each shard, in threads of their own: the model goes on meanwhile."""
+        waiting: deque[Future[_R]] = deque()
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            for shard in self._filled(shards, task):
+                waiting.append(pool.submit(finish, shard))
+                if len(waiting) > _WRITERS:
+                    yield waiting.popleft().result()  # so that memory holds no more shards than these
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _filled(self, shards: Sequence[_Shard], task: Task) -> Iterator[_Shard]:
+        """Each shard once the model has run on all of it; its rows may still be on their way from the device."""
+        device = self.runner.device
         with self.runner.running():
             spans = [shard.left for shard in shards if shard.left]
-            batches = self.reader.read(spans, pin=self.runner.device.type == "cuda")
+            batches = moved_ahead(self.reader.read(spans, pin=device.type == "cuda"), device)
             for shard in shards:
                 try:
                     while shard.left:
@@ -127,13 +141,15 @@ class Extraction:
                         if shard.parts is not None and shard.parts.due:
                             shard.keep()
                 except BaseException:
-                    with suppress(OSError):
+                    with suppress(OSError, RuntimeError):  # of a device that failed
                         shard.keep()
                     raise
-                outputs = self._join(shard, empty)
-                shard.rows.clear()
-                empty = empty or outputs[:0]
-                yield outputs, shard.skipped
+                shard.computed()
+                if self._empty is None and shard.filled:
+                    self._empty = Outputs._trusted(
+                        **{name: x.new_empty(x[:0].shape) for name, x in shard.columns.items()}
+                    )
+                yield shard
 
     def _check(self, lost: list[Unreadable]) -> None:
         """Stop at images that cannot be read, unless they are to be skipped."""
@@ -145,14 +161,19 @@ class Extraction:
                 f"{lost[0].why} Mend or remove it, or {_SKIP}"
             )
 
-    def _join(self, shard: _Shard, empty: Outputs | None) -> Outputs:
-        if not shard.rows:
-            if empty is None:
+    def _unpinned(self, shard: _Shard) -> Outputs:
+        """The rows of a shard, in plain memory: that which a GPU writes to is scarce."""
+        outputs = self._join(shard)
+        return Outputs._trusted(**{name: x.clone() if x.is_pinned() else x for name, x in outputs._tensors().items()})
+
+    def _join(self, shard: _Shard) -> Outputs:
+        if not shard.filled:
+            if self._empty is None:
                 why = f"; the first: {self.lost[0].why}" if self.lost else "."
                 raise ImageError(f"none of the first {len(shard.items)} images can be read{why} Check the path.")
-            return empty
+            return self._empty
         try:
-            return Outputs(**_columns(shard.rows))
+            return Outputs(**shard.take())
         except ValueError as error:
             hint = " Pass `labels=False` for OOD data with labels of their own." if "`labels`" in str(error) else ""
             raise ValueError(f"{error}{hint} Rows are counted from item {shard.items.start} of the data.") from error
@@ -164,17 +185,19 @@ class _Shard:
 
     def __init__(self, items: range, parts: Parts | None = None, *, skips: bool = False) -> None:
         self.items, self.left, self.parts = items, items, parts
-        self.rows: list[_Rows] = []
+        self.columns: dict[str, Tensor] = {}
+        self.filled = 0
         self.skipped: list[int] = []
+        self._wait: Callable[[], object] = lambda: None
         for tensors, about in () if parts is None else parts.read():
             first, end, *skipped = json.loads(about["items"])
             if first == self.left.start and (skips or not skipped):
-                columns = (tensors["logits"], tensors.get("features"), tensors.get("labels")) if tensors else None
+                rows = (tensors["logits"], tensors.get("features"), tensors.get("labels")) if tensors else None
                 with suppress(ValueError):  # what does not add up is computed again
-                    self.add(end - first, columns, skipped)
-        self._kept = self.left.start, len(self.rows), len(self.skipped)
+                    self.add(end - first, rows, skipped)
+        self._kept = self.left.start, self.filled, len(self.skipped)
 
-    def add(self, count: int, rows: _Rows | None, skipped: list[int]) -> None:
+    def add(self, count: int, rows: Rows | None, skipped: list[int]) -> None:
         """Take the rows of the next `count` items, some of which may be skipped."""
         given = 0 if rows is None else len(rows[0])
         if given != count - len(skipped):
@@ -182,20 +205,39 @@ class _Shard:
                 f"a model must give one row of logits for each input; got {given} for {count - len(skipped)}. Drop, "
                 "merge or repeat none in its `forward`."
             )
+        if rows is not None:
+            self._copy({name: x for name, x in zip(_COLUMNS, rows, strict=True) if x is not None})
         self.left = self.left[count:]
-        self.rows += [] if rows is None else [rows]
+        self.filled += given
         self.skipped += skipped
+
+    def _copy(self, rows: dict[str, Tensor]) -> None:
+        """Begin to copy rows to the host, into memory that a GPU can write to by itself."""
+        looks = [{name: (x.shape[1:], x.dtype) for name, x in columns.items()} for columns in (self.columns, rows)]
+        if self.columns and looks[0] != looks[1]:
+            raise ValueError(f"batches must give rows that look the same; got {looks[0]}, then {looks[1]}")
+        for name, x in rows.items():
+            if name not in self.columns:
+                shape = len(self.items), *x.shape[1:]
+                self.columns[name] = torch.empty(shape, dtype=x.dtype, pin_memory=x.is_cuda)
+            self.columns[name][self.filled : self.filled + len(x)].copy_(x, non_blocking=True)
+
+    def computed(self) -> None:
+        """Note that the model has run on all rows so far, for `take` to wait for the last of them."""
+        self._wait = arrived()
+
+    def take(self) -> dict[str, Tensor]:
+        """The columns, which are this shard's no more."""
+        self._wait()
+        columns, self.columns = self.columns, {}
+        return {name: x[: self.filled] for name, x in columns.items()}
 
     def keep(self) -> None:
         """Write what came since the last part as one more."""
         first, rows, skipped = self._kept
         if self.parts is not None and self.left.start > first:
+            arrived()()
             items = [first, self.left.start, *self.skipped[skipped:]]
-            self.parts.write(first, _columns(self.rows[rows:]), {"items": json.dumps(items)})
-            self._kept = self.left.start, len(self.rows), len(self.skipped)
-
-
-def _columns(rows: list[_Rows]) -> dict[str, Tensor]:
-    """Logits, features and labels of several batches as one, on the CPU; those of an earlier run are there already."""
-    named = zip(("logits", "features", "labels"), zip(*rows, strict=True), strict=False)
-    return {name: torch.cat([x.cpu() for x in column]) for name, column in named if column[0] is not None}
+            new = {name: x[rows : self.filled] for name, x in self.columns.items()} if self.filled > rows else {}
+            self.parts.write(first, new, {"items": json.dumps(items)})
+            self._kept = self.left.start, self.filled, len(self.skipped)

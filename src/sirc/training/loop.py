@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sirc._utils import distributed
+from sirc._utils.graphs import record
 from sirc._utils.text import first_line
 from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _WARMUP_START = 0.01  # of the learning rate
 _LISTED = 20  # unreadable images in one note
-_GRAPH_WARM_UP = 3  # steps in which libraries choose their kernels; such choices cannot be captured
 _REPORT_SECONDS = 1.0  # between reports of the loss, since reading it waits for the device
 
 
@@ -226,21 +226,13 @@ class CapturedStep:
         self.total = batch.total
         self.images = batch.images.clone(memory_format=layout)
         self.labels = batch.labels.clone()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with step_undone(model), torch.cuda.stream(side):
-            for _ in range(_GRAPH_WARM_UP):
-                self._step(logits, scale)[0].backward()  # type: ignore[no-untyped-call]
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            scaled, self.loss, self.out = self._step(logits, scale)
-            scaled.backward()  # type: ignore[no-untyped-call]
+        self.graph, (self.loss, self.out) = record(lambda: self._step(logits, scale), warm_up=step_undone(model))
 
-    def _step(self, logits: Callable[[Tensor], Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, logits: Callable[[Tensor], Tensor], scale: float) -> tuple[Tensor, Tensor]:
         out = logits(self.images)
         loss = cross_entropy(out, self.labels, reduction="sum", ignore_index=IGNORED)
-        return loss * scale, loss.detach(), out.detach()
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), out.detach()
 
     def takes(self, batch: Batch) -> bool:
         """Check that the graph is for batches of this size."""

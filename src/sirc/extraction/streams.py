@@ -1,0 +1,58 @@
+"""Copies between host and device beside the work of the model, so that neither waits for the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sirc.data import IndexedBatch
+from sirc.models import LABEL_KEYS
+
+Rows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+"""Logits, features and labels of some rows."""
+
+_AHEAD = 3  # batches whose work the device has not finished; more would only take memory
+
+
+def moved_ahead(batches: Iterator[IndexedBatch], device: torch.device) -> Iterator[IndexedBatch]:
+    """The batches with their inputs on the model's device, copied there while it works on those before."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    launched: deque[torch.cuda.Event] = deque()
+    for got in batches:
+        now = torch.cuda.current_stream(device)
+        with torch.cuda.stream(side):
+            batch = _moved(got.batch, now)
+        now.wait_stream(side)
+        yield replace(got, batch=batch)
+        launched.append(now.record_event())
+        if len(launched) > _AHEAD:
+            launched.popleft().synchronize()
+
+
+def _moved(batch: object, reader: torch.cuda.Stream) -> object:
+    """The batch with its inputs, not its labels, where that stream reads them."""
+    if isinstance(batch, Tensor) and batch.device.type == "cpu":
+        moved = batch.to(reader.device, non_blocking=True)
+        moved.record_stream(reader)
+        return moved
+    if isinstance(batch, tuple | list) and batch:
+        return [_moved(batch[0], reader), *batch[1:]]
+    if isinstance(batch, Mapping):
+        return {key: value if key in LABEL_KEYS else _moved(value, reader) for key, value in batch.items()}
+    return batch
+
+
+def arrived() -> Callable[[], object]:
+    """What waits for all copies begun so far."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return lambda: None
+    event = torch.cuda.current_stream().record_event()
+    return lambda: event.synchronize()
