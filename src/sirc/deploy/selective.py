@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
+from sirc._utils.graphs import Repeats
 from sirc._utils.precision import full_products
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
@@ -23,13 +24,14 @@ from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
 from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits, rows_of
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.scores import Evaluator, Scorer, array_reads, needed_leaves, option_of, reads_features, working_dtype
+from sirc.scores import Evaluator, Scorer, Softmax, array_reads, needed_leaves, option_of, reads_features, working_dtype
 
 Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 LOWEST = -sys.float_info.max
 """The confidence of an input that none can be computed for, such as one that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_FEW = 64  # rows whose decision takes a GPU less time than launching it does
 _TRIED = 16  # images that are run one at a time to see how much confidences change
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
 
@@ -119,8 +121,9 @@ class SelectiveClassifier(nn.Module):
             raise ValueError(
                 f"give one batch, `sel(batch)`, or what the model takes by name, `sel(**batch)`; got {got}"
             )
-        logits, confidence = self._score(named if images is None else images)
-        return Decision(logits.argmax(-1), confidence, confidence >= self.scoring.limit, logits)
+        logits, features = self.outputs(named if images is None else images)
+        label, confidence, accepted = self.scoring.decide(logits, features)
+        return Decision(label, confidence, accepted, logits)
 
     def _score(self, images: Any) -> tuple[Tensor, Tensor]:
         logits, features = self.outputs(images)
@@ -407,12 +410,25 @@ class ConfidenceGraph(nn.Module):
                     self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
                     self.register_buffer(buffer, cast.clone(), persistent=False)
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
+        self._repeats = Repeats()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = buffer.to(fn(buffer).device)
+        self._repeats = Repeats()
         return self
+
+    def decide(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
+        """The label, the confidence and whether it reaches the threshold, of each row."""
+        given = (logits,) if features is None else (logits, features)
+        few = not torch.compiler.is_compiling() and logits.device.type == "cuda" and len(logits) <= _FEW
+        return self._repeats(self._decide, *given) if few else self._decide(*given)
+
+    def _decide(self, logits: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        with _precisely(logits.device):
+            confidence = self(logits, features)
+            return logits.argmax(-1), confidence, confidence >= self.limit
 
     def forward(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """The confidence of each row, float64."""
@@ -432,8 +448,10 @@ class ConfidenceGraph(nn.Module):
                 buffer = getattr(self, value)
                 value = buffer.to(dtype) if buffer.is_floating_point() else buffer
             parameters.setdefault(key, {})[name] = value
-        # Float64 in the pass over the logits on any device, as when the threshold was calibrated.
-        return Evaluator(logits, features, self._reads, parameters, compile=False)
+        # Float64 in the pass over the logits on any device, as when the threshold was calibrated; on a GPU in a kernel.
+        kernel = logits.is_cuda and not torch.compiler.is_compiling()
+        softmax = Softmax.of(logits.double()) if kernel else None
+        return Evaluator(logits, features, self._reads, parameters, softmax=softmax, compile=False)
 
 
 @contextmanager

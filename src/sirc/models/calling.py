@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import TypeGuard
 
 import torch
@@ -79,6 +78,8 @@ def model_logits(output: object) -> Tensor:
     A tensor is the logits; an object has them as `.logits`, a dict as `"logits"` or as its only 2-D tensor;
     in a tuple or list they are the first 2-D tensor. (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
     """
+    if isinstance(output, Tensor) and output.ndim == 2:
+        return output
     values = getattr(output, "logits", None)
     if values is None:
         values = output.get("logits", output) if isinstance(output, Mapping) else output
@@ -110,9 +111,17 @@ def _prepare(model: nn.Module, value: object) -> Tensor:
             f"{type(value).__name__}. Pass one batch of the loader: next(iter(loader))."
         )
     tensor = value if isinstance(value, Tensor) else as_tensor("batch", value)
-    weights = (w for w in chain(model.parameters(), model.buffers()) if w.is_floating_point())
-    first = next(weights, tensor)
+    first = next(_weights(model), tensor)
     return tensor.to(first.device, first.dtype if tensor.is_floating_point() else None)
+
+
+def _weights(model: nn.Module) -> Iterator[Tensor]:
+    """Floating parameters, then buffers; the first is there much sooner than by `model.parameters()`."""
+    for held in ("_parameters", "_buffers"):
+        for module in model.modules():
+            for weight in getattr(module, held).values():
+                if weight is not None and weight.is_floating_point():
+                    yield weight
 
 
 def _logit_rows(output: object) -> Tensor | None:

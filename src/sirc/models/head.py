@@ -170,6 +170,8 @@ def layer_input(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
 
 def as_rows(values: Tensor, width: int) -> Tensor | None:
     """Reshape (N, width), (N, width, 1, 1) or (N, 1, width) to (N, width); None for several rows per input."""
+    if values.ndim == 2 and values.shape[1] == width:
+        return values
     rows = values.shape[0] if values.ndim else 0  # not len(), so that graphs for any batch size can be traced
     if values.ndim < 2 or values.numel() != rows * width:
         return None

@@ -4,6 +4,7 @@ from sirc.scores import formulas, functional, moments, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.fitting import Fitter, fit
 from sirc.scores.fitting.state import Crossfit, check_crossfit
+from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Moments
 from sirc.scores.needs import Needs
 from sirc.scores.registry import score
@@ -27,6 +28,7 @@ __all__ = [
     "Moments",
     "Needs",
     "Scorer",
+    "Softmax",
     "Spec",
     "array_reads",
     "check_crossfit",
