@@ -1,13 +1,19 @@
 """Everything runs where its tensors are, and a GPU gives the CPU's numbers."""
 
+import copy
+
 import pytest
 import torch
 
 import sirc
 from sirc import functional
+from sirc._utils import fused
+from sirc._utils.graphs import Recorded, Repeats
+from sirc._utils.precision import full_products
 from sirc.metrics.bootstrap import Draws, bootstrap_metrics
 from sirc.scores import row_sums
 from sirc.scores.formulas.softmax import Softmax
+from sirc.scores.products import product
 
 pytestmark = [
     pytest.mark.gpu,
@@ -114,23 +120,23 @@ def test_a_scorer_fitted_on_a_gpu_is_saved_and_scores_on_a_cpu(data, tmp_path):
 def test_the_compiled_pass_gives_the_eager_numbers(dtype):
     logits = (torch.randn(500, 1000, device="cuda") * 5).to(dtype)
     logits[:100, 0] += 400
-    eager, fused = Softmax.of(logits, compile=False), Softmax.of(logits, compile=True)
-    assert torch.equal(eager.prediction, fused.prediction)
+    eager, compiled = Softmax.of(logits, compile=False), Softmax.of(logits, compile=True)
+    assert torch.equal(eager.prediction, compiled.prediction)
     for name in ("top", "second", "t", "w", "q", "deviation"):
-        torch.testing.assert_close(getattr(fused, name), getattr(eager, name), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(getattr(compiled, name), getattr(eager, name), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100, 1000, 1001, 5000, 21_841])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_kernel_gives_the_eager_numbers(dtype, classes, monkeypatch):
-    monkeypatch.setattr(row_sums, "_broken", set())
+    monkeypatch.setattr(fused, "_unusable", set())
     generator = torch.Generator("cuda").manual_seed(classes)
     logits = torch.randn(400, classes, device="cuda", generator=generator, dtype=torch.float64) * 5
     logits[:100, 0] += torch.linspace(0, 400, 100, device="cuda", dtype=torch.float64)
     logits[100:110], logits[110:120, -2:] = 1.5, 60.0
     logits = logits.to(dtype)
     eager, kernel = Softmax.of(logits, compile=False), Softmax.of(logits)
-    assert not row_sums._broken, "it fell back, so nothing was compared"
+    assert not fused._unusable, "it fell back, so nothing was compared"
     for name in ("prediction", "top", "second"):
         assert torch.equal(getattr(kernel, name), getattr(eager, name))
     small = 1e-12 if dtype == torch.float64 else 5e-7
@@ -167,7 +173,7 @@ def test_more_classes_than_the_kernel_reads_are_compiled_or_read_eagerly(monkeyp
 
 
 def test_without_a_kernel_the_numbers_are_those_of_float64(monkeypatch):
-    monkeypatch.setattr(row_sums, "_broken", set())
+    monkeypatch.setattr(fused, "_unusable", set())
 
     def missing(logits):
         raise ImportError("no Triton here")
@@ -175,7 +181,46 @@ def test_without_a_kernel_the_numbers_are_those_of_float64(monkeypatch):
     monkeypatch.setattr(row_sums, "_kernel_sums", missing)
     logits = torch.randn(40, 1000, device="cuda")
     assert torch.equal(Softmax.of(logits).t, Softmax.of(logits, compile=False).t)
-    assert row_sums._broken == {"kernel"}
+    assert fused._unusable == {"the kernel of the pass over the logits"}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30, 1e-42])
+def test_products_by_half_precision_are_as_exact_as_those_of_float32(size):
+    generator = torch.Generator("cuda").manual_seed(0)
+    rows = torch.randn(3000, 300, device="cuda", generator=generator) * size
+    rows[:, ::7] *= 1e-6  # within a row, large and small
+    rows[5], rows[6, 1:] = 0, 0
+    matrix = torch.randn(300, 400, device="cuda", generator=generator) * torch.logspace(-5, 5, 400, device="cuda")
+    exact = rows.double() @ matrix.double()
+    scale = torch.linalg.vector_norm(rows.double(), dim=1)[:, None] * torch.linalg.vector_norm(matrix.double(), dim=0)
+    with full_products():
+        plain = ((rows @ matrix).double() - exact).abs()
+    made = product(rows, matrix)
+    assert not torch.equal(made, rows @ matrix), "the product was not split"
+    error = (made.double() - exact).abs()
+    small = scale > 1e-36  # what float32 holds with all its bits
+    assert float((error[small] / scale[small]).max()) < max(1e-6, 3 * float((plain[small] / scale[small]).max()))
+    assert torch.equal(made[5], torch.zeros_like(made[5]))
+    assert torch.equal(product(rows, matrix, plus=matrix[0]), made + matrix[0])
+    alone = (product(rows[1000:2100], matrix) - made[1000:2100]).abs().double() / scale[1000:2100]
+    assert float(alone[small[1000:2100]].max()) < 1e-6
+
+
+def test_the_kernel_of_areas_gives_the_plain_sums(monkeypatch):
+    monkeypatch.setattr(fused, "_unusable", set())
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(1, 0, 0), (3, 1, 2), (5000, 700, 9001), (40, 3, 0)]
+    for decimals in (1, 9):
+        for numbers in sizes:
+            groups = [torch.randn(n, generator=generator).double().round(decimals=decimals) for n in numbers]
+            weights = torch.rand(numbers[2], generator=generator).double() + 0.1 if numbers[2] > 2 else None
+            alpha = torch.linspace(0, 1, 7) if numbers[2] else torch.ones(1)
+            here = sirc.Ranking(*groups, ood_weights=weights)
+            there = sirc.Ranking(*(g.cuda() for g in groups), ood_weights=None if weights is None else weights.cuda())
+            for metric in ("aurr", "aurc", "augrc"):
+                found, expected = (getattr(r, metric)(alpha, [0, 0.3, 1]).cpu() for r in (there, here))
+                torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+    assert not fused._unusable, "it fell back, so nothing was compared"
 
 
 def test_switching_tf32_on_changes_no_score():
@@ -254,6 +299,75 @@ def test_a_selective_classifier_decides_on_the_gpu_as_on_the_cpu(dtype):
     assert found.confidence.device.type == "cuda"
     tolerance = 1e-3 if dtype == torch.float32 else 0.3
     torch.testing.assert_close(found.confidence.cpu(), expected.confidence, rtol=tolerance, atol=tolerance)
+
+
+def test_decisions_about_single_inputs_are_recorded_and_stay_the_same(monkeypatch):
+    made = []
+    plain = Recorded.__init__
+    monkeypatch.setattr(Recorded, "__init__", lambda self, *given: (plain(self, *given), made.append(self))[0])
+    model, scorer, images = _small_classifier()
+    images = images.cuda()
+    for spec in ("sirc(entropy, residual)", "sirc(msp, l1, residual)"):
+        made.clear()
+        sel = sirc.SelectiveClassifier(model.cuda(), scorer, spec, head="2").cuda().set_threshold(0.5)
+        before = [sel(images[i : i + 1]) for i in range(4)]
+        assert not made
+        with torch.inference_mode():
+            after = [sel(images[i : i + 1]) for i in range(4)]
+        after = [sel(images[i : i + 1]) for i in range(4)]
+        assert len(made) == 1
+        for one, other in zip(before, after, strict=True):
+            assert all(map(torch.equal, one, other))
+        sel.set_threshold(float(before[0].confidence) + 1)  # a graph reads the threshold that is set
+        assert not sel(images[:1]).accepted
+        copied = copy.deepcopy(sel)
+        assert torch.equal(copied(images[:1]).confidence, before[0].confidence)
+        moved = sel.cpu().cuda()  # its tensors are elsewhere now
+        junk = torch.full((1 << 20,), torch.nan, device="cuda")
+        for _ in range(8):
+            assert torch.equal(moved(images[:1]).confidence, before[0].confidence)
+        del junk
+
+
+def test_a_function_that_waits_for_the_device_goes_on_without_a_graph():
+    calls = Repeats()
+    for i in range(8):
+        x = torch.full((3,), float(i), device="cuda")
+        (found,) = calls(lambda x: (x * float(x.sum()),), x)
+        assert found.tolist() == [3.0 * i * i] * 3
+    assert not calls._graphs
+    for i in range(8):
+        (found,) = calls(lambda x: (x * 2,), torch.full((5,), float(i), device="cuda"))
+        assert found.tolist() == [2.0 * i] * 5
+    assert len(calls._graphs) == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_extraction_by_graphs_and_side_streams_gives_what_batches_give(tmp_path, precision):
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    model = resnet18(num_classes=9).cuda().eval()
+    images = torch.randn(300, 3, 32, 32)
+    data = torch.utils.data.TensorDataset(images, torch.arange(300) % 9)
+    store = sirc.extract(model, data, tmp_path / "store", batch_size=16, shard_size=100, precision=precision)
+    memory = sirc.extract(model, data, batch_size=16, precision=precision, shard_size=100)
+    features = []
+    with (
+        torch.no_grad(),
+        torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"),
+        model.fc.register_forward_pre_hook(lambda _, given: features.append(given[0].cpu())),
+    ):
+        for shard in images.cuda().split(100):
+            for batch in shard.split(16):
+                model(batch)
+    stored = store.load()
+    assert torch.equal(stored.features, torch.cat(features))
+    for outputs in (stored, memory):
+        assert torch.equal(outputs.features, stored.features)
+        assert torch.equal(outputs.logits, stored.logits)
+        assert outputs.labels.tolist() == [i % 9 for i in range(300)]
+        assert not outputs.logits.is_pinned()
 
 
 def test_a_compiled_selective_classifier_gives_the_same_on_the_gpu():

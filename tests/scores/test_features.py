@@ -461,3 +461,17 @@ def test_a_saved_scorer_gives_the_same_confidences(data, scorer, tmp_path):
     again = sirc.Scorer.load(tmp_path / "scorer.safetensors")(outputs)
     for name, values in scorer(outputs).items():
         assert torch.equal(again[name], values), name
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_halves_of_a_matrix_keep_22_bits_of_its_largest(axis):
+    from sirc.scores.products import _halves
+
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 30)
+    x[:, 3], x[4] = 0, 0
+    both, scale = _halves(x, axis)
+    head, tail = both.double().chunk(2, axis)
+    largest = x.abs().amax(axis, keepdim=True).double()
+    error = ((head + tail) * scale - x).abs()
+    assert bool((error <= (x.abs() * 2.0**-22).clamp_min(largest * 2.0**-35)).all())
+    assert torch.equal(scale.log2(), scale.log2().round())

@@ -10,6 +10,7 @@ import torch
 
 import sirc
 from sirc import functional
+from sirc._utils import fused
 from sirc.scores import row_sums
 from sirc.scores.formulas.softmax import Softmax
 from support import reference
@@ -197,12 +198,12 @@ def test_an_empty_selection_has_empty_scores():
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
 def test_the_compiled_pass_gives_the_eager_numbers(monkeypatch):
-    monkeypatch.setattr(row_sums, "_broken", set())
+    monkeypatch.setattr(fused, "_unusable", set())
     v = torch.as_tensor(np.concatenate((awkward_rows(), random_rows(60, 4))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while compiling
         compiled = Softmax.of(v, compile=True)
-    assert not row_sums._broken, "it fell back, so nothing was compared"
+    assert not fused._unusable, "it fell back, so nothing was compared"
     eager = Softmax.of(v, compile=False)
     assert torch.equal(compiled.prediction, eager.prediction)
     for field in ("top", "second", "t", "w", "q", "deviation"):
@@ -219,7 +220,7 @@ def test_a_broken_compiler_falls_back_without_a_word(monkeypatch, capfd, caplog)
         calls.append(logits)
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(row_sums, "_broken", set())
+    monkeypatch.setattr(fused, "_unusable", set())
     monkeypatch.setattr(row_sums, "_compiled_sums", broken)
     v = torch.as_tensor(random_rows(20, 5))
     with caplog.at_level(logging.INFO), warnings.catch_warnings():

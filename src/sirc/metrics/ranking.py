@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, final
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_fraction, check_number, check_positive, check_unit_interval
+from sirc._utils.fused import attempt
 from sirc.metrics import areas
 from sirc.metrics.checks import check_scores, check_weights
 from sirc.metrics.intervals import auroc_components
@@ -293,13 +295,23 @@ class Ranking:
         """The sums that AURR and AURC are made of for each α, (A, 6), and those of AUGRC, (4,)."""
         key = tuple(alpha.tolist())
         if key not in self._sums:
-            total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
-            generalised = torch.zeros(4, dtype=torch.float64, device=alpha.device)
-            for steps in self._runs():
-                total += steps.areas(alpha)
-                generalised += steps.generalised()
-            self._sums = {key: (total, generalised)}
+            fused = attempt("the kernel of areas", partial(self._kernel_sums, alpha)) if alpha.is_cuda else None
+            if fused is None:
+                total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
+                generalised = torch.zeros(4, dtype=torch.float64, device=alpha.device)
+                for steps in self._runs():
+                    total += steps.areas(alpha)
+                    generalised += steps.generalised()
+                fused = total, generalised
+            self._sums = {key: fused}
         return self._sums[key]
+
+    def _kernel_sums(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        from sirc.metrics.kernel import area_sums  # which needs Triton
+
+        totals = float(self.num_correct), float(max(1, self.num_wrong)), self._ood_total
+        sums = area_sums((self._correct, self._wrong, self._ood), totals, self.accuracy, alpha)
+        return sums[:-1], sums[-1, :4]
 
     def _masses(self, where: slice) -> Shares:
         """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.

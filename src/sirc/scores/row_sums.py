@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_type
-
-_log = logging.getLogger("sirc")
+from sirc._utils.fused import attempt
 
 # Elements of a float64 block: on a CPU a few MB, which the cache holds; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 1 << 19}
@@ -20,7 +18,6 @@ _SMALL, _LARGE = 1 << 12, 1 << 24  # below, in one expression; above, worth comp
 _WIDEST = 1 << 15  # classes: a wider row does not fit the kernel's registers
 
 RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-_broken: set[str] = set()
 
 
 def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
@@ -33,16 +30,10 @@ def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
     if compile is None and kind == "cuda" and size and 1 < logits.shape[1] <= _WIDEST:
         fused.append(("kernel", _kernel_sums))
     if size and (compile or (compile is None and kind == "cuda" and size >= _LARGE)):
-        fused.append((kind, _compiled_sums))
+        fused.append((f"compiled form on {kind}", _compiled_sums))
     for name, sums in fused:
-        try:
-            if name not in _broken:
-                return sums(logits.detach())
-        except torch.OutOfMemoryError:
-            _log.debug("out of memory in %s on %s", sums.__name__, kind)
-        except Exception as error:  # the eager pass gives the same numbers, whatever the toolchain lacks
-            _broken.add(name)
-            _log.debug("%s is not usable on %s: %s", sums.__name__, kind, error)
+        if (found := attempt(f"the {name} of the pass over the logits", partial(sums, logits.detach()))) is not None:
+            return found
     return _sums(logits.contiguous()) if size <= _SMALL else _blocked_sums(logits)
 
 

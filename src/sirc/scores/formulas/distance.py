@@ -16,6 +16,7 @@ from sirc.scores.formulas.feature import (
 )
 from sirc.scores.formulas.leave_one_out import background_distances, class_distances
 from sirc.scores.moments import Evidence
+from sirc.scores.products import product
 from sirc.scores.registry import HeldOut, score
 
 
@@ -63,7 +64,7 @@ def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, 
 
     Σ₀ is the covariance of the training features about their mean μ, whatever their class.
     """
-    background = ((features - center) @ total).square_().sum(-1, dtype=torch.float64)
+    background = product(features - center, total).square_().sum(-1, dtype=torch.float64)
     return mahalanobis(features, center=center, whitener=whitener, means=means) + background
 
 
@@ -98,7 +99,7 @@ def nnguide(
     scales = energy[:, 0]
 
     def guidance(rows: Tensor) -> Tensor:
-        table = rows @ bank.T
+        table = product(rows, bank.T)
         nearest = table.argmax(-1, keepdim=True) if skip else None
         table = table.mul_(scales)
         if nearest is not None:

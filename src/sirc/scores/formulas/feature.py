@@ -11,6 +11,7 @@ from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, class_distances, squared_part_outside
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence, Moments
+from sirc.scores.products import product
 from sirc.scores.registry import HeldOut, score
 
 BANK_SIZE = 12_500
@@ -77,7 +78,7 @@ def _residual_resolution(evidence: Evidence) -> float:
 )
 def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
     """Minus the feature's part outside the principal subspace of ID data: −‖z^{P⊥}‖₂. Wang et al. 2022."""
-    return -_norm((features - origin) @ basis, 2)
+    return -_norm(product(features - origin, basis), 2)
 
 
 def _whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
@@ -116,9 +117,9 @@ def _mahalanobis_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> 
 )
 def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
-    white = (features - center) @ whitener
+    white = product(features - center, whitener)
     # ‖y‖² − 2·y·m + ‖m‖² picks the nearest mean; its distance is then computed directly, without cancellation.
-    nearest = torch.addmm(means.square().sum(-1).div(2), white, means.T, alpha=-1).argmin(-1)
+    nearest = product(white, means.T, plus=means.square().sum(-1).div(-2)).argmax(-1)
     return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
 
 
@@ -141,7 +142,7 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     directions = unit(features)
 
     def neighbour(rows: Tensor) -> Tensor:
-        return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+        return product(rows, bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
 
     return -(directions - bank[by_rows(neighbour, directions, product=len(bank))]).square().sum(-1, dtype=torch.float64)
 
@@ -210,7 +211,7 @@ def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 
     The main directions are those that explain 0.99 of the variance of unit training features; where that takes all
     of them, the last is left out.
     """
-    return -_norm((unit(features) - center) @ outside.T, 2)
+    return -_norm(product(unit(features) - center, outside.T), 2)
 
 
 def _moments(evidence: Evidence) -> Moments:
