@@ -232,7 +232,7 @@ class Scorer:
                 fitted_rows=header.get("fitted_rows", 0),
             )
         except ValueError as error:
-            raise StoreError(f"{path} was saved with scores that are not known here: {error}") from None
+            raise StoreError(f"'{path}' was saved with scores that are not known here: {error}") from None
 
 
 def _batches(outputs: Outputs | Iterable[object]) -> Iterator[Outputs]:
