@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from sirc import __version__
-from sirc.cli import choose, data, deploy, results, stages
+from sirc.cli import choose, data, deploy, prepare, results
 from sirc.cli.console import say
 from sirc.cli.endings import INTERRUPTED, ending
 from sirc.cli.options import with_imports
@@ -23,9 +23,9 @@ from sirc.cli.options import with_imports
 __all__ = ["main"]
 
 COMMANDS = (
-    stages.train,
-    stages.extract,
-    stages.fit,
+    prepare.train,
+    prepare.extract,
+    prepare.fit,
     results.run,
     results.demo,
     results.evaluate,

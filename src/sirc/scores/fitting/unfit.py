@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
+from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import missing_features
 from sirc.scores.spec import Spec, parse
-from sirc.scores.values import needed_leaves
 
 HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
 
