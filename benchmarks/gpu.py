@@ -10,7 +10,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from _gpu_limits import Limits, Share, in_turns, measure_limits, tf32, three_products, versions
@@ -24,6 +27,7 @@ import sirc
 from scores import Bench, prepare
 from sirc import functional
 from sirc.metrics.bootstrap import Draws
+from sirc.scores import products as split
 from sirc.scores.formulas import feature
 from sirc.scores.formulas.softmax import Softmax
 
@@ -154,7 +158,7 @@ def products(bench: Bench, limits: Limits, rows: list[Row], notes: list[str]) ->
         scorer, given = bench.only(name), found[name]
         works = (partial(scorer, bench.outputs), partial(formula, bench.features, **given))
         ours, whole = in_turns(*works, device=bench.device, repeats=bench.repeats, calls=2)
-        rows.append(limits.multiplying(name, ours, operations[name], "float32", 0.6))
+        rows.append(limits.multiplying(name, ours, operations[name], "float32", 1.2))
         rows.append(_times(name, ours, "its formula on all rows at once", whole))
         with tf32(True):
             switched = scorer(bench.outputs[:_SAMPLE])[name]
@@ -163,17 +167,18 @@ def products(bench: Bench, limits: Limits, rows: list[Row], notes: list[str]) ->
         inside = bench.features[:_SAMPLE]
         wide = {key: bench.scorer.parameters[name][key].double() for key in given}
         exact = [formula(z.double(), **wide) for z in (inside, shifted)]
-        for precision in ("float32", "TF32", "bfloat16"):
+        for precision in ("as scored", "in float32", "in TF32", "in bfloat16"):
             with (
-                tf32(precision == "TF32"),
-                torch.autocast(bench.device.type, torch.bfloat16, enabled=precision == "bfloat16"),
+                nullcontext() if precision == "as scored" else patch.object(split, "_split_pays", return_value=False),
+                tf32(precision == "in TF32"),
+                torch.autocast(bench.device.type, torch.bfloat16, enabled=precision == "in bfloat16"),
             ):
                 values = [formula(z, **given).double() for z in (inside, shifted)]
             notes.append(_precision_note(name, precision, values, exact))
         if name == "residual":
             pair = [three_products(z - given["origin"], given["basis"]) for z in (inside, shifted)]
             values = [-torch.linalg.vector_norm(part, dim=-1).double() for part in pair]
-            notes.append(_precision_note(name, "3×TF32", values, exact))
+            notes.append(_precision_note(name, "in 3×TF32", values, exact))
     few = bench.features[:4096]  # rows enough to fill the card
     (slow,) = in_turns(partial(_class_by_class, bench, few), device=bench.device, repeats=1, calls=1)
     compared = f"a quadratic form per class, on {len(few):,} rows, scaled"
@@ -190,7 +195,7 @@ def _class_by_class(bench: Bench, z: Tensor) -> Tensor:
 def _precision_note(name: str, precision: str, values: list[Tensor], exact: list[Tensor]) -> str:
     change = _auroc(values) - _auroc(exact)
     return (
-        f"{name} in {precision} against float64: {_discordance(values[0], exact[0])}; the AUROC of these rows against "
+        f"{name} {precision} against float64: {_discordance(values[0], exact[0])}; the AUROC of these rows against "
         f"rows with a little noise, {_auroc(exact):.4f}, changes by {change:+.1e}"
     )
 
@@ -251,7 +256,7 @@ def ranking(count: int, device: torch.device, repeats: int, rows: list[Row]) -> 
 
     taken, sort, one = in_turns(ours, together.sort, plain, device=device, repeats=repeats, calls=2)
     what = f"AURR, AURC, Risk@95 of {count:,} scores on {_GRID} × {_GRID} (α, β)"
-    rows.append(_times(what, taken, "one torch.sort", sort))
+    rows.append(replace(_times(what, taken, "one torch.sort", sort), limit=5))
     compared = "a sort, then plain formulas of AURR, AURC for each (α, β), one of them scaled"
     rows.append(_times(what, taken, compared, sort + one * _GRID**2))
 

@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 
 import sirc
-from sirc.experiment.arrays import load_head
 from sirc.scores import registry
 
 BASELINE = "msp"
@@ -81,7 +80,9 @@ def measure(
         raise ValueError(f"rows to tune on must be fewer than the {len(rows)} test rows, and some; got {tune}")
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     val, test = rows[order[:tune]], rows[order[tune:]]
-    scorer = sirc.fit(list(specs), stores["train"], head=load_head(run / "head.safetensors"), val=val, device=device)
+    scorer = sirc.fit(
+        list(specs), stores["train"], head=sirc.Head.load(run / "head.safetensors"), val=val, device=device
+    )
     ood = {name: store.load().to(device) for name, store in stores.items() if name not in KEPT}
     evaluation = sirc.evaluate(scorer, test, ood=ood, alpha=0.5, beta=0.5)
     keys = ["score", "negative", "metric"]

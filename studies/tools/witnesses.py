@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sirc
-from sirc.experiment.arrays import load_head
 from sirc.scores import bayes, both, combine, parse
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, spread
 from studies.tools.draws import t_quantile
@@ -47,7 +46,7 @@ def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
     """
     stores = {path.name: sirc.OutputStore(path) for path in sorted((run / "outputs").iterdir()) if path.is_dir()}
     train = stores.pop("train").load().to(device)
-    fitter = sirc.Fitter("scod", head=load_head(run / "head.safetensors").to(device), train=train)
+    fitter = sirc.Fitter("scod", head=sirc.Head.load(run / "head.safetensors").to(device), train=train)
     scorer = fitter.update(train).finish(train)
     log_gap, others = fitter.id_rows["scod"]
     found = {"train/log_gap": log_gap, **{f"train/{s2}": x for s2, x in zip(WITNESSES, others, strict=True)}}

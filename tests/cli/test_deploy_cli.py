@@ -209,6 +209,7 @@ def test_promises_and_scores_are_chosen(here, command):
     code, out, _ = command("calibrate", "runs/tiny", "--seed", 1, "--plain", "--out", "plain.safetensors")
     assert code == 0
     assert "None, an estimate" in out
+    assert "With δ = 0.05 it would be a promise" in out
     assert SelectiveClassifier.load("plain.safetensors", _network(1)).threshold.delta is None
 
 

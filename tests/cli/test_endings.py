@@ -6,13 +6,16 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import pytest
+from typer import Option
 from typer.main import get_command
 
 import sirc
+from sirc._utils.warn import warn
 from sirc.cli import COMMANDS, app, data
-from sirc.cli.endings import _STOPPED, _TABLES, in_options, what_stays
+from sirc.cli.endings import _STOPPED, _TABLES, ending, in_options, what_stays
 from sirc.cli.options import note_test_images
 from sirc.experiment.config import Extract, Fit, Model
 from sirc.progress import Log
@@ -91,6 +94,14 @@ def test_arguments_are_told_as_options_or_keys():
     assert told("calibrate", "say where: `--set data.root=…`.") == "say where: `data.root = …` in the TOML."
     assert told("select", "Pass `relative=False`") == "Pass `--absolute`"
     assert told("serve", "use `Outputs(..., classes=…)`") == "use `Outputs(..., classes=…)`"
+
+
+def test_warnings_are_told_in_options_too(capsys):
+    def evaluate(crossfit: Annotated[str, Option()] = "auto") -> None:
+        warn('Pass `crossfit="auto"`, or fit on more rows')
+
+    ending(evaluate)()
+    assert capsys.readouterr().err == "warning: Pass `--crossfit auto`, or fit on more rows\n"
 
 
 def test_keys_are_those_of_the_toml():

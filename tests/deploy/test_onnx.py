@@ -152,7 +152,7 @@ class Several(nn.Module):
     def exported(self, rows):
         """What torch and ONNX make of it."""
         batch = torch.export.Dim("batch")
-        with _onnx._quiet(), torch.no_grad():
+        with _onnx._silenced(), torch.no_grad():
             traced = torch.export.export(
                 self.eval(), (rows.logits, rows.features), dynamic_shapes=({0: batch}, {0: batch})
             )

@@ -406,6 +406,7 @@ OOD = {"x": {"s": [2.0, 0]}}
         ({"scorer": ID, "ood": {"pooled": OOD["x"]}}, "'pooled' has a meaning of its own"),
         ({"scorer": ID, "ood": OOD, "groups": {"OOD mean": ["x"]}}, "'OOD mean' has a meaning of its own"),
         ({"scorer": ID, "ood": OOD, "groups": {"x": ["x"]}}, "'x' names both an OOD set and a group"),
+        ({"scorer": ID, "groups": {"G": ["x"]}}, r"must be a list of OOD sets, of which there are none; got \['x'\]"),
         (
             {"scorer": ID, "ood": OOD, "groups": {"G": ["y"]}},
             r"group 'G' must be a list of OOD sets among x, each once; got \['y'\]",

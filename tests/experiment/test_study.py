@@ -17,7 +17,7 @@ from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.data import open_source
 from sirc.errors import ConfigError, StoreError
 from sirc.experiment import DEFAULT_SPECS
-from sirc.experiment.arrays import evaluate_arrays, load_head, load_outputs, possible_specs, save_arrays
+from sirc.experiment.arrays import evaluate_arrays, find_head_in, load_outputs, possible_specs, save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.demo import run_demo
 from sirc.experiment.experiment import Experiment
@@ -290,7 +290,7 @@ def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     code, _, err = command(*given, "--val", "val.npz", *asked)
     assert code == 0, err
     outputs = {name: sirc.Outputs.load(f"{name}.npz") for name in ("train", "test", "val", "near", "far")}
-    scorer = sirc.fit(specs, outputs["train"], head=load_head("train.npz"), val=outputs["val"])
+    scorer = sirc.fit(specs, outputs["train"], head=sirc.Head.load("train.npz"), val=outputs["val"])
     assert scorer.parameters["tempered_msp"]["temperature"] != 1
     ev = sirc.evaluate(scorer, outputs["test"], {name: outputs[name] for name in ("near", "far")})
     found = read_results("sirc-results/results.csv").set_index(["score", "negative", "metric"])["value"]
@@ -317,7 +317,7 @@ def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
 
 def test_only_scores_that_the_arrays_allow_are_possible(arrays):
     train, test, val = (sirc.Outputs.load(f"{name}.npz") for name in ("train", "test", "val"))
-    head = load_head("train.npz")
+    head = sirc.Head.load("train.npz")
     everything = [*registry.names(), "sirc(msp, l1, budget=1)", "bayes(msp, l1)", "additive(msp, l1)", "vim"]
     assert possible_specs(train, test, head, val, among=everything) == everything
     without_val = possible_specs(train, test, head, among=everything)
@@ -435,16 +435,16 @@ def test_wrong_shapes_are_answered_in_words(arrays, command):
 
 
 def test_the_head_is_found_in_any_of_its_places(arrays):
-    inside, alone = load_head("train.npz"), load_head("head.npz")
+    inside, alone = find_head_in(None, "train.npz"), find_head_in("head.npz", "train.npz")
     assert torch.equal(inside.weight, alone.weight)
     assert torch.equal(inside.bias, alone.bias)
-    assert load_head("test.npz") is None
+    assert find_head_in(None, "test.npz") is None
     outputs = load_outputs("train.npz")
     save_arrays("again.npz", outputs, inside)
-    assert torch.equal(load_head("again.npz").weight, inside.weight)
+    assert torch.equal(sirc.Head.load("again.npz").weight, inside.weight)
     store = sirc.OutputStore.from_outputs("store", outputs)
     assert load_outputs("store").path == store.path
-    assert load_head("store") is None
+    assert find_head_in(None, "store") is None
     assert possible_specs(outputs, outputs, inside) == list(DEFAULT_SPECS)
     unlabelled = possible_specs(load_outputs("near.npz"), outputs, inside)
     assert set(DEFAULT_SPECS) - set(unlabelled) == {"mahalanobis"}
@@ -453,7 +453,7 @@ def test_the_head_is_found_in_any_of_its_places(arrays):
 @pytest.mark.slow
 def test_findings_are_those_of_the_paired_differences(arrays):
     sets = {name: load_outputs(f"{name}.npz") for name in ("near", "far")}
-    run = evaluate_arrays(load_outputs("train.npz"), load_outputs("test.npz"), sets, head=load_head("head.npz"))
+    run = evaluate_arrays(load_outputs("train.npz"), load_outputs("test.npz"), sets, head=sirc.Head.load("head.npz"))
     lose, keep, match, change = findings([run], draws=50)
     assert "OOD detectors" in lose.claim
     assert set(lose.details.score) == {"max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis"}
@@ -710,7 +710,7 @@ def test_scores_are_tuned_on_the_validation_images(experiment, command):
     assert done(study) == steps
     val = sirc.OutputStore(run.store("validation")).load()
     train = sirc.OutputStore(run.store("train"))
-    expected = sirc.fit(other.fit.specs, train, head=load_head(run.head), val=val)
+    expected = sirc.fit(other.fit.specs, train, head=sirc.Head.load(run.head), val=val)
     found = sirc.Scorer.load(run.scorer)
     for spec in ("tempered_msp", "sirc(msp, l1, budget=5.0)"):
         for name, value in expected.parameters[spec].items():

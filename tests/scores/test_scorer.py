@@ -120,6 +120,14 @@ def test_other_files_are_refused(tmp_path):
         sirc.Scorer.load(tmp_path / "absent")
 
 
+def test_a_score_that_is_not_known_here_is_named_with_the_file(tmp_path):
+    scorer = sirc.Scorer("msp")
+    scorer.specs = ("elsewhere",)
+    scorer.save(tmp_path / "own scores")
+    with pytest.raises(sirc.StoreError, match="own scores' was saved with scores that are not known here: unknown"):
+        sirc.Scorer.load(tmp_path / "own scores")
+
+
 def test_a_later_format_is_refused(fitted, tmp_path, monkeypatch):
     monkeypatch.setattr(scorer_module, "_VERSION", 2)
     fitted.save(tmp_path / "later")

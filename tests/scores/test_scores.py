@@ -7,8 +7,8 @@ import torch
 import sirc
 from sirc import functional
 from sirc.scores import Needs, blocks, registry
+from sirc.scores import evaluator as evaluator_module
 from sirc.scores import row_sums as row_sums_module
-from sirc.scores import values as values_module
 from sirc.scores.formulas import softmax as softmax_module
 from support import reference, reference_features, reference_logits
 
@@ -176,7 +176,7 @@ def test_half_precision_scores_as_the_same_values_in_float32(spec, dtype, fresh,
 def test_blocks_of_rows_do_not_show(spec, fresh, one, monkeypatch):
     outputs = sirc.Outputs(*fresh)
     whole = one(outputs)[spec]
-    monkeypatch.setitem(values_module._BLOCK, "cpu", 8 * L * 7)
+    monkeypatch.setitem(evaluator_module._BLOCK, "cpu", 8 * L * 7)
     monkeypatch.setattr(blocks, "_PRODUCT", 900)
     torch.testing.assert_close(one(outputs)[spec], whole, rtol=1e-12, atol=1e-12)
 
@@ -189,10 +189,10 @@ def test_scores_of_the_logits_leave_the_features_alone(fresh, monkeypatch):
     def asked(dtype):
         raise AssertionError(f"features of {dtype} were read")
 
-    monkeypatch.setattr(values_module, "working_dtype", asked)
+    monkeypatch.setattr(evaluator_module, "working_dtype", asked)
     specs = [sirc.scores.parse(name) for name in expected]
-    reads = values_module.array_reads(specs)
-    evaluator = values_module.Evaluator(outputs.logits, outputs.features, reads, {})
+    reads = evaluator_module.array_reads(specs)
+    evaluator = evaluator_module.Evaluator(outputs.logits, outputs.features, reads, {})
     for spec, values in zip(specs, expected.values(), strict=True):
         assert torch.equal(-evaluator.log_gap(spec), values)
 

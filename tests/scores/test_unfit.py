@@ -45,7 +45,7 @@ def test_all_that_cannot_be_fitted_is_named_before_any_pass(stored, passes, tmp_
     with pytest.raises(ValueError, match="4 specs cannot be fitted") as error:
         sirc.fit(["msp", *UNFIT, "sirc(msp, l1)"], train, crossfit=5)
     for spec, words in UNFIT.items():
-        named = "" if words.startswith(f"`{spec}` ") else f"`{spec}`: "  # once
+        named = "" if f"`{sirc.scores.parse(spec)}`" in words else f"`{spec}`: "  # once
         assert f"- {named}{words}" in str(error.value)
     assert 'as `on_unfit="skip"` does, to fit the other 2' in str(error.value)
     assert not passes

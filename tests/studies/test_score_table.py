@@ -77,7 +77,7 @@ def test_figures_are_the_means_of_what_evaluate_gives(study, tables):
         run = study / f"seed-{seed}"
         stores = {name: sirc.OutputStore(run / "outputs" / name).load() for name in ("train", "test", "near", "far")}
         order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
-        head = sirc.Head(sirc.experiment.arrays.load_head(run / "head.safetensors").weight)
+        head = sirc.Head(sirc.Head.load(run / "head.safetensors").weight)
         scorer = sirc.fit(specs, stores["train"], head=head, val=stores["test"][order[:100]])
         ood = {name: stores[name] for name in ("near", "far")}
         table = sirc.evaluate(scorer, stores["test"][order[100:]], ood=ood).table

@@ -15,17 +15,17 @@ from typing import Annotated
 import typer
 
 from sirc import __version__
-from sirc.cli import choose, data, deploy, results, stages
-from sirc.cli.console import say, telling_warnings
+from sirc.cli import choose, data, deploy, prepare, results
+from sirc.cli.console import say
 from sirc.cli.endings import INTERRUPTED, ending
 from sirc.cli.options import with_imports
 
 __all__ = ["main"]
 
 COMMANDS = (
-    stages.train,
-    stages.extract,
-    stages.fit,
+    prepare.train,
+    prepare.extract,
+    prepare.fit,
     results.run,
     results.demo,
     results.evaluate,
@@ -63,8 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
-        with telling_warnings():
-            app(args=arguments, prog_name="sirc")
+        app(args=arguments, prog_name="sirc")
     except (KeyboardInterrupt, typer.Abort):  # before the command began
         say("stopped")
         sys.exit(INTERRUPTED)

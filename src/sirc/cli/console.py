@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,8 @@ def open_page(path: Path) -> None:
 
 
 @contextmanager
-def telling_warnings() -> Iterator[None]:
-    """Print each warning about the data as a message, once."""
+def telling_warnings(words: Callable[[str], str]) -> Iterator[None]:
+    """Print each warning about the data as a message, once, in these words."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)
         plain, told = warnings.showwarning, set()
@@ -67,7 +67,7 @@ def telling_warnings() -> Iterator[None]:
                 plain(message, category, *rest, **named)
             elif str(message) not in told and is_main():
                 told.add(str(message))
-                say(f"warning: {message}")
+                say(f"warning: {words(str(message))}")
 
         warnings.showwarning = tell
         yield

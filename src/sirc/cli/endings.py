@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.models import OptionInfo
 
-from sirc.cli.console import say
+from sirc.cli.console import say, telling_warnings
 from sirc.cli.options import has_begun
 from sirc.errors import ConfigError
 
@@ -43,16 +43,18 @@ _OTHER_WORDS = {
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
     """The command, which says how it ended where it fails or is stopped, and exits as scripts expect."""
+    words = functools.partial(in_options, command)
 
     @functools.wraps(command)
     def run(**options: object) -> None:
         try:
-            command(**options)
+            with telling_warnings(words):
+                command(**options)
         except KeyboardInterrupt:
             say(f"stopped; {what_stays(command.__name__, options)}")
             raise typer.Exit(INTERRUPTED) from None
         except (ValueError, OSError, ImportError, MemoryError) as error:
-            say(f"error: {in_options(command, str(error))}")
+            say(f"error: {words(str(error))}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
 
     return run
@@ -67,7 +69,7 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
 
 
 def in_options(command: Callable[..., None], text: str) -> str:
-    """An error of the library with the command's options, or the keys of its TOML, for arguments of functions."""
+    """A message of the library with the command's options, or the keys of its TOML, for arguments of functions."""
     kinds = typing.get_type_hints(command, include_extras=True)
     options = {
         name.rstrip("_"): ((*(info.param_decls or ()), f"--{name.rstrip('_').replace('_', '-')}")[0], hint.__origin__)

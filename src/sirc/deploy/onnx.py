@@ -54,7 +54,7 @@ def export(
     selective(example)  # finds the head, and says early what is wrong
     facts = json.dumps(about(selective))
     size = torch.export.Dim("batch")
-    with _quiet(), torch.no_grad():
+    with _silenced(), torch.no_grad():
         program = torch.onnx.export(
             selective,
             (_batch(_repeated(inputs, 2)),),  # a batch of one would be taken for a constant
@@ -156,7 +156,7 @@ def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Silence the exporter's logs and warnings; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

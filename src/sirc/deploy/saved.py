@@ -55,7 +55,7 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
         "num_features": scorer.num_features,
         "fitted_rows": scorer.fitted_rows,
         "head": selective.head_name,
-        "head_is_last": selective._tap.is_last,
+        "head_is_last": selective._hook.is_last,
         "threshold": threshold.to_dict(),
         "classes": selective.classes,
         "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
@@ -81,7 +81,7 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
         selective = SelectiveClassifier(
             model, scorer, facts["spec"], head=facts["head"], classes=facts["classes"], preprocess=preprocess
         )
-        selective._tap.is_last = bool(facts["head_is_last"])
+        selective._hook.is_last = bool(facts["head_is_last"])
         selective._with(Threshold.from_dict(facts["threshold"]))
         selective.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
     except (KeyError, TypeError, ValueError) as error:

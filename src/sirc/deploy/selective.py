@@ -98,20 +98,20 @@ class SelectiveClassifier(nn.Module):
         self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
         self._calibrated_for: str | None = None
         self._headless = False
-        self._tap = FeatureHook(scorer.num_features, scorer.num_classes)
+        self._hook = FeatureHook(scorer.num_features, scorer.num_classes)
         name = head.name or None if isinstance(head, Head) else head  # arrays have no name: the layer is found later
         if name is not None:  # more may follow a layer that was named
             self._attach(name, last=isinstance(head, Head))
         self.eval()
 
     def _attach(self, name: str, *, last: bool = True) -> None:
-        handle = self._tap.attach(self.model, name, last=last)
+        handle = self._hook.attach(self.model, name, last=last)
         weakref.finalize(self, handle.remove)  # the model outlives what wraps it
 
     @property
     def head_name(self) -> str | None:
         """The layer whose input is the features, once it is known."""
-        return self._tap.name
+        return self._hook.name
 
     def forward(self, images: Any = None, /, **named: Any) -> Decision:
         """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name."""
@@ -145,26 +145,26 @@ class SelectiveClassifier(nn.Module):
         """
         if self.model.training:
             raise ValueError("the model was put into training mode after it was wrapped: call `selective.eval()`")
-        if self._tap.name is None and not self._headless:
+        if self._hook.name is None and not self._headless:
             self._find_head(images)
         try:
-            self._tap.open()
+            self._hook.open()
             with torch.no_grad():
                 logits = model_logits(call_model(self.model, images))
-            features = None if self._headless else self._tap.take()
+            features = None if self._headless else self._hook.take()
         finally:
             if not torch.compiler.is_compiling():
-                self._tap.close()
-        if logits.element_size() == 2 and features is not None and self._tap.is_last:
+                self._hook.close()
+        if logits.element_size() == 2 and features is not None and self._hook.is_last:
             with torch.no_grad(), _precisely(logits.device):
-                logits = self._tap.exact_logits(features)
+                logits = self._hook.exact_logits(features)
         return logits, features
 
     def _find_head(self, images: Any) -> None:
         if torch.compiler.is_compiling():
             raise ValueError("the head must be known before compiling: name it, `head=…`, or run one batch first")
         with _HEAD_LOCK:
-            if self._tap.name is not None:
+            if self._hook.name is not None:
                 return  # another thread found it
             try:
                 self._attach(find_head(self.model, rows_of(images, slice(2))).name)
@@ -311,7 +311,7 @@ class SelectiveClassifier(nn.Module):
             from sirc.extraction import extract
 
             features = self.scoring.needs_features
-            data = extract(self.model, data, head=self._tap.name, features=features, labels=labelled)
+            data = extract(self.model, data, head=self._hook.name, features=features, labels=labelled)
         assert isinstance(data, Outputs)
         if labelled and data.labels is None:
             raise ValueError("validation data must have labels, to know which predictions are right; these have none")

@@ -147,9 +147,8 @@ def check_groups(
             raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
         distinct = set() if isinstance(members, str) else set(as_names(members))
         if not distinct or len(distinct) < len(members) or not distinct <= set(sets):
-            raise ValueError(
-                f"group {name!r} must be a list of OOD sets among {', '.join(sets)}, each once; got {members!r}"
-            )
+            rule = f"OOD sets among {', '.join(sets)}, each once" if sets else "OOD sets, of which there are none"
+            raise ValueError(f"group {name!r} must be a list of {rule}; got {members!r}")
     return {name: list(members) for name, members in groups.items()}
 
 

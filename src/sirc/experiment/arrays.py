@@ -34,11 +34,6 @@ def load_outputs(path: PathLike) -> Outputs | OutputStore:
         raise type(error)(f"'{path}': {error}") from error
 
 
-def load_head(path: PathLike) -> Head | None:
-    """Read the last layer from a file: `head_weight` and `head_bias`, or in a file of its own `weight` and `bias`."""
-    return None if Path(path).is_dir() else read_head(path)
-
-
 def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, overwrite: bool = False) -> None:
     """Write outputs as a `.npz` file, and the head with them."""
     layer = {} if head is None else {f"head_{name}": value for name, value in head._tensors().items()}
@@ -49,7 +44,7 @@ def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
     """Read the last layer from its own file, which then must have it, or from that of the training outputs."""
     if head is not None:
         return Head.load(head)
-    return None if train is None else load_head(train)
+    return None if train is None or Path(train).is_dir() else read_head(train)
 
 
 def has_confidences(path: PathLike) -> bool:

@@ -18,7 +18,7 @@ from sirc._utils.files import read_json, read_metadata, read_safetensors
 from sirc._utils.text import shorten
 from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.stage import digest
+from sirc.experiment.stamp import digest
 from sirc.outputs import HEAD_FORMAT, Head
 
 _REPEATABLE: set[str] = set()  # functions that gave the same weights twice

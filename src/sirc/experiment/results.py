@@ -21,8 +21,8 @@ from sirc._utils.text import as_csv, shorten, unquoted
 from sirc.errors import StoreError
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.stage import Inputs, Stage, digest, is_inside, kept_digest
 from sirc.experiment.stages import check_outputs
+from sirc.experiment.stamp import Inputs, Stage, digest, is_inside, kept_digest
 from sirc.experiment.trust import is_remembered
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import Scorer, parse

@@ -31,7 +31,7 @@ from sirc.experiment.network import (
     recipe_of,
     save_head,
 )
-from sirc.experiment.stage import Inputs, Stage
+from sirc.experiment.stamp import Inputs, Stage
 from sirc.extraction import CachedSet, extract, known_weights, raise_fatal
 from sirc.models import find_head
 from sirc.outputs import STORE_FILE, Head, OutputStore, Overwrite, doubt_of_store

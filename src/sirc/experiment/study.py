@@ -33,7 +33,6 @@ from sirc.experiment.results import (
     title_of,
     write_results,
 )
-from sirc.experiment.stage import Stage, digest, folder_digest
 from sirc.experiment.stages import (
     are_unchanged,
     check_held_out,
@@ -46,6 +45,7 @@ from sirc.experiment.stages import (
     train_stage,
     warn_again,
 )
+from sirc.experiment.stamp import Stage, digest, folder_digest
 from sirc.experiment.trust import remember
 from sirc.progress import SILENT, Progress, Task
 

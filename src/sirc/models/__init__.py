@@ -3,7 +3,7 @@
 from sirc.models.builders import build, check_settings, preprocess_of
 from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, rows_of, unwrap
 from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
-from sirc.models.head import find_head
+from sirc.models.last_layer import find_head
 from sirc.models.stems import Stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 

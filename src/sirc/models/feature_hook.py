@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from sirc.models.calling import unwrap
-from sirc.models.head import LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
+from sirc.models.last_layer import LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
 
 
 @contextmanager

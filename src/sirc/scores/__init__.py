@@ -2,15 +2,7 @@
 
 from sirc.scores import formulas, functional, moments, registry
 from sirc.scores.blocks import working_dtype
-from sirc.scores.fitting import Fitter, fit
-from sirc.scores.fitting.state import Crossfit, check_crossfit
-from sirc.scores.formulas.softmax import Softmax
-from sirc.scores.moments import Moments
-from sirc.scores.needs import Needs
-from sirc.scores.registry import score
-from sirc.scores.scorer import Scorer, check_specs, parameters_in
-from sirc.scores.spec import COMBINATIONS, Spec, combination, known_names, parse
-from sirc.scores.values import (
+from sirc.scores.evaluator import (
     Evaluator,
     array_reads,
     is_bounded,
@@ -19,6 +11,14 @@ from sirc.scores.values import (
     ranks_by_gap,
     reads_features,
 )
+from sirc.scores.fitting import Fitter, fit
+from sirc.scores.fitting.state import Crossfit, check_crossfit
+from sirc.scores.formulas.softmax import Softmax
+from sirc.scores.moments import Moments
+from sirc.scores.needs import Needs
+from sirc.scores.registry import score
+from sirc.scores.scorer import Scorer, check_specs, parameters_in
+from sirc.scores.spec import COMBINATIONS, Spec, combination, known_names, parse
 
 __all__ = [
     "COMBINATIONS",

@@ -21,11 +21,11 @@ from sirc.outputs import Head, Outputs
 from sirc.scores import combine, registry
 from sirc.scores.bayes import least_aurc, least_aurr
 from sirc.scores.blocks import unit, working_dtype
+from sirc.scores.evaluator import Evaluator, is_bounded, reads_features
 from sirc.scores.formulas.boundary import inverse_distances
 from sirc.scores.formulas.feature import head_energy, unit_bank
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import Spec, parse
-from sirc.scores.values import Evaluator, is_bounded, reads_features
 
 # Arguments that stand for what a fit would find.
 _SHAPES = {

@@ -11,10 +11,10 @@ import torch
 from sirc.outputs import Outputs
 from sirc.progress import Progress
 from sirc.scores import registry
+from sirc.scores.evaluator import needed_leaves
 from sirc.scores.moments import counts_classes
 from sirc.scores.scorer import learns
 from sirc.scores.spec import WITNESSES, Spec, parse
-from sirc.scores.values import needed_leaves
 
 _SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network does not end in a ReLU or the like
 

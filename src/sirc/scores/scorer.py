@@ -19,9 +19,9 @@ from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
+from sirc.scores.evaluator import Evaluator, array_reads, needed_leaves, option_of, reads_features
 from sirc.scores.fitting.row_marks import matching_rows, row_marks
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
-from sirc.scores.values import Evaluator, array_reads, needed_leaves, option_of, reads_features
 
 _VERSION = 1
 
@@ -232,7 +232,7 @@ class Scorer:
                 fitted_rows=header.get("fitted_rows", 0),
             )
         except ValueError as error:
-            raise StoreError(f"{path} was saved with scores that are not known here: {error}") from None
+            raise StoreError(f"'{path}' was saved with scores that are not known here: {error}") from None
 
 
 def _batches(outputs: Outputs | Iterable[object]) -> Iterator[Outputs]:

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -45,7 +45,6 @@ COMBINATIONS = {
     "both": Combination("Both"),
 }
 _BUILT_IN = tuple(COMBINATIONS)
-_SCOD = ("msp", "residual", "vim", "mahalanobis", "mahalanobis_pp", "knn", "l1")
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
@@ -104,16 +103,15 @@ class Spec:
     name: str
     args: tuple[Spec, ...] = ()
     options: Mapping[str, Value] = field(default_factory=dict)
+    is_default: bool = False
+    """Whether it was written as `scod`, which does with the witnesses that there are."""
     _text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Made once: parameters are looked up by it several times for each batch.
-        name, parts = self.name, [str(a) for a in self.args]
-        if name == "bayes" and tuple(parts) == _SCOD:
-            name, parts = "scod", []
-        object.__setattr__(self, "_text", name)
+        parts = [] if self.is_default else [str(a) for a in self.args]
         parts += [f"{k}={_text(v)}" for k, v in self.given.items()]
-        text = f"{name}({', '.join(parts)})" if parts else name
+        text = f"{self.called}({', '.join(parts)})" if parts else self.called
         object.__setattr__(self, "_text", "vim" if is_vim(self) else text)
 
     def __str__(self) -> str:
@@ -151,15 +149,13 @@ class Spec:
         return others if self.options.get("metric") == "aurr" else {**others, "metric": "aurc"}
 
     @property
-    def is_default(self) -> bool:
-        """Whether it is a `scod`, which does with the witnesses that there are."""
-        return self._text.partition("(")[0] == "scod"
+    def called(self) -> str:
+        """The name that it is written with."""
+        return "scod" if self.is_default else self.name
 
     def witnessed_by(self, others: Sequence[Spec]) -> Spec:
-        """The same spec, under the same text, of other S2 scores."""
-        spec = Spec(self.name, (self.args[0], *others), self.options)
-        object.__setattr__(spec, "_text", self._text)
-        return spec
+        """The same `scod`, under the same text, of other S2 scores."""
+        return replace(self, args=(self.args[0], *others))
 
     def with_defaults(self, change: Callable[[Spec], Spec]) -> Spec:
         """The same spec with each `scod` in it changed."""
@@ -193,7 +189,7 @@ VIM = Spec("linear", (Spec("energy"), Spec("residual")))
 """`vim` is this combination with its fitted c."""
 WITNESSES = (Spec("residual"), VIM, *map(Spec, ("mahalanobis", "mahalanobis_pp", "knn", "l1", "energy")))
 """The S2 scores that `scod` may have: all but the last, or those of them that the data allow, or the last alone."""
-SCOD = Spec("bayes", (Spec("msp"), *WITNESSES[:-1]), {"metric": "aurr"})
+SCOD = Spec("bayes", (Spec("msp"), *WITNESSES[:-1]), {"metric": "aurr"}, is_default=True)
 """`scod`, the score to take where none is asked for, is this combination."""
 
 
@@ -267,10 +263,10 @@ def _source(tree: ast.expr, text: str) -> str:
 
 
 def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
+    called = name
     if name == "vim" and not args:
         # One combination, one c: `vim(c=…)` and `linear(energy, residual, c=…)` are the same spec.
         name, args = "linear", VIM.args
-    called = name
     if name == "scod" and not args:
         name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
     known: Mapping[str, object] = {}
@@ -294,11 +290,13 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
             raise ValueError(f"`{called}` has no parameter `{shorten(key)}` (in `{shorten(text)}`): {takes}")
         if isinstance(value, tuple) and not (name in COMBINATIONS and key in ("a", "b")):
             got = f"{shorten(_text(value))} in `{shorten(text)}`"
-            raise ValueError(f"`{key}` of `{name}` must be one number; got {got}")
-    return (_combination if name in COMBINATIONS else _leaf)(name, args, options, text)
+            raise ValueError(f"`{key}` of `{called}` must be one number; got {got}")
+    if name not in COMBINATIONS:
+        return _leaf(name, options, text)
+    return _combination(SCOD if called == "scod" else Spec(name, args), options, text)
 
 
-def _leaf(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
+def _leaf(name: str, options: dict[str, Value], text: str) -> Spec:
     score, given = registry.get(name), {}
     for key, value in options.items():
         default = score.options[key]
@@ -314,15 +312,16 @@ def _leaf(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: st
         # A tunable option stays even at its default: to give it is to ask for no tuning.
         if score.tune is not None or value != default:
             given[key] = type(default)(value)
-    return Spec(name, args, given)
+    return Spec(name, (), given)
 
 
-def _combination(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: str) -> Spec:
-    combination = COMBINATIONS[name]
+def _combination(bare: Spec, options: dict[str, Value], text: str) -> Spec:
+    name, args, combination = bare.name, bare.args, COMBINATIONS[bare.name]
     if not 2 <= len(args) <= (combination.most or len(args)):
         count = "2" if combination.most == 2 else "at least 2"
         raise ValueError(f"`{name}` combines {count} specs; got {len(args)} in `{shorten(text)}`")
-    spec = Spec(name, args, {k: options[k] for k, v in combination.keywords.items() if options.get(k, v) != v})
+    given = {k: options[k] for k, v in combination.keywords.items() if options.get(k, v) != v}
+    spec = replace(bare, options=given)
     if spec.has_bounded_first:
         _check_first(spec, text)
         _check_numbers(spec, text)
@@ -373,7 +372,7 @@ def _check_numbers(spec: Spec, text: str) -> None:
     for key, (least, most, rule) in _RANGES.items():
         for value in spec.numbers(key) or ():
             if not least <= value <= most:
-                raise ValueError(f"`{key}` of `{spec.name}` must be {rule}; got {value!r} in `{shorten(text)}`")
+                raise ValueError(f"`{key}` of `{spec.called}` must be {rule}; got {value!r} in `{shorten(text)}`")
     if spec.tunes and {"a", "b"} & set(spec.options):
         raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{shorten(text)}`")
 

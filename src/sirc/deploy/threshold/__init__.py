@@ -179,7 +179,7 @@ def _at_share(rule: str, share: float, delta: float | None, rows: Rows, toleranc
     plain, margin, estimates = reached(first_reaching(n, share))
     if delta is None:
         guarantee = f"None, an estimate: at least {percent_below(share)} of the {group} rows at hand are accepted."
-        advice = f"`delta=0.05` makes it a promise for future data; {_rows_for(share, 0.05, group)}."
+        advice = f"With δ = 0.05 it would be a promise for future data; {_rows_for(share, 0.05, group)}."
         return Threshold(plain, rule, share, None, True, estimates, {}, sizes, guarantee, advice, margin)
     delta = check_inner("delta", delta)
     rank = least_count(n, share, delta) if share < 1 else None

@@ -15,7 +15,7 @@ from sirc.experiment.arrays import save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.network import load_head
-from sirc.experiment.stage import Stage, digest
+from sirc.experiment.stamp import Stage, digest
 from sirc.experiment.study import Study, run_study
 from sirc.outputs import OutputStore
 from sirc.progress import SILENT, Progress

@@ -60,7 +60,10 @@ def choose(
     beta: float | None,
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     """The rows that were asked for, and the scores, negatives and metrics in the order in which they are shown."""
-    wanted_metrics = _among("metrics", metrics, [m for m in figures["metric"].unique() if m != "error"])
+    known_metrics = [metric for metric in figures["metric"].unique() if metric != "error"]
+    if not known_metrics:
+        raise ValueError("a table needs inputs to tell ID✓ from; no ID prediction is wrong, and there are no OOD sets.")
+    wanted_metrics = _among("metrics", metrics, known_metrics)
     if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
         raise ValueError(f"a table ranks metrics whose better direction is known; got {odd[0]!r}. Leave it out.")
     rows = figures[figures["metric"].isin(wanted_metrics)]

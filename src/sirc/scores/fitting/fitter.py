@@ -19,6 +19,7 @@ from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress, shown
 from sirc.scores import registry
+from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
 from sirc.scores.fitting.second_pass import SecondPass, attempt, check_bank, searching_terms
@@ -30,7 +31,6 @@ from sirc.scores.moments import Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
 from sirc.scores.spec import WITNESSES, Spec, parse
-from sirc.scores.values import needed_leaves
 
 
 def fit(

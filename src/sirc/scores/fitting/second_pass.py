@@ -12,13 +12,13 @@ from torch import Tensor
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
+from sirc.scores.evaluator import Evaluator, array_reads, needed_leaves
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, checksums
 from sirc.scores.fitting.standing import Standing
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
-from sirc.scores.values import Evaluator, array_reads, needed_leaves
 
 _MAX_LOGIT = Spec("max_logit")
 _ROWS, _SEED = 4096, 12  # a sample of the values, of other rows than the bank has

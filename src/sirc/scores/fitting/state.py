@@ -16,6 +16,7 @@ from sirc._utils.checks import check_type, differences, dtype_name
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import unit
+from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fitted_combinations, fitted_terms
@@ -24,7 +25,6 @@ from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
-from sirc.scores.values import needed_leaves
 
 _FOLDS = 5
 _ROWS_PER_FEATURE = 100  # `crossfit="auto"` leaves rows out below this many for each feature

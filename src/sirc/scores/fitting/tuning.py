@@ -14,6 +14,7 @@ from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
 from sirc.scores.both import id_quantiles
+from sirc.scores.evaluator import Evaluator, needed_leaves, reads_features
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import attempt
@@ -21,7 +22,6 @@ from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_values, missing_features
 from sirc.scores.spec import Spec
-from sirc.scores.values import Evaluator, needed_leaves, reads_features
 
 IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
 """For each `bayes`, log(S1max − S1) and the S2 scores of some ID rows."""

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
+from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import missing_features
-from sirc.scores.spec import Spec
-from sirc.scores.values import needed_leaves
+from sirc.scores.spec import Spec, parse
 
 HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.weight, layer.bias)`"
 
@@ -65,8 +65,8 @@ def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "s
     reasons = list(dict.fromkeys(unfit.values()))
     lines = []
     for why in reasons:
-        named = _quoted(text for text in unfit if unfit[text] == why)
-        lines.append(why if why.startswith(f"{named} ") else f"{named}: {why}")
+        named = [text for text in unfit if unfit[text] == why]
+        lines.append(why if _quoted(map(parse, named)) in why else f"{_quoted(named)}: {why}")
     if len(lines) > 1:
         lines = [f"{len(unfit)} {what} cannot be fitted", *(f"- {line}" for line in lines)]
     if kept:

@@ -1,4 +1,4 @@
-"""A stage of a study: its inputs, its outputs, and the stamp that says whether it is done."""
+"""The stamp of a stage: what it was made from and what it made, so that no work is done twice."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sirc.experiment.stage import Stage, folder_digest
+from sirc.experiment.stamp import Stage, folder_digest
 
 
 @pytest.fixture

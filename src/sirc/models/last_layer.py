@@ -1,4 +1,4 @@
-"""The head: find the final linear layer of any classifier, v = W z + b, by running it."""
+"""The last layer: find it in any classifier, v = W z + b, by running it."""
 
 import sys
 from collections.abc import Callable, Sequence

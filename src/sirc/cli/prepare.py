@@ -1,4 +1,4 @@
-"""Commands that run one stage of an experiment: train, extract, fit."""
+"""Commands that prepare results, each by one stage of an experiment: train, extract, fit."""
 
 from __future__ import annotations
 
