@@ -29,7 +29,7 @@ if sys.platform != "win32":
     import fcntl
 
 PathLike: TypeAlias = str | os.PathLike[str]
-DIGEST = "sha256"
+_DIGEST = "sha256"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _SWEPT: set[Path] = set()  # folders, by this process
@@ -140,7 +140,7 @@ def write_safetensors(
     # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     buffers = {name: tensors[name].detach().cpu().contiguous() for name in names}
-    header: dict[str, object] = {"__metadata__": {**metadata, DIGEST: content_digest(buffers, metadata)}}
+    header: dict[str, object] = {"__metadata__": {**metadata, _DIGEST: content_digest(buffers, metadata)}}
     end = 0
     for name, buffer in buffers.items():
         start, end = end, end + buffer.nbytes
@@ -167,7 +167,7 @@ def read_safetensors(
     with _opened(path) as file:
         metadata: dict[str, str] = dict(file.metadata() or {})
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    written = metadata.pop(DIGEST, None)
+    written = metadata.pop(_DIGEST, None)
     if written is None and not foreign:
         raise _damaged(path, "it has no checksum, so sirc did not write it")
     if verify and written not in (None, content_digest(tensors, metadata)):
@@ -176,9 +176,15 @@ def read_safetensors(
 
 
 def read_metadata(path: PathLike) -> dict[str, str]:
-    """The metadata of a file and, as `DIGEST`, its checksum, from the header alone: quick, and not verified."""
+    """The metadata of a file without its checksum, from the header alone: quick, and not verified."""
     with _opened(path) as file:
-        return dict(file.metadata() or {})
+        return {key: value for key, value in (file.metadata() or {}).items() if key != _DIGEST}
+
+
+def read_checksum(path: PathLike) -> str | None:
+    """The checksum that a file carries, from the header alone."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {}).get(_DIGEST)
 
 
 def tensor_places(path: PathLike) -> dict[str, tuple[int, int]]:

@@ -43,7 +43,6 @@ from sirc.metrics import (
     lower_is_better,
     sorted_scores,
 )
-from sirc.outputs import OutputStore
 from sirc.progress import Progress
 from sirc.scores import Scorer
 
@@ -71,9 +70,9 @@ def evaluate(
 
 @overload
 def evaluate(
-    scorer: Scorer,
-    test: OutputStore,
-    ood: Mapping[str, OutputStore] | None = None,
+    scorer: Scorer | ConfidenceArrays,
+    test: Data | None = None,
+    ood: OodSets | None = None,
     *,
     spill: PathLike,
     alpha: ArrayLike = 0.5,
