@@ -208,6 +208,8 @@ def test_mistakes_are_answered_with_words_and_a_code(study, command, arguments, 
         ("evaluate --id a.npz --on-unfit skip", "`--on-unfit` would do nothing"),
         ("evaluate --id a.npz --train t.npz --on-unfit stop", "`--on-unfit stop` is for scores that `--score` names"),
         ("evaluate --id a.npz --no-figures --format pdf", "`--format` would do nothing: `--no-figures`"),
+        ("evaluate --id a.npz --device cuda", "`--device` would do nothing: it is for stores"),
+        ("evaluate --id a --spill s --open --format pdf", "`--format` and `--open` would do nothing: with `--spill`"),
         ("run a.toml --no-figures --redo fit --redo figures", "`--redo` would do nothing: `--no-figures`"),
         ("demo --no-figures --redo figures", "`--redo` would do nothing: `--no-figures`"),
         ("table mine.csv --alpha 0.5", "`--alpha` would do nothing: these metrics"),
@@ -220,6 +222,39 @@ def test_an_option_that_would_do_nothing_is_refused(tmp_path, monkeypatch, comma
     code, out, err = command(*arguments.split())
     assert (code, out) == (2, "")
     assert words in err
+
+
+def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for name, size in (("test", 60), ("far", 30)):
+        labels = torch.arange(size) % 3
+        logits = torch.randn(size, 3) + 2 * torch.nn.functional.one_hot(labels, 3)
+        sirc.OutputStore.from_outputs(name, sirc.Outputs(logits, labels=labels), shard_size=8)
+    given = [
+        "evaluate",
+        "--id",
+        "test",
+        "--ood",
+        "far=far",
+        "--score",
+        "msp",
+        "--score",
+        "energy",
+        "--no-figures",
+        "--quiet",
+    ]
+    assert command(*given, "--out", "in-memory")[0] == 0
+    code, out, err = command(*given, "--out", "spilled", "--spill", "scratch", "--device", "cpu")
+    assert code == 0, err
+    assert "spilled/table.md" in out
+    assert Path("spilled/results.csv").read_bytes() == Path("in-memory/results.csv").read_bytes()
+    assert not Path("spilled/report.html").exists()
+    assert command(*given, "--out", "spilled", "--spill", "scratch", "--device", "cpu")[0] == 1  # would replace
+    sirc.OutputStore("far").load().save("far.npz")
+    given[given.index("far=far")] = "far=far.npz"
+    code, _, err = command(*given, "--out", "other", "--spill", "scratch")
+    assert code == 1
+    assert "`ood['far']` must be an `OutputStore`; got Outputs" in err
 
 
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest_right_one(study, command):

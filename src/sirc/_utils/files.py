@@ -194,6 +194,21 @@ def read_metadata(path: PathLike) -> dict[str, str]:
         return {key: value for key, value in (file.metadata() or {}).items() if key != _DIGEST}
 
 
+def read_checksum(path: PathLike) -> str | None:
+    """The checksum that a file carries, from the header alone."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {}).get(_DIGEST)
+
+
+def tensor_places(path: PathLike) -> dict[str, tuple[int, int]]:
+    """For each tensor of a safetensors file, the byte where it starts and that after its end; nothing is verified."""
+    with open(path, "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    described = {name: about["data_offsets"] for name, about in header.items() if name != "__metadata__"}
+    return {name: (8 + size + start, 8 + size + end) for name, (start, end) in described.items()}
+
+
 def is_npz(path: PathLike, what: str, hint: str = "") -> bool:
     """Whether a path is for a `.npz` file; it must be for that or for a `.safetensors` file."""
     suffix = check_path("path", path).suffix

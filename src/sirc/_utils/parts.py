@@ -29,6 +29,17 @@ class Parts:
         self._since = time.monotonic() if self._since is None else self._since
         return time.monotonic() - self._since >= SECONDS
 
+    def path(self, number: int) -> Path:
+        """The file of one part."""
+        return self.folder / f"part-{number:012}.safetensors"
+
+    def has(self, number: int, metadata: Mapping[str, str], *, verify: bool = True) -> bool:
+        """Whether a part of this work is there, whole if `verify`, and has these metadata."""
+        with suppress(StoreError, OSError):
+            written = read_safetensors(self.path(number), verify=verify)[1]
+            return {**self._work, **metadata}.items() <= written.items()
+        return False
+
     def read(self) -> Iterator[tuple[dict[str, Tensor], dict[str, str]]]:
         """Tensors and metadata of each part, by their numbers; a damaged one is left out, to be computed again."""
         for path in sorted(self.folder.glob("part-*.safetensors")):
@@ -39,8 +50,7 @@ class Parts:
 
     def write(self, number: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write one part, whole or not at all; its number says where in the work it begins."""
-        path = self.folder / f"part-{number:012}.safetensors"
-        write_safetensors(path, tensors, {**self._work, **metadata}, overwrite=True)
+        write_safetensors(self.path(number), tensors, {**self._work, **metadata}, overwrite=True)
         self._since = time.monotonic()
 
     def remove(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sirc.experiment import Study
+    from sirc.progress import Progress
 
 
 TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
@@ -126,6 +128,8 @@ def evaluate(
     on_unfit: OnUnfit = None,
     name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
     out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
+    spill: Annotated[Path | None, Option(help="A folder for stores beyond memory: no page, no figures.")] = None,
+    device: Annotated[str | None, Option(help="With --spill: where to score, `cpu`, `cuda`, … [a GPU, if any]")] = None,
     figures: Figures = True,
     format_: Formats = None,
     overwrite: Overwrite = False,
@@ -134,14 +138,22 @@ def evaluate(
 ) -> None:
     """Evaluate outputs that you bring as arrays: `.npz` or `.safetensors` files with `logits`, `features`, `labels`.
 
-    Or confidences of one score, in files with `conf`, `pred` and `label` as OpenOOD saves them; `--score` names it.
+    Or folders of stores. Or confidences of one score, in files with `conf`, `pred` and `label` as OpenOOD saves them;
+    `--score` names it.
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
+
+    Stores larger than the memory: `sirc evaluate --id test-store --ood far=far-store --spill scratch`, or with four
+    processes `torchrun --nproc-per-node 4 -m -- sirc evaluate …`
     """
-    from sirc.experiment import DEFAULT_SPECS, TARGETS, arrays, save_results
-    from sirc.scores import Needs
+    from sirc.evaluation import evaluate
+    from sirc.experiment import TARGETS, RunResults, arrays, save_results, save_table
 
     _check_figures(figures, format_)
+    if spill is None:
+        refuse_unused("it is for stores that `--spill` scores", device=device)
+    else:
+        refuse_unused("with `--spill` there is neither a page nor a figure", format=format_, open=open_ or None)
     folds = crossfit or "auto"
     if folds != "auto" and not folds.isdecimal():
         raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
@@ -157,35 +169,36 @@ def evaluate(
     sets = dict(named_pairs("--ood", ood))
     groups = {key: value.split(",") for key, value in named_pairs("--group", group)}
     progress = reporting(quiet)
-    if confidences := arrays.has_confidences(id_):
-        if train is not None or (spec and len(spec) > 1):
+    if arrays.has_confidences(id_):
+        if train is not None or spill is not None or (spec and len(spec) > 1):
             raise ConfigError(f"'{id_}' has confidences, from which nothing is fitted: `--score` may name theirs.")
         run = arrays.evaluate_confidences(
             id_, sets, score=spec[0] if spec else "confidence", groups=groups or None, model=name
         )
     else:
-        run = arrays.evaluate_arrays(
+        test, outside = arrays.load_outputs(id_), {key: arrays.load_outputs(path) for key, path in sets.items()}
+        fit = partial(
+            arrays.fit_arrays,
             None if train is None else arrays.load_outputs(train),
-            arrays.load_outputs(id_),
-            {key: arrays.load_outputs(path) for key, path in sets.items()},
+            test,
             specs=spec,
             head=arrays.find_head_in(head, train),
             crossfit="auto" if folds == "auto" else int(folds),
             val=None if val is None else arrays.load_outputs(val),
             on_unfit=on_unfit.value if on_unfit else "stop",
-            groups=groups or None,
-            model=name,
-            progress=progress,
         )
-    scores = run.evaluation.scores
-    if not spec and not confidences and len(scores) < len(DEFAULT_SPECS):
-        missing = ", ".join(spec for spec in DEFAULT_SPECS if spec not in scores)
-        progress.note(
-            f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
-            "with `features`, `labels`, `head_weight` and `head_bias` allows all."
-        )
-    if val is not None and not Needs.of(scores).tuned:
-        progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
+        if spill is not None:
+            with on_device(device or "auto", quiet) as (where, progress):
+                scorer = fit(device=where, progress=progress)
+                _note_scores(scorer.specs, spec, val, progress)
+                spilled = partial(evaluate, scorer, test, outside, groups=groups or None, spill=spill)
+                results = spilled(device=where, progress=progress).table.assign(model=name, seed=0)
+                if is_main():
+                    _show(save_table(results, out, overwrite=overwrite), open_)
+            return
+        scorer = fit(progress=progress)
+        _note_scores(scorer.specs, spec, val, progress)
+        run = RunResults(name, 0, evaluate(scorer, test, outside, groups=groups or None), scorer, test, outside)
     study = save_results(
         [run], out, figures=figures, formats=list(format_ or FigureFormat), overwrite=overwrite, progress=progress
     )
@@ -295,6 +308,21 @@ def report(
     result(str(page))
     if open_:
         open_page(page)
+
+
+def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path | None, progress: Progress) -> None:
+    """Say which scores were left out, unless some were named, and whether validation outputs were of use."""
+    from sirc.experiment import DEFAULT_SPECS
+    from sirc.scores import Needs
+
+    if not named and len(fitted) < len(DEFAULT_SPECS):
+        missing = ", ".join(spec for spec in DEFAULT_SPECS if spec not in fitted)
+        progress.note(
+            f"left out for want of features, training outputs, labels or head weights: {missing}. A `--train` file "
+            "with `features`, `labels`, `head_weight` and `head_bias` allows all."
+        )
+    if val is not None and not Needs.of(fitted).tuned:
+        progress.note(f"note: '{val}' was not used, as none of the scores is tuned on validation outputs.")
 
 
 def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:

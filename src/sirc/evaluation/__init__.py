@@ -1,8 +1,10 @@
 """Evaluating scores on ID and OOD data: the tidy table, comparisons, selection, checks of SIRC's premise."""
 
-from sirc.evaluation.evaluation import COLUMNS, Evaluation, combine, evaluate
+from sirc.evaluation.evaluation import Evaluation, combine, evaluate
 from sirc.evaluation.inputs import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, parse_or_none, score_labelled
 from sirc.evaluation.selection import Choice, select
+from sirc.evaluation.spilled import SpilledEvaluation
+from sirc.evaluation.tabulated import COLUMNS
 
 __all__ = [
     "COLUMNS",
@@ -12,6 +14,7 @@ __all__ = [
     "WRONG",
     "Choice",
     "Evaluation",
+    "SpilledEvaluation",
     "as_fractions",
     "as_names",
     "combine",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_choice, check_fraction, check_positive, check_type, iterates
+from sirc._utils.checks import check_fraction, check_positive, check_type, iterates
 from sirc._utils.files import PathLike
-from sirc._utils.text import shorten
 from sirc.evaluation.inputs import (
     MEAN,
-    ORACLE,
     POOLED,
     WRONG,
     ConfidenceArrays,
@@ -28,15 +26,14 @@ from sirc.evaluation.inputs import (
     OodSets,
     as_fractions,
     as_names,
-    check_groups,
     check_set,
     group_sizes,
     id_confidences,
     ood_confidences,
 )
+from sirc.evaluation.spilled import SpilledEvaluation
+from sirc.evaluation.tabulated import COLUMNS, Pool, Settings, Tabulated
 from sirc.metrics import (
-    Curve,
-    Negative,
     Ranking,
     SortedID,
     all_metrics,
@@ -46,16 +43,47 @@ from sirc.metrics import (
     lower_is_better,
     sorted_scores,
 )
+from sirc.progress import Progress
 from sirc.scores import Scorer
 
 if TYPE_CHECKING:
     from sirc.evaluation.premise import Assumptions
 
-Pool = Literal["samples", "datasets"]
-
-COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
+
+
+@overload
+def evaluate(
+    scorer: Scorer | ConfidenceArrays,
+    test: Data | None = None,
+    ood: OodSets | None = None,
+    *,
+    alpha: ArrayLike = 0.5,
+    beta: ArrayLike = 0.5,
+    scores: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    pool: Pool = "samples",
+    recall: float = 0.95,
+) -> Evaluation: ...
+
+
+@overload
+def evaluate(
+    scorer: Scorer | ConfidenceArrays,
+    test: Data | None = None,
+    ood: OodSets | None = None,
+    *,
+    spill: PathLike,
+    alpha: ArrayLike = 0.5,
+    beta: ArrayLike = 0.5,
+    scores: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    pool: Pool = "samples",
+    recall: float = 0.95,
+    device: torch.device | str = "cpu",
+    progress: Progress | bool | None = None,
+) -> SpilledEvaluation: ...
 
 
 def evaluate(
@@ -69,7 +97,10 @@ def evaluate(
     groups: Mapping[str, Sequence[str]] | None = None,
     pool: Pool = "samples",
     recall: float = 0.95,
-) -> Evaluation:
+    spill: PathLike | None = None,
+    device: torch.device | str = "cpu",
+    progress: Progress | bool | None = None,
+) -> Evaluation | SpilledEvaluation:
     """Evaluate confidences for selective classification with OOD data.
 
     With a `Scorer`: `test` is labelled ID data, `ood` a dict of unlabelled OOD sets (`Outputs`, stores, or iterables of
@@ -79,14 +110,27 @@ def evaluate(
     `alpha` (the share of ID input) and `beta` (the cost of accepting ID✗, 1 − β that of OOD) are numbers or arrays.
     `scores` picks some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
     `pooled` is the union of all. In a union, `pool="samples"` weighs samples equally, `"datasets"` sets equally.
+
+    `spill` is a folder for what does not fit in memory. All data must then be stores; their shards are scored on
+    `device`, and confidences lie in the folder, sorted. The table is the same, and memory does not grow with the rows.
+    The same call goes on from what a stopped one left in the folder, and inside `sirc.distributed.process_group()` the
+    processes share the work.
     """
+    if spill is None and torch.device(device).type != "cpu":
+        raise ValueError(
+            f"`device` is where spilled stores are scored; got {device} without `spill`. Pass `spill=` too, or outputs "
+            "that are on the device"
+        )
+    settings = Settings(alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
+    if spill is not None:
+        return SpilledEvaluation(scorer, test, ood, spill, scores, device=device, progress=progress, **settings)
     confidences, correct = id_confidences(scorer, test, scores, "test")
     sets = ood_confidences(scorer, ood, list(confidences))
-    return Evaluation(confidences, correct, sets, alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
+    return Evaluation(confidences, correct, sets, **settings)
 
 
 @final
-class Evaluation:
+class Evaluation(Tabulated):
     """Confidences of the three kinds of input by several scores, and every figure that follows from them."""
 
     def __init__(
@@ -105,57 +149,25 @@ class Evaluation:
         check_type("ood", ood, Mapping, "a dict of OOD sets, each with confidences by score")
         # Copied: metrics are computed when asked for, and must not change with the caller's arrays.
         self.confidences = {s: as_scores(f"confidence of {s!r}", c).clone() for s, c in confidences.items()}
-        if ORACLE in self.confidences:
-            raise ValueError(f"{ORACLE!r} names the best possible curve; name the score otherwise")
-        if not self.confidences:
-            raise ValueError("at least one score is needed; got none")
+        super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {score!r}", correct, values).clone()
         if not bool(self.correct.any()):
             raise ValueError(f"at least one prediction must be right, to accept any; got {len(self.correct)} wrong")
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
-        self.alpha = as_fractions("alpha", alpha)
-        self.beta = as_fractions("beta", beta)
-        self.recall = check_fraction("recall", recall)
-        check_choice("pool", pool, ("samples", "datasets"))
-        self.pool: Pool = pool
-        self.groups = check_groups({} if groups is None else groups, list(self.ood))
         self._rankings: dict[tuple[str, str], Ranking] = {}
-        self._table: pd.DataFrame | None = None
-
-    def __repr__(self) -> str:
-        right, wrong, *_ = (sizes := group_sizes(self.correct, self.ood)).values()
-        sets = ", ".join(f"{name} {sizes[name]}" for name in self.ood) or "no OOD"
-        return f"Evaluation({len(self.confidences)} scores; {right} correct, {wrong} wrong; {sets})"
 
     @property
-    def scores(self) -> list[str]:
-        """The names of the scores."""
-        return list(self.confidences)
-
-    @property
-    def negatives(self) -> list[str]:
-        """The groups that ID✓ is compared with: `wrong`, each OOD set, their mean, their union, and the groups."""
-        return [*([WRONG] if not bool(self.correct.all()) else []), *self._ood_negatives]
-
-    @property
-    def _ood_negatives(self) -> list[str]:
-        return [*self.ood, MEAN, POOLED, *self.groups] if self.ood else []
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """Every metric: score, negative, metric, alpha, beta (NaN where they play no part), value (a fraction)."""
-        if self._table is None:
-            rows = [row for score in self.scores for row in self._rows(score)]
-            self._table = pd.DataFrame(rows, columns=COLUMNS)
-        return self._table.copy()
+    def sizes(self) -> dict[str, int]:
+        """Samples: `correct`, `wrong`, and each OOD set."""
+        return group_sizes(self.correct, self.ood)
 
     def only(self, scores: Sequence[str]) -> Evaluation:
         """The same evaluation of some of the scores."""
         chosen, some = self._wanted(scores), copy(self)
         some.confidences = {score: self.confidences[score] for score in chosen}
         some.ood = {name: {score: by_score[score] for score in chosen} for name, by_score in self.ood.items()}
-        some._rankings, some._table = {}, None
+        some.scores, some._rankings, some._table = chosen, {}, None
         return some
 
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
@@ -179,52 +191,6 @@ class Evaluation:
         if self.pool == "datasets" and len(values) > 1:
             weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
         return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
-
-    def sweep(
-        self,
-        alphas: ArrayLike,
-        betas: ArrayLike,
-        groups: Sequence[str] | None = None,
-        scores: Sequence[str] | None = None,
-    ) -> pd.DataFrame:
-        """Every metric of the mixture on the whole (α, β) grid, for `pooled` and each group (or those in `groups`).
-
-        Without OOD data it is for `wrong`, and α must be 1.
-        """
-        a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
-        wanted = ([POOLED, *self.groups] if self.ood else [WRONG]) if groups is None else as_names(groups)
-        if not wanted:
-            raise ValueError("a sweep is for at least one group; got none")
-        index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
-        grids = {}
-        for score in self._wanted(scores):
-            for negative in wanted:
-                ranking = self.ranking(score, negative)
-                for metric in all_metrics():
-                    if metric.of_mixture:
-                        grid = metric.grid(ranking, "ood" if ranking.num_ood else "wrong", self.recall, a, b)
-                        key = score, negative, metric.label(self.recall)
-                        grids[key] = pd.Series(grid.reshape(-1).numpy(), index)
-        return pd.concat(grids, names=COLUMNS[:3]).rename("value").reset_index()
-
-    def curves(
-        self,
-        kind: Literal["risk_recall", "risk_coverage"] = "risk_recall",
-        *,
-        negative: str | None = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        scores: Sequence[str] | None = None,
-    ) -> dict[str, Curve]:
-        """The curve of each score, by default on all OOD data; with `risk_coverage` also that of the `oracle`."""
-        negative = (POOLED if self.ood else WRONG) if negative is None else negative
-        check_choice("kind", kind, ("risk_recall", "risk_coverage"))
-        a, b = self._one("alpha", alpha), self._one("beta", beta)
-        wanted = self._wanted(scores)
-        curves = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
-        if kind == "risk_coverage":
-            curves[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
-        return curves
 
     def intervals(
         self,
@@ -294,18 +260,6 @@ class Evaluation:
 
         return report(self, path, title=title, overwrite=overwrite)
 
-    def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
-        rank = self._ranked(score)
-        # Without OOD data the mixture is all ID: plain selective classification.
-        alone = torch.ones(1, dtype=torch.float64)
-        cells = {WRONG: self._cells(rank(WRONG), "wrong", alone)}
-        for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
-            cells[negative] = self._cells(rank(negative), "ood", self.alpha)
-        if self.ood:
-            each = zip(*(cells[name] for name in self.ood), strict=True)
-            cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
-        return [(score, negative, *cell) for negative in (WRONG, *self._ood_negatives) for cell in cells[negative]]
-
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""
         tensors = [self.confidences[score], *(by_score[score] for by_score in self.ood.values())]
@@ -325,31 +279,6 @@ class Evaluation:
             )
 
         return rank
-
-    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
-        """Each metric, at each α and β if it depends on them; those of the ID data alone stand with `wrong`."""
-        nan = torch.tensor([torch.nan])
-        cells = []
-        for metric in all_metrics():
-            has_value = (ranking.num_wrong or negative != WRONG) if metric.per_negative else negative == WRONG
-            if not has_value:
-                continue
-            grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
-            alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
-            for a, row in zip(alphas.tolist(), grid, strict=True):
-                name = metric.label(self.recall)
-                cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
-        return cells
-
-    def _members(self, negative: str) -> Sequence[str]:
-        if negative == WRONG or negative in self.ood:
-            return [] if negative == WRONG else [negative]
-        if negative == POOLED and self.ood:
-            return list(self.ood)
-        if negative in self.groups:
-            return self.groups[negative]
-        known = [n for n in self.negatives if n != MEAN]
-        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {negative!r}")
 
     def _bootstrap(
         self,
@@ -394,26 +323,6 @@ class Evaluation:
             rows.append(torch.stack(each).mean(0) if negative == MEAN else each[0])
         return torch.stack(rows), frame
 
-    def _one(self, name: str, value: float | None) -> float:
-        if name == "alpha" and value is None and not self.ood:
-            return 1.0
-        known: Tensor = getattr(self, name) if value is None else as_fractions(name, value)
-        if len(known) != 1:
-            raise ValueError(f"`{name}` must be one number here; got {known.tolist()}. Pass `{name}=` one of them")
-        return float(known[0])
-
-    def _wanted(self, scores: Sequence[str] | None) -> list[str]:
-        wanted = self.scores if scores is None else as_names(scores)
-        if not wanted:
-            raise ValueError("at least one score is needed; got none")
-        for score in wanted:
-            self._check_score(score)
-        return wanted
-
-    def _check_score(self, score: str) -> None:
-        if not isinstance(score, str) or score not in self.confidences:
-            raise ValueError(f"unknown score {shorten(repr(score))}; this evaluation has {', '.join(self.confidences)}")
-
 
 def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
     level = check_fraction("level", level)
@@ -421,17 +330,17 @@ def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.floa
     return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
 
 
-def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
+def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:
     """The tables of several training runs as one: `mean`, `std` (sample, n − 1), `low` and `high` (± 2 std), `runs`.
 
     Takes evaluations or their tables, which must have the same rows. A table with a column `seed` holds the runs of
     several seeds, and models in a column `model` stay apart. One run alone has no std: it is NaN.
     """
-    if isinstance(runs, Evaluation | pd.DataFrame) or not iterates(runs):
+    if isinstance(runs, Tabulated | pd.DataFrame) or not iterates(runs):
         raise ValueError(f"`runs` must be a list of evaluations or of their tables; got {type(runs).__name__}")
     tables: list[pd.DataFrame] = []
     for run in runs:
-        table = run.table if isinstance(run, Evaluation) else run
+        table = run.table if isinstance(run, Tabulated) else run
         if not isinstance(table, pd.DataFrame) or not set(COLUMNS) <= set(table.columns):
             got = ", ".join(map(str, table.columns)) if isinstance(table, pd.DataFrame) else type(table).__name__
             raise ValueError(f"a run must be an evaluation, or a table with {', '.join(COLUMNS)}; got {got}")

@@ -22,7 +22,7 @@ from sirc.experiment.results import (
     title_of,
 )
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
-from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results
+from sirc.experiment.study import PAGE, TARGETS, Study, run_study, save_results, save_table
 from sirc.experiment.trust import import_named, require_trust
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "run_study",
     "sample_images",
     "save_results",
+    "save_table",
     "title_of",
     "train_run",
 ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_integer, check_same_length, check_shape
@@ -112,7 +115,26 @@ def evaluate_arrays(
     model: str = "model",
     progress: Progress = SILENT,
 ) -> RunResults:
-    """Fit the scores on `train` and evaluate them; without `specs`, all of the default that the arrays allow.
+    """Fit the scores as `fit_arrays` does, and evaluate them."""
+    scorer = fit_arrays(
+        train, test, specs=specs, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit, progress=progress
+    )
+    return RunResults(model, 0, evaluate(scorer, test, ood, groups=groups), scorer, test, ood)
+
+
+def fit_arrays(
+    train: Outputs | OutputStore | None,
+    test: Outputs | OutputStore,
+    *,
+    specs: Sequence[str] | None = None,
+    head: Head | None = None,
+    crossfit: Crossfit = "auto",
+    val: Outputs | OutputStore | None = None,
+    on_unfit: OnError = "stop",
+    device: torch.device | None = None,
+    progress: Progress = SILENT,
+) -> Scorer:
+    """Fit the scores on `train`, which processes share; without `specs`, all of the default that the arrays allow.
 
     `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on; `on_unfit` is for
     scores that cannot be fitted: see `sirc.fit`.
@@ -120,8 +142,7 @@ def evaluate_arrays(
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:
         raise ValueError("`val` is for tuning what is fitted on `train`; got no training outputs. Pass `train` too")
-    scorer = Scorer(chosen)
-    if train is not None:
-        unfit = on_unfit if specs else "skip"
-        scorer = fit(chosen, train, head=head, crossfit=crossfit, val=val, on_unfit=unfit, progress=progress)
-    return RunResults(model, 0, evaluate(scorer, test, ood, groups=groups), scorer, test, ood)
+    if train is None:
+        return Scorer(chosen)
+    fitted = partial(fit, chosen, train, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit if specs else "skip")
+    return fitted(device=device, distributed=True, progress=progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import TypeAlias, final
 
 import pandas as pd
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 import sirc
@@ -86,18 +84,12 @@ def load_run(
 
 def confidences_stage(experiment: Experiment, run: Run) -> Stage:
     """The confidences of a run; its inputs are quick to tell, from the checksums that shards carry."""
-
-    def content(store: OutputStore) -> str:
+    stores = _stores(experiment, run)
+    for store in stores.values():
         store.require_complete()
-        checksums = ""
-        for i in range(store.num_shards):
-            with safe_open(store.shard_path(i), framework="pt") as file:
-                checksums += str((file.metadata() or {}).get("sha256"))
-        return hashlib.sha256(checksums.encode()).hexdigest()[:32]
-
     inputs: Inputs = {
         "scorer": digest(run.scorer),
-        "stores": {n: [s.model, s.data, len(s), content(s)] for n, s in _stores(experiment, run).items()},
+        "stores": {name: [store.model, store.data, len(store), store.digest()] for name, store in stores.items()},
         "sirc": sirc.__version__,
     }
     return Stage("confidences", run.folder, inputs, outputs=[run.confidences])

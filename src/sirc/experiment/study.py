@@ -324,21 +324,28 @@ def save_results(
 ) -> Study:
     """Write results, tables, page and figures of runs that belong to no experiment."""
     from sirc.report.page import report
-    from sirc.report.tables import save_tables
 
-    study = Study(Path(folder), results=pd.concat([run.table for run in runs], ignore_index=True))
-    for name in TARGETS:
-        refuse_existing(study.folder / name, overwrite)  # before any work is done
-    file = study.folder / "results.csv"
-    write_results(study.results, file)
-    tables = Stage("tables", study.folder, {"results": digest(file)})
-    tables.make = lambda: save_tables(study.results, study.folder, overwrite=True)
-    tables.run()
-    study.files += [file, *tables.made]
+    study = save_table(pd.concat([run.table for run in runs], ignore_index=True), folder, overwrite=overwrite)
     study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
     if figures:
         with _unless_missing(progress):
             from sirc.report.figures import figures as draw
 
             study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
+    return study
+
+
+def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = False) -> Study:
+    """Write results that belong to no experiment, and their tables."""
+    from sirc.report.tables import save_tables
+
+    study = Study(Path(folder), results=results)
+    for name in TARGETS:
+        refuse_existing(study.folder / name, overwrite)  # before any work is done
+    file = study.folder / "results.csv"
+    write_results(results, file)
+    tables = Stage("tables", study.folder, {"results": digest(file)})
+    tables.make = lambda: save_tables(results, study.folder, overwrite=True)
+    tables.run()
+    study.files += [file, *tables.made]
     return study

@@ -9,6 +9,7 @@ from sirc.metrics.intervals import AurocComponents, Estimate, auroc_components, 
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
+from sirc.metrics.runs import Run, ranking_of_runs
 
 if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
@@ -21,6 +22,7 @@ __all__ = [
     "Negative",
     "Positive",
     "Ranking",
+    "Run",
     "SelectiveMetrics",
     "SortedID",
     "all_metrics",
@@ -39,6 +41,7 @@ __all__ = [
     "lower_limit",
     "metric",
     "parse_metric",
+    "ranking_of_runs",
     "sorted_scores",
     "spearman",
     "wilson_interval",

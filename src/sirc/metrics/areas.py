@@ -6,6 +6,7 @@ accepted, (…, 1 + m). c, x, o are the accepted shares of ID✓, ID✗ and OOD;
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import final
 
@@ -30,6 +31,12 @@ def trapezoids(steps: Tensor, y: Tensor) -> Tensor:
 def first_reaching(share: Tensor, target: float) -> Tensor:
     """The first point whose share is at least the target; the last point, should rounding leave it short."""
     return (share < target).sum(-1).clamp_max(share.shape[-1] - 1)
+
+
+def least_reaching(share: float, total: int) -> int:
+    """The least count whose share of the total, as a float64, is at least this: 19/20 reaches 0.95, not 0.95·20."""
+    near = math.ceil(share * total)
+    return next(count for count in (near - 1, near, near + 1) if count / total >= share)
 
 
 def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor, Tensor, Tensor]:

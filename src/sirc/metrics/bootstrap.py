@@ -16,7 +16,6 @@ The same counts serve every score, so that differences between scores are paired
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
@@ -24,6 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sirc.metrics.areas import least_reaching
 from sirc.metrics.ranking import Ranking
 from sirc.metrics.registry import Metric, all_metrics
 
@@ -224,9 +224,7 @@ class ResampledScore:
         groups = {"correct": correct, "wrong": wrong, **dict(zip(self._oods, oods.values(), strict=True))}
         self._groups = {name: scores.double().sort(descending=True) for name, scores in groups.items()}
         self._accuracy = len(correct) / (len(correct) + len(wrong))
-        # The least count of ID✓ whose share, as a float64, reaches the recall.
-        least, self._right = math.ceil(recall * len(correct)), len(correct)
-        self._least = least - 1 if (least - 1) / len(correct) >= recall else least
+        self._least, self._right = least_reaching(recall, len(correct)), len(correct)
         self._at_least: dict[tuple[str, str], Tensor] = {}
         self._above: dict[tuple[str, str], Tensor | None] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, final
@@ -81,16 +81,30 @@ class Ranking:
         self._start_caches()
 
     @classmethod
-    def _of_counts(cls, thresholds: Tensor, correct: Tensor, wrong: Tensor, ood: Tensor) -> Ranking:
-        """The ranking whose thresholds, the strictest first, accept so many of each group; int32, and not checked."""
+    def _of_counts(
+        cls,
+        thresholds: Tensor,
+        correct: Tensor,
+        wrong: Tensor,
+        ood: Tensor,
+        *,
+        num_ood: int | None = None,
+        after_run: Callable[[], object] = lambda: None,
+    ) -> Ranking:
+        """The ranking whose thresholds, the strictest first, accept so many of each group; not checked.
+
+        `ood` may hold weights, of `num_ood` samples. `after_run` is called when a run of thresholds was worked on.
+        """
         made = cls.__new__(cls)
         made.thresholds, made._correct, made._wrong, made._ood = thresholds, correct, wrong, ood
-        made.num_correct, made.num_wrong, made.num_ood = (int(counts[-1]) for counts in (correct, wrong, ood))
-        made._ood_total = float(made.num_ood or 1)
-        made._start_caches()
+        made.num_correct, made.num_wrong = int(correct[-1]), int(wrong[-1])
+        made.num_ood = int(ood[-1]) if num_ood is None else num_ood
+        made._ood_total = float(ood[-1]) if made.num_ood else 1.0
+        made._start_caches(after_run)
         return made
 
-    def _start_caches(self) -> None:
+    def _start_caches(self, after_run: Callable[[], object] = lambda: None) -> None:
+        self._after_run = after_run
         self._steps: list[areas.Steps] | None = None
         self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._reached: dict[tuple[float, Positive], int] = {}
@@ -258,11 +272,10 @@ class Ranking:
         if not recall:
             return -1
         if (recall, positive) not in self._reached:
-            # As float64 shares: 19/20 reaches 0.95, which 0.95·20 need not.
             accepted, total = self._correct, self.num_correct
             if positive == "id":
                 accepted, total = accepted + self._wrong, total + self.num_wrong
-            self._reached[recall, positive] = int(areas.first_reaching(accepted.double() / total, recall))
+            self._reached[recall, positive] = int(torch.searchsorted(accepted, areas.least_reaching(recall, total)))
         return self._reached[recall, positive]
 
     def _shares(self, at: int) -> Shares:
@@ -281,10 +294,15 @@ class Ranking:
         """Runs of thresholds, each after the last point of the one before it, the first after 0."""
         size = _CPU_CHUNK if self.thresholds.device.type == "cpu" else _GPU_CHUNK
         if len(self.thresholds) > size:
-            return (self._run(start, size) for start in range(0, len(self.thresholds), size))
+            return self._each_run(size)
         if self._steps is None:  # a single run is kept, as several metrics of a table ask for it
             self._steps = [self._run(0, size)]
         return self._steps
+
+    def _each_run(self, size: int) -> Iterator[areas.Steps]:
+        for start in range(0, len(self.thresholds), size):
+            yield self._run(start, size)
+            self._after_run()
 
     def _run(self, start: int, size: int) -> areas.Steps:
         shares = self._as_shares(slice(max(0, start - 1), start + size))

@@ -1,5 +1,6 @@
 """OutputStore: outputs on disk, in shards that many processes may write and any number read."""
 
+import hashlib
 import json
 import operator
 import re
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_path, check_positive, differences
-from sirc._utils.files import PathLike, atomic_write, read_metadata, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, atomic_write, read_checksum, read_metadata, read_safetensors, write_safetensors
 from sirc._utils.parts import Parts
 from sirc.errors import StoreError
 from sirc.outputs.outputs import Layout, Outputs
@@ -323,6 +324,12 @@ class OutputStore:
         if damaged:
             raise StoreError("\n".join(damaged))
         self.require_complete()
+
+    def digest(self, shards: range | None = None) -> str:
+        """A digest of the checksums that these shards carry, by default all: quick, as only headers are read."""
+        places = map(self.shard_path, range(self.num_shards) if shards is None else shards)
+        checksums = "".join(str(read_checksum(place)) for place in places)
+        return hashlib.sha256(checksums.encode()).hexdigest()[:32]
 
     def __repr__(self) -> str:
         present = self._present

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_path, check_type, iterates
-from sirc._utils.files import read_header, read_safetensors, write_safetensors
+from sirc._utils.files import content_digest, read_header, read_safetensors, write_safetensors
 from sirc._utils.precision import exact
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
@@ -202,6 +202,15 @@ class Scorer:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
+        write_safetensors(Path(path), *self._contents(), overwrite=overwrite)
+
+    @property
+    def digest(self) -> str:
+        """The checksum of all that it scores by."""
+        return content_digest(*self._contents())
+
+    def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What its file holds: tensors and metadata."""
         tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
         header = {
             "format": "sirc-scorer",
@@ -215,7 +224,7 @@ class Scorer:
             tensors["fitted_on"] = self.fitted_on
         # safetensors wants at least one tensor, and an unfitted scorer has none.
         tensors["version"] = torch.tensor([_VERSION], device="cpu")
-        write_safetensors(Path(path), tensors, {"sirc": json.dumps(header)}, overwrite=overwrite)
+        return tensors, {"sirc": json.dumps(header)}
 
     @classmethod
     def load(cls, path: str | Path) -> Scorer:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_positive
-from sirc.evaluation.evaluation import Evaluation, Pool
+from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
     POOLED,
     WRONG,
@@ -27,7 +27,6 @@ from sirc.evaluation.inputs import (
     check_fresh,
     check_groups,
     check_level,
-    group_sizes,
     id_confidences,
     json_rows,
     ood_confidences,
@@ -35,6 +34,7 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.selection.regret import BY, EQUAL, Floats, contenders, intervals, regrets, summary, wins
 from sirc.evaluation.selection.text import written
+from sirc.evaluation.tabulated import Pool
 from sirc.metrics import Negative, all_metrics, bootstrap_grids, parse_metric
 from sirc.scores import Scorer
 
@@ -139,7 +139,7 @@ def select(
         raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
     a, b = _points("alpha", alpha), _points("beta", beta)
     ev = _candidates(scorer, val, ood, scores, pool)
-    sizes = group_sizes(ev.correct, ev.ood)
+    sizes = ev.sizes
     if not sizes["wrong"]:
         raise ValueError(
             f"`val` must hold wrong predictions too, to see how ID✗ is ranked; all {sizes['correct']} are right. Pass "

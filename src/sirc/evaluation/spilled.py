@@ -1,0 +1,185 @@
+"""Evaluation of stores that do not fit in memory: their confidences lie on disk, sorted in parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Unpack, final
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+import sirc
+from sirc._utils import distributed
+from sirc._utils.checks import check_device, check_path
+from sirc._utils.files import PathLike, tensor_places
+from sirc._utils.parts import Parts
+from sirc._utils.warn import warn
+from sirc.errors import StoreError
+from sirc.evaluation.inputs import POOLED, WRONG, as_names, as_sets
+from sirc.evaluation.tabulated import COLUMNS, Settings, Tabulated
+from sirc.metrics import Ranking, Run, ranking_of_runs
+from sirc.outputs import OutputStore, doubt_of_store
+from sirc.progress import Progress, shown
+from sirc.scores import Scorer
+
+_VALUES = 1 << 24  # confidences in a part, of all scores together
+
+
+@final
+class SpilledEvaluation(Tabulated):
+    """The table, sweeps and curves of stores whose confidences lie in a folder; `sirc.evaluate(…, spill=…)` makes it.
+
+    The folder has 8 bytes for each row and score, and each ranking takes 20 more for each of its rows while it is in
+    use. Delete it when no more figures are wanted. A curve has a point for each row, in memory.
+    """
+
+    def __init__(
+        self,
+        scorer: object,
+        test: object,
+        ood: Mapping[str, object] | None,
+        spill: PathLike,
+        scores: Sequence[str] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        progress: Progress | bool | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        distributed.require_joined("evaluate")
+        if not isinstance(scorer, Scorer):
+            raise ValueError(f"with `spill`, `scorer` must be a `Scorer`; got {type(scorer).__name__}. See `sirc.fit`")
+        scorer = scorer if scores is None else scorer.only(as_names(scores))
+        folder, where, bars = check_path("spill", spill), check_device(device), shown(progress)
+        self._folder, sets = folder, as_sets(ood)
+        self._test = _SortedStore(folder / "test", "test", test, scorer, labelled=True)
+        self._ood = {name: _SortedStore(_place(folder, name), f"ood[{name!r}]", sets[name], scorer) for name in sets}
+        super().__init__(scorer.specs, list(sets), **settings)
+        everything = [self._test, *self._ood.values()]
+        jobs = [(store, number) for store in everything for number in store.numbers]
+        with distributed.failing_together():
+            mine = jobs[distributed.rank() :: distributed.world()]
+            with bars.task(distributed.of_process("score"), len(mine), unit="parts") as task:
+                for store, number in mine:
+                    store.write(number, where)
+                    task.advance()
+        with distributed.failing_together():
+            for store in everything:
+                store.open()
+            if not self.sizes["correct"]:
+                raise ValueError(f"at least one prediction must be right, to accept any; got {self.sizes[WRONG]} wrong")
+            if distributed.is_main():
+                self._test.warn_of_labels()
+            rows = {}
+            own = self.scores[distributed.rank() :: distributed.world()]
+            with bars.task(distributed.of_process("rank"), len(own), unit="scores") as task:
+                for score in own:
+                    rows[score] = self._rows(score)
+                    task.advance()
+        for text in distributed.gather_texts(json.dumps(rows)):
+            rows |= json.loads(text)
+        self._table = pd.DataFrame([row for score in self.scores for row in rows[score]], columns=COLUMNS)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Samples: `correct`, `wrong`, and each OOD set."""
+        return {**self._test.sizes, **{name: store.sizes["ood"] for name, store in self._ood.items()}}
+
+    def ranking(self, score: str, negative: str = POOLED) -> Ranking:
+        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none).
+
+        Its counts lie on disk, as long as it is in use.
+        """
+        self._check_score(score)
+        column = self.scores.index(score)
+        return ranking_of_runs(
+            self._test.runs("correct", column),
+            self._test.runs(WRONG, column),
+            [self._ood[name].runs("ood", column) for name in self._members(negative)],
+            self._folder,
+            equal_sets=self.pool == "datasets",
+        )
+
+    def _ranked(self, score: str) -> Callable[[str], Ranking]:
+        return partial(self.ranking, score)
+
+
+def _place(folder: Path, name: str) -> Path:
+    """The folder of an OOD set, whose name may have anything in it."""
+    return folder / f"ood-{hashlib.sha256(str(name).encode()).hexdigest()[:16]}"
+
+
+@final
+class _SortedStore:
+    """The confidences of one store in parts, each of some shards: sorted, by group and score."""
+
+    def __init__(self, folder: Path, name: str, store: object, scorer: Scorer, *, labelled: bool = False) -> None:
+        if not isinstance(store, OutputStore):
+            raise ValueError(
+                f"with `spill`, `{name}` must be an `OutputStore`; got {type(store).__name__}. "
+                "`OutputStore.from_outputs(path, outputs)` writes one"
+            )
+        store.require_complete()
+        if labelled and not store.has_labels:
+            raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
+        self._name, self._store, self._scorer, self._labelled = name, store, scorer, labelled
+        self._parts = Parts(folder, {"scorer": scorer.digest, "sirc": sirc.__version__})
+        self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
+        self.numbers = range(0, store.num_shards, self._shards)
+        self._about: dict[int, dict[str, str]] = {}
+        self._runs: dict[str, list[Run]] = {}
+
+    def _range(self, number: int) -> range:
+        return range(number, min(number + self._shards, self._store.num_shards))
+
+    def _described(self, number: int) -> dict[str, str]:
+        if number not in self._about:
+            self._about[number] = {"shards": self._store.digest(self._range(number))}
+        return self._about[number]
+
+    def write(self, number: int, device: torch.device) -> None:
+        """Score the shards of a part, unless it is there."""
+        if self._parts.has(number, self._described(number)):
+            return
+        columns: dict[str, list[Tensor]] = {}
+        for shard in map(self._store.shard, self._range(number)):
+            outputs = shard.to(device)
+            right = outputs.correct.cpu() if self._labelled else None
+            for column, values in enumerate(self._scorer(outputs).values()):
+                values = values.cpu()
+                groups = {"ood": values} if right is None else {"correct": values[right], WRONG: values[~right]}
+                for group, some in groups.items():
+                    columns.setdefault(f"{group} {column}", []).append(some)
+        tensors = {name: torch.cat(columns.pop(name)).sort().values for name in list(columns)}
+        self._parts.write(number, tensors, self._described(number))
+
+    def open(self) -> None:
+        """Find the runs of all parts, which processes may have written that are not this one."""
+        self._runs = {}
+        for number in self.numbers:
+            path = self._parts.path(number)
+            if not self._parts.has(number, self._described(number), verify=False):
+                raise StoreError(f"'{path}' was changed while it was in use. Give each evaluation a folder of its own")
+            for name, (start, end) in tensor_places(path).items():
+                self._runs.setdefault(name, []).append(Run(path, start, end))
+        if not any(self.sizes.values()):
+            raise ValueError(f"`{self._name}` must have at least one row; all of its items were skipped")
+
+    def runs(self, group: str, column: int) -> list[Run]:
+        """Those of `correct` and `wrong`, or of `ood`, by the score with this number."""
+        return self._runs[f"{group} {column}"]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Samples of each group."""
+        groups = ("correct", WRONG) if self._labelled else ("ood",)
+        return {group: sum(map(len, self.runs(group, 0))) for group in groups}
+
+    def warn_of_labels(self) -> None:
+        """Warn if the labels are probably not what the network's outputs stand for."""
+        if doubt := doubt_of_store(self._name, self._store):
+            warn(doubt)

@@ -1,0 +1,190 @@
+"""What follows from the rankings of scores: the tidy table, sweeps over α and β, curves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypedDict, Unpack
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sirc._utils.arrays import ArrayLike
+from sirc._utils.checks import check_choice, check_fraction
+from sirc._utils.text import shorten
+from sirc.evaluation.inputs import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups
+from sirc.metrics import Curve, Negative, Ranking, all_metrics
+
+Pool = Literal["samples", "datasets"]
+
+COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
+
+
+class Settings(TypedDict):
+    """What an evaluation is told besides its data, as `sirc.evaluate` takes it."""
+
+    alpha: ArrayLike
+    beta: ArrayLike
+    groups: Mapping[str, Sequence[str]] | None
+    pool: Pool
+    recall: float
+
+
+class Tabulated(ABC):
+    """Scores on ID data and OOD sets, wherever their confidences lie, and the figures that follow from rankings."""
+
+    def __init__(self, scores: Sequence[str], sets: Sequence[str], **settings: Unpack[Settings]) -> None:
+        if ORACLE in scores:
+            raise ValueError(f"{ORACLE!r} names the best possible curve; name the score otherwise")
+        if not scores:
+            raise ValueError("at least one score is needed; got none")
+        self.scores = list(scores)
+        """The names of the scores."""
+        self.sets = list(sets)
+        """The names of the OOD sets."""
+        self.alpha = as_fractions("alpha", settings["alpha"])
+        self.beta = as_fractions("beta", settings["beta"])
+        self.recall = check_fraction("recall", settings["recall"])
+        check_choice("pool", settings["pool"], ("samples", "datasets"))
+        self.pool = settings["pool"]
+        self.groups = check_groups({} if settings["groups"] is None else settings["groups"], self.sets)
+        self._table: pd.DataFrame | None = None
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Samples: `correct`, `wrong`, and each OOD set."""
+
+    @abstractmethod
+    def ranking(self, score: str, negative: str = POOLED) -> Ranking:
+        """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none)."""
+
+    @abstractmethod
+    def _ranked(self, score: str) -> Callable[[str], Ranking]:
+        """Gives the rankings of one score, each asked for once."""
+
+    def __repr__(self) -> str:
+        right, wrong, *_ = (sizes := self.sizes).values()
+        sets = ", ".join(f"{name} {sizes[name]}" for name in self.sets) or "no OOD"
+        return f"{type(self).__name__}({len(self.scores)} scores; {right} correct, {wrong} wrong; {sets})"
+
+    @property
+    def negatives(self) -> list[str]:
+        """The groups that ID✓ is compared with: `wrong`, each OOD set, their mean, their union, and the groups."""
+        return [*([WRONG] if self.sizes[WRONG] else []), *self._ood_negatives]
+
+    @property
+    def _ood_negatives(self) -> list[str]:
+        return [*self.sets, MEAN, POOLED, *self.groups] if self.sets else []
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Every metric: score, negative, metric, alpha, beta (NaN where they play no part), value (a fraction)."""
+        if self._table is None:
+            rows = [row for score in self.scores for row in self._rows(score)]
+            self._table = pd.DataFrame(rows, columns=COLUMNS)
+        return self._table.copy()
+
+    def sweep(
+        self,
+        alphas: ArrayLike,
+        betas: ArrayLike,
+        groups: Sequence[str] | None = None,
+        scores: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """Every metric of the mixture on the whole (α, β) grid, for `pooled` and each group (or those in `groups`).
+
+        Without OOD data it is for `wrong`, and α must be 1.
+        """
+        a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
+        wanted = ([POOLED, *self.groups] if self.sets else [WRONG]) if groups is None else as_names(groups)
+        if not wanted:
+            raise ValueError("a sweep is for at least one group; got none")
+        index = pd.MultiIndex.from_product([a.tolist(), b.tolist()], names=["alpha", "beta"])
+        grids = {}
+        for score in self._wanted(scores):
+            for negative in wanted:
+                ranking = self.ranking(score, negative)
+                for metric in all_metrics():
+                    if metric.of_mixture:
+                        grid = metric.grid(ranking, "ood" if ranking.num_ood else "wrong", self.recall, a, b)
+                        key = score, negative, metric.label(self.recall)
+                        grids[key] = pd.Series(grid.reshape(-1).numpy(), index)
+        return pd.concat(grids, names=COLUMNS[:3]).rename("value").reset_index()
+
+    def curves(
+        self,
+        kind: Literal["risk_recall", "risk_coverage"] = "risk_recall",
+        *,
+        negative: str | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        scores: Sequence[str] | None = None,
+    ) -> dict[str, Curve]:
+        """The curve of each score, by default on all OOD data; with `risk_coverage` also that of the `oracle`."""
+        negative = (POOLED if self.sets else WRONG) if negative is None else negative
+        check_choice("kind", kind, ("risk_recall", "risk_coverage"))
+        a, b = self._one("alpha", alpha), self._one("beta", beta)
+        wanted = self._wanted(scores)
+        curves = {score: getattr(self.ranking(score, negative), kind)(a, b) for score in wanted}
+        if kind == "risk_coverage":
+            curves[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
+        return curves
+
+    def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
+        rank = self._ranked(score)
+        # Without OOD data the mixture is all ID: plain selective classification.
+        alone = torch.ones(1, dtype=torch.float64)
+        cells = {WRONG: self._cells(rank(WRONG), "wrong", alone)}
+        for negative in [*self.sets, *([POOLED] if self.sets else []), *self.groups]:
+            cells[negative] = self._cells(rank(negative), "ood", self.alpha)
+        if self.sets:
+            each = zip(*(cells[name] for name in self.sets), strict=True)
+            cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
+        return [(score, negative, *cell) for negative in (WRONG, *self._ood_negatives) for cell in cells[negative]]
+
+    def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
+        """Each metric, at each α and β if it depends on them; those of the ID data alone stand with `wrong`."""
+        nan = torch.tensor([torch.nan])
+        cells = []
+        for metric in all_metrics():
+            has_value = (ranking.num_wrong or negative != WRONG) if metric.per_negative else negative == WRONG
+            if not has_value:
+                continue
+            grid = metric.grid(ranking, negative, self.recall, alpha, self.beta).tolist()
+            alphas, betas = (alpha, self.beta) if metric.of_mixture else (nan, nan)
+            for a, row in zip(alphas.tolist(), grid, strict=True):
+                name = metric.label(self.recall)
+                cells += [(name, a, b, value) for b, value in zip(betas.tolist(), row, strict=True)]
+        return cells
+
+    def _members(self, negative: str) -> Sequence[str]:
+        if negative == WRONG or negative in self.sets:
+            return [] if negative == WRONG else [negative]
+        if negative == POOLED and self.sets:
+            return list(self.sets)
+        if negative in self.groups:
+            return self.groups[negative]
+        known = [n for n in self.negatives if n != MEAN]
+        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {negative!r}")
+
+    def _one(self, name: str, value: float | None) -> float:
+        if name == "alpha" and value is None and not self.sets:
+            return 1.0
+        known: Tensor = getattr(self, name) if value is None else as_fractions(name, value)
+        if len(known) != 1:
+            raise ValueError(f"`{name}` must be one number here; got {known.tolist()}. Pass `{name}=` one of them")
+        return float(known[0])
+
+    def _wanted(self, scores: Sequence[str] | None) -> list[str]:
+        wanted = self.scores if scores is None else as_names(scores)
+        if not wanted:
+            raise ValueError("at least one score is needed; got none")
+        for score in wanted:
+            self._check_score(score)
+        return wanted
+
+    def _check_score(self, score: str) -> None:
+        if not isinstance(score, str) or score not in self.scores:
+            raise ValueError(f"unknown score {shorten(repr(score))}; this evaluation has {', '.join(self.scores)}")

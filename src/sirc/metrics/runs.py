@@ -1,0 +1,120 @@
+"""Rankings of confidences that do not fit in memory: sorted runs on disk, merged block by block into counts on disk."""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from sirc._utils.arrays import as_tensor
+from sirc.metrics.ranking import Ranking
+
+Values = npt.NDArray[np.float64]
+_BLOCK = 1 << 20  # confidences merged at a time
+_LEAST = 1 << 10  # of them from one run, so that a read is worth its while
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """Confidences from the lowest to the highest: float64 numbers in a file, between two of its bytes."""
+
+    path: Path
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return (self.end - self.start) // 8
+
+    def __getitem__(self, place: int) -> float:
+        return float(self.read(place, place + 1)[0])
+
+    def read(self, first: int, after: int) -> Values:
+        """The confidences of these places, the only ones that are read."""
+        return np.fromfile(self.path, np.float64, after - first, offset=self.start + 8 * first)
+
+
+def ranking_of_runs(
+    correct: Sequence[Run],
+    wrong: Sequence[Run],
+    ood: Sequence[Sequence[Run]],
+    folder: Path,
+    *,
+    equal_sets: bool = False,
+) -> Ranking:
+    """The ranking of the runs of ID✓, of ID✗ and of each OOD set; its counts lie in `folder`, in a file without a name.
+
+    With `equal_sets` OOD sets weigh the same, else samples do. The file goes with the ranking, or with the process.
+    """
+    groups = [correct, wrong, *ood]
+    sizes = [sum(map(len, runs)) for runs in groups]
+    total = sum(sizes)
+    weighted = equal_sets and len(ood) > 1
+    weights = np.array([1 / size for size in sizes[2:]]) if weighted else np.ones(len(ood), dtype=np.int64)
+    count = np.dtype(np.int32 if total < 1 << 31 else np.int64)
+    kinds = [np.dtype(np.float64), count, count, weights.dtype if weighted else count]
+    starts = [0, *accumulate(total * kind.itemsize for kind in kinds)]  # room that is not written to takes none
+    with TemporaryFile(dir=folder) as file:
+        length = 0
+        for thresholds, counts in merged(groups):
+            columns = (thresholds, *counts[:2], weights @ counts[2:])
+            for column, kind, start in zip(columns, kinds, starts, strict=False):
+                file.seek(start + length * kind.itemsize)
+                file.write(column.astype(kind).data)
+            length += len(thresholds)
+        file.truncate(starts[-1])
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = (np.frombuffer(pages, kind, length, start) for kind, start in zip(kinds, starts, strict=False))
+    tensors = [as_tensor("counts", column) for column in mapped]
+    return Ranking._of_counts(*tensors, num_ood=sum(sizes[2:]), after_run=partial(_release, pages))
+
+
+def _release(pages: mmap.mmap) -> None:
+    """Let go what was read of a mapped file; it would stay in this process's memory as long as there is room."""
+    if hasattr(pages, "madvise"):  # not on Windows
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def merged(groups: Sequence[Sequence[Run]]) -> Iterator[tuple[Values, npt.NDArray[np.int64]]]:
+    """Blocks of thresholds, the strictest first, and how many of each group they accept, (groups, thresholds).
+
+    What is in memory at a time depends neither on how long the runs are nor on how many of their values are equal.
+    """
+    runs = [(number, run) for number, group in enumerate(groups) for run in group]
+    left = [len(run) for _, run in runs]
+    each = max(_LEAST, _BLOCK // max(1, len(runs)))
+    before = np.zeros((len(groups), 1), dtype=np.int64)
+    while any(left):
+        # What is at or above the cut is among the last `each` values of every run; more of them may equal it.
+        starts = [max(0, end - each) for end in left]
+        lasts = [run.read(start, end) for (_, run), start, end in zip(runs, starts, left, strict=True)]
+        cut = max((last[0] for last, start in zip(lasts, starts, strict=True) if start), default=-np.inf)
+        pieces: list[list[Values]] = [[] for _ in groups]
+        more = np.zeros(len(groups), dtype=np.int64)
+        for i, (number, run) in enumerate(runs):
+            below = int(np.searchsorted(lasts[i], cut))
+            pieces[number].append(lasts[i][below:])
+            left[i] = starts[i] + below
+            if starts[i] and not below:
+                left[i] = bisect_left(run, cut, 0, starts[i])
+                more[number] += starts[i] - left[i]
+        values = [np.sort(np.concatenate([np.empty(0), *parts])) for parts in pieces]
+        union = np.concatenate(values)
+        order = np.argsort(union, kind="stable")[::-1]  # a merge, as each group is sorted
+        union = union[order]
+        last = np.append(union[1:] != union[:-1], True)
+        firsts = accumulate(map(len, values), initial=0)
+        of_group = ((order >= first) & (order < first + len(x)) for first, x in zip(firsts, values, strict=False))
+        counts = np.stack([flags.cumsum()[last] for flags in of_group]) + before
+        counts[:, -1] += more
+        before = counts[:, -1:]
+        yield union[last], counts
