@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_choice, check_fraction, check_positive, check_type, iterates
+from sirc._utils.checks import check_choice, check_fraction, check_type, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import shorten
+from sirc.evaluation import bars
+from sirc.evaluation.bars import Method
 from sirc.evaluation.inputs import (
+    COLUMNS,
     MEAN,
     ORACLE,
     POOLED,
@@ -37,13 +38,12 @@ from sirc.evaluation.inputs import (
 from sirc.metrics import (
     Curve,
     Negative,
+    Placed,
     Ranking,
     SortedID,
     all_metrics,
     as_flags,
     as_scores,
-    bootstrap_metrics,
-    lower_is_better,
     sorted_scores,
 )
 from sirc.scores import Scorer
@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from sirc.evaluation.premise import Assumptions
 
 Pool = Literal["samples", "datasets"]
+Row = tuple[str, str, str, float, float, float]
 
-COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
-_EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
 
 
@@ -146,7 +145,8 @@ class Evaluation:
     def table(self) -> pd.DataFrame:
         """Every metric: score, negative, metric, alpha, beta (NaN where they play no part), value (a fraction)."""
         if self._table is None:
-            rows = [row for score in self.scores for row in self._rows(score)]
+            shown = (WRONG, *self._ood_negatives)
+            rows = [row for score in self.scores for row in self._rows(score, shown, self._ranked(score))]
             self._table = pd.DataFrame(rows, columns=COLUMNS)
         return self._table.copy()
 
@@ -229,6 +229,7 @@ class Evaluation:
     def intervals(
         self,
         *,
+        method: Method = "auto",
         draws: int = 1000,
         level: float = 0.95,
         seed: int = 0,
@@ -237,17 +238,19 @@ class Evaluation:
         scores: Sequence[str] | None = None,
         negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric with the percentile interval of a stratified bootstrap: `value`, `low`, `high`.
+        """Every metric with its standard error `se`, its interval `low`…`high`, and the `method` that gave them.
 
-        Time grows with scores × negatives; `scores` and `negatives` pick those of interest.
+        Analytic, from the influence of each sample, with ID✓, ID✗ and each OOD set as strata; the error on ID data has
+        Wilson's interval. What has no derivative or too few samples for one, and all with `method="bootstrap"`, has the
+        percentiles of a stratified bootstrap. `scores` and `negatives` pick those of interest.
         """
-        samples, frame = self._bootstrap(draws, seed, alpha, beta, scores, negatives)
-        return frame.assign(**_percentiles(samples, level))
+        return bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
 
     def compare(
         self,
         baseline: str,
         *,
+        method: Method = "auto",
         draws: int = 1000,
         level: float = 0.95,
         seed: int = 0,
@@ -256,25 +259,20 @@ class Evaluation:
         scores: Sequence[str] | None = None,
         negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric against a baseline's on the same resamples, or those of some scores and negatives only.
+        """Every metric against a baseline's on the same samples, or those of some scores and negatives only.
 
-        `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
-        score is the better one (equal ones count half).
+        `difference` to the baseline, its standard error `se`, its interval `low`…`high`, `wins`, the probability that
+        the score is the better one as far as these samples tell, and `method` as of `intervals`. In a bootstrap `wins`
+        is the share of draws in which the score is the better one (equal ones count half).
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
-        samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
-        keys = list(zip(frame["negative"], frame["metric"], strict=True))
-        scored = enumerate(zip(keys, frame["score"], strict=True))
-        baseline_rows = {key: row for row, (key, score) in scored if score == baseline}
-        against = [baseline_rows[key] for key in keys]
-        difference = samples - samples[against]
-        value = frame["value"].to_numpy()
-        sign = torch.tensor([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])[:, None]
-        equal = difference.abs() <= _EQUAL * torch.maximum(samples.abs(), samples[against].abs())
-        wins = ((difference * sign > 0) & ~equal).double().mean(1) + equal.double().mean(1) / 2
-        frame = frame.assign(difference=value - value[against], **_percentiles(difference, level), wins=wins.numpy())
-        return frame[frame["score"] != baseline].reset_index(drop=True)
+        return bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
+
+    def _request(
+        self, alpha: float | None, beta: float | None, scores: Sequence[str] | None, *rest: Any
+    ) -> bars.Request:
+        return bars.Request.of(self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest)
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.
@@ -294,17 +292,25 @@ class Evaluation:
 
         return report(self, path, title=title, overwrite=overwrite)
 
-    def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
-        rank = self._ranked(score)
+    def _rows(self, score: str, negatives: Sequence[str], rank: Callable[[str], Ranking]) -> list[Row]:
+        """Rows of the table, from rankings with each negative (for the mean over sets, with each set)."""
+        sets = self.ood if MEAN in negatives else ()
         # Without OOD data the mixture is all ID: plain selective classification.
         alone = torch.ones(1, dtype=torch.float64)
-        cells = {WRONG: self._cells(rank(WRONG), "wrong", alone)}
-        for negative in [*self.ood, *([POOLED] if self.ood else []), *self.groups]:
-            cells[negative] = self._cells(rank(negative), "ood", self.alpha)
-        if self.ood:
-            each = zip(*(cells[name] for name in self.ood), strict=True)
+        cells = {}
+        for name in dict.fromkeys([*negatives, *sets]):
+            if name != MEAN:
+                inside = name == WRONG
+                cells[name] = self._cells(rank(name), "wrong" if inside else "ood", alone if inside else self.alpha)
+        if sets:
+            each = zip(*(cells[name] for name in sets), strict=True)
             cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
-        return [(score, negative, *cell) for negative in (WRONG, *self._ood_negatives) for cell in cells[negative]]
+        return [(score, negative, *cell) for negative in negatives for cell in cells[negative]]
+
+    def _placed(self, score: str, negative: str) -> Placed:
+        values = self.confidences[score]
+        sets = {name: self.ood[name][score] for name in self._members(negative)}
+        return Placed(values[self.correct], values[~self.correct], sets, equal_sets=self.pool == "datasets")
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""
@@ -351,49 +357,6 @@ class Evaluation:
         known = [n for n in self.negatives if n != MEAN]
         raise ValueError(f"`negative` must be one of {', '.join(known)}; got {negative!r}")
 
-    def _bootstrap(
-        self,
-        draws: int,
-        seed: int,
-        alpha: float | None,
-        beta: float | None,
-        scores: Sequence[str] | None,
-        negatives: Sequence[str] | None,
-    ) -> tuple[Tensor, pd.DataFrame]:
-        """The metrics in each draw, (rows, draws), and the rows of the table that they belong to."""
-        a, b = self._one("alpha", alpha), self._one("beta", beta)
-        chosen = self._wanted(scores)
-        wanted = self.negatives if negatives is None else as_names(negatives)
-        if not wanted:
-            raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {self!r}")
-        if unknown := [name for name in wanted if name not in self.negatives]:
-            raise ValueError(f"`negatives` must be among {', '.join(self.negatives)}; got {unknown[0]!r}")
-        # The mean over sets needs all of them.
-        sets = dict.fromkeys([*wanted, *(self.ood if MEAN in wanted else [])])
-        unions = {name: self._members(name) for name in sets if name not in (WRONG, MEAN)}
-        samples = bootstrap_metrics(
-            {score: self.confidences[score] for score in chosen},
-            self.correct,
-            self.ood,
-            unions,
-            equal_sets=self.pool == "datasets",
-            recall=self.recall,
-            alpha=a,
-            beta=b,
-            draws=check_positive("draws", draws),
-            seed=seed,
-        )
-        point = self.only(chosen)
-        point.alpha, point.beta = as_fractions("alpha", a), as_fractions("beta", b)
-        names = {metric.label(self.recall): metric.name for metric in all_metrics() if metric.per_negative}
-        table = point.table
-        frame = table[table["metric"].isin(names) & table["negative"].isin(wanted)].reset_index(drop=True)
-        rows = []
-        for score, negative, label in frame[COLUMNS[:3]].itertuples(index=False):
-            each = [samples[score, name, names[label]] for name in (self.ood if negative == MEAN else [negative])]
-            rows.append(torch.stack(each).mean(0) if negative == MEAN else each[0])
-        return torch.stack(rows), frame
-
     def _one(self, name: str, value: float | None) -> float:
         if name == "alpha" and value is None and not self.ood:
             return 1.0
@@ -413,12 +376,6 @@ class Evaluation:
     def _check_score(self, score: str) -> None:
         if not isinstance(score, str) or score not in self.confidences:
             raise ValueError(f"unknown score {shorten(repr(score))}; this evaluation has {', '.join(self.confidences)}")
-
-
-def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
-    level = check_fraction("level", level)
-    ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
-    return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
 
 
 def combine(runs: Sequence[Evaluation | pd.DataFrame]) -> pd.DataFrame:
