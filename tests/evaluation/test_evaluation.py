@@ -313,11 +313,12 @@ def test_intervals_have_the_rows_of_the_table():
     given, ood = small_problem()
     ev = sirc.evaluate(given, ood=ood, groups={"G": ["b"]}, recall=0.7)
     table = ev.intervals(draws=10)
-    assert list(table.columns) == [*COLUMNS, "low", "high"]
+    assert list(table.columns) == [*COLUMNS, "se", "low", "high", "method"]
+    pd.testing.assert_frame_equal(table[COLUMNS], ev.table)
     expected = ev.table[ev.table["metric"] != "error"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(table[COLUMNS], expected)
+    pd.testing.assert_frame_equal(ev.intervals(method="bootstrap", draws=10)[COLUMNS], expected)
     versus = ev.compare("two", draws=10)
-    assert list(versus.columns) == [*COLUMNS, "difference", "low", "high", "wins"]
+    assert list(versus.columns) == [*COLUMNS, "difference", "se", "low", "high", "wins", "method"]
     pd.testing.assert_frame_equal(versus[COLUMNS], expected[expected["score"] == "one"].reset_index(drop=True))
     assert versus["wins"].between(0, 1).all()
 

@@ -226,7 +226,7 @@ def evaluation(seed=0, **others):
 
 def test_interval_ends_are_numpys_percentiles_of_the_draws():
     ev = evaluation()
-    table = ev.intervals(draws=150, level=0.8, seed=9)
+    table = ev.intervals(method="bootstrap", draws=150, level=0.8, seed=9)
     unions = {"x": ["x"], "pooled": ["x"]}
     ours = {"equal_sets": False, "recall": 0.8, "alpha": 0.6, "beta": 0.4, "draws": 150, "seed": 9}
     samples = bootstrap_metrics(ev.confidences, ev.correct, ev.ood, unions, **ours)
@@ -245,20 +245,20 @@ def test_the_interval_of_the_ood_mean_is_that_of_the_mean_in_each_draw():
     ours = {"equal_sets": False, "recall": 0.95, "alpha": 0.5, "beta": 0.5, "draws": 40, "seed": 0}
     samples = bootstrap_metrics(ev.confidences, ev.correct, ev.ood, unions, **ours)
     mean = (samples["s", "a", "aurr"] + samples["s", "b", "aurr"]).numpy() / 2
-    row = ev.intervals(draws=40).query("negative == 'OOD mean' and metric == 'aurr'").iloc[0]
+    row = ev.intervals(method="bootstrap", draws=40).query("negative == 'OOD mean' and metric == 'aurr'").iloc[0]
     assert (row.low, row.high) == pytest.approx(tuple(np.quantile(mean, [0.025, 0.975])), abs=1e-12)
 
 
 def test_the_same_seed_gives_the_same_table():
     ev = evaluation(other=lambda s, right: s**3)
-    first, again, other = (ev.intervals(draws=30, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (ev.intervals(method="bootstrap", draws=30, seed=seed) for seed in (1, 1, 2))
     assert first.equals(again)
     assert not first.equals(other)
     assert first["value"].equals(other["value"])
 
 
 def test_a_monotone_copy_neither_wins_nor_loses():
-    table = evaluation(copy=lambda s, right: np.exp(s) * 3).compare("msp", draws=60)
+    table = evaluation(copy=lambda s, right: np.exp(s) * 3).compare("msp", method="bootstrap", draws=60)
     assert set(table["score"]) == {"copy"}
     assert set(table["metric"]) == {"auroc", "fpr@80", "aurr", "risk@80", "aurc", "augrc"}
     for column in ("difference", "low", "high"):
@@ -268,7 +268,7 @@ def test_a_monotone_copy_neither_wins_nor_loses():
 
 def test_a_better_score_wins_by_every_metric_and_a_worse_one_loses():
     table = evaluation(better=lambda s, right: s + 2.0 * right, worse=lambda s, right: s - 3.0 * right).compare(
-        "msp", draws=100
+        "msp", method="bootstrap", draws=100
     )
     for row in table.itertuples():
         higher_is_better = row.metric == "auroc"
@@ -282,7 +282,11 @@ def test_a_better_score_wins_by_every_metric_and_a_worse_one_loses():
 
 def test_a_paired_difference_is_the_difference_in_the_same_draws():
     ev = evaluation(other=lambda s, right: np.round(s))
-    row = ev.compare("msp", draws=80, seed=5, level=0.9).query("negative == 'pooled' and metric == 'aurc'").iloc[0]
+    row = (
+        ev.compare("msp", method="bootstrap", draws=80, seed=5, level=0.9)
+        .query("negative == 'pooled' and metric == 'aurc'")
+        .iloc[0]
+    )
     ours = {"equal_sets": False, "recall": 0.8, "alpha": 0.6, "beta": 0.4, "draws": 80, "seed": 5}
     samples = bootstrap_metrics(ev.confidences, ev.correct, ev.ood, {"x": ["x"], "pooled": ["x"]}, **ours)
     difference = (samples["other", "pooled", "aurc"] - samples["msp", "pooled", "aurc"]).numpy()
@@ -295,7 +299,11 @@ def test_a_paired_difference_is_the_difference_in_the_same_draws():
 def test_bootstrap_and_delong_agree():
     confidence, right, outside = problem(3, (400, 200, 10))
     ev = sirc.evaluate({"s": (confidence, right)}, ood={"x": {"s": outside}})
-    row = ev.intervals(draws=1500, level=0.9).query("negative == 'wrong' and metric == 'auroc'").iloc[0]
+    row = (
+        ev.intervals(method="bootstrap", draws=1500, level=0.9)
+        .query("negative == 'wrong' and metric == 'auroc'")
+        .iloc[0]
+    )
     low, high = ev.ranking("s").auroc_interval("wrong", level=0.9)
     assert (row.low, row.high) == pytest.approx((low, high), abs=0.15 * (high - low))
 
@@ -327,14 +335,14 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
 
 def test_no_wrong_predictions_are_no_obstacle():
     ev = sirc.evaluate({"s": ([3.0, 2, 1], [1, 1, 1])}, ood={"x": {"s": [2.0, 0]}})
-    table = ev.intervals(draws=20)
+    table = ev.intervals(method="bootstrap", draws=20)
     assert "wrong" not in set(table["negative"])
     assert table[["value", "low", "high"]].notna().all(axis=None)
 
 
 def test_no_ood_is_no_obstacle():
     confidence, right, _ = problem(0)
-    table = sirc.evaluate({"s": (confidence, right)}).intervals(draws=20)
+    table = sirc.evaluate({"s": (confidence, right)}).intervals(method="bootstrap", draws=20)
     assert set(table["negative"]) == {"wrong"}
     assert list(table["metric"]) == ["auroc", "fpr@95", "aurr", "risk@95", "aurc", "augrc"]
     assert set(table["alpha"].dropna()) == {1}
@@ -355,5 +363,5 @@ def test_a_group_s_draws_depend_on_the_seed_and_its_name_alone(monkeypatch):
 def test_confidences_of_different_precision_are_compared_by_value():
     third = np.float32(1 / 3)  # a little more than 1/3
     ev = sirc.evaluate({"s": (np.full(4, third), [1, 1, 1, 0])}, ood={"x": {"s": np.full(3, 1 / 3)}})
-    row = ev.intervals(draws=5).query("negative == 'x' and metric == 'auroc'").iloc[0]
+    row = ev.intervals(method="bootstrap", draws=5).query("negative == 'x' and metric == 'auroc'").iloc[0]
     assert (row.value, row.low, row.high) == (1, 1, 1)

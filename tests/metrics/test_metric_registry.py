@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import sirc
 from sirc.cli import app
-from sirc.metrics import all_metrics, find_metric, lower_is_better, metric, parse_metric
+from sirc.metrics import all_metrics, derivatives, find_metric, lower_is_better, metric, parse_metric, registry
 from sirc.metrics.registry import REGISTRY
 from sirc.report.page import report
 from sirc.report.tables import table
@@ -93,8 +93,9 @@ def test_a_registered_metric_is_in_the_table_with_the_value_of_its_function(toys
 def test_draws_of_a_metric_without_a_fast_path_are_those_of_the_ones_it_is_made_of(toys, pool):
     confidences, ood = arrays()
     ev = sirc.evaluate(confidences, ood=ood, pool=pool)
-    intervals = ev.intervals(draws=30).set_index(["metric", "score", "negative"])
-    versus = ev.compare("l1", draws=30).set_index(["metric", "negative"])
+    how = {"method": "bootstrap", "draws": 30}
+    intervals = ev.intervals(**how).set_index(["metric", "score", "negative"])
+    versus = ev.compare("l1", **how).set_index(["metric", "negative"])
     for negative in ("wrong", "a", "pooled", "OOD mean"):
         for end in ("low", "high"):
             auroc = intervals.loc[("auroc", "msp", negative), end]
@@ -102,6 +103,40 @@ def test_draws_of_a_metric_without_a_fast_path_are_those_of_the_ones_it_is_made_
         assert versus.loc[("gini", negative), "wins"] == versus.loc[("auroc", negative), "wins"]
         assert 0 <= versus.loc[("toy@95", negative), "wins"] <= 1
     assert versus.loc[("toy@95", "wrong"), "wins"] == 1  # lower is better, and msp has the better ranking
+
+
+def test_a_metric_without_a_derivative_is_resampled_beside_the_others(toys):
+    confidences, ood = arrays()
+    table = sirc.evaluate(confidences, ood=ood).compare("l1", draws=10, negatives=["pooled"]).set_index("metric")
+    assert table["method"].to_dict() == {
+        "auroc": "analytic", "fpr@95": "analytic", "aurr": "analytic", "risk@95": "analytic", "aurc": "analytic",
+        "augrc": "analytic", "toy@95": "bootstrap", "gini": "bootstrap",
+    }  # fmt: skip
+
+
+def test_a_metric_with_a_derivative_needs_no_draws(monkeypatch):
+    monkeypatch.setattr(registry, "REGISTRY", dict(REGISTRY))
+
+    def half_slopes(ranking, alpha, beta):
+        return {group: slope / 2 for group, slope in derivatives.aurr(ranking, alpha, beta).items()}
+
+    @metric(title="Half", lower_is_better=True, unit="%", derivative=half_slopes)
+    def halved(ranking, alpha, beta):
+        return ranking.aurr(alpha, beta) / 2
+
+    @metric(title="Odd", lower_is_better=True, unit="%", derivative=lambda ranking, negative: {"all": torch.ones(3)})
+    def odd(ranking, negative):
+        return 0.5
+
+    confidences, ood = arrays()
+    ev = sirc.evaluate(confidences, ood=ood)
+    with pytest.raises(ValueError, match="derivative of metric 'odd' must give, for any of correct, wrong, ood, 1 × "):
+        ev.intervals()
+    registry.REGISTRY.pop("odd")
+    rows = ev.intervals().set_index(["metric", "score", "negative"])
+    for negative in ("wrong", "pooled", "OOD mean"):
+        half, whole = (rows.loc[(name, "msp", negative)] for name in ("halved", "aurr"))
+        assert (half["method"], half["se"]) == ("analytic", pytest.approx(whole["se"] / 2))
 
 
 def test_a_registered_metric_chooses_a_score(toys):

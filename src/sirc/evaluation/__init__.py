@@ -1,10 +1,19 @@
 """Evaluating scores on ID and OOD data: the tidy table, comparisons, selection, checks of SIRC's premise."""
 
 from sirc.evaluation.evaluation import Evaluation, combine, evaluate
-from sirc.evaluation.inputs import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, parse_or_none, score_labelled
+from sirc.evaluation.inputs import (
+    COLUMNS,
+    MEAN,
+    ORACLE,
+    POOLED,
+    WRONG,
+    as_fractions,
+    as_names,
+    parse_or_none,
+    score_labelled,
+)
 from sirc.evaluation.selection import Choice, select
 from sirc.evaluation.spilled import SpilledEvaluation
-from sirc.evaluation.tabulated import COLUMNS
 
 __all__ = [
     "COLUMNS",

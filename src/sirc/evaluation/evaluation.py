@@ -6,25 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_fraction, check_positive, check_type, iterates
+from sirc._utils.checks import check_type, iterates
 from sirc._utils.files import PathLike
+from sirc.evaluation import bars
+from sirc.evaluation.bars import Method
 from sirc.evaluation.inputs import (
-    MEAN,
+    COLUMNS,
     POOLED,
-    WRONG,
     ConfidenceArrays,
     Data,
     OodSets,
-    as_fractions,
     as_names,
     check_set,
     group_sizes,
@@ -32,15 +30,13 @@ from sirc.evaluation.inputs import (
     ood_confidences,
 )
 from sirc.evaluation.spilled import SpilledEvaluation
-from sirc.evaluation.tabulated import COLUMNS, Pool, Settings, Tabulated
+from sirc.evaluation.tabulated import Pool, Settings, Tabulated
 from sirc.metrics import (
+    Placed,
     Ranking,
     SortedID,
-    all_metrics,
     as_flags,
     as_scores,
-    bootstrap_metrics,
-    lower_is_better,
     sorted_scores,
 )
 from sirc.progress import Progress
@@ -49,7 +45,6 @@ from sirc.scores import Scorer
 if TYPE_CHECKING:
     from sirc.evaluation.premise import Assumptions
 
-_EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
 
 
@@ -195,6 +190,7 @@ class Evaluation(Tabulated):
     def intervals(
         self,
         *,
+        method: Method = "auto",
         draws: int = 1000,
         level: float = 0.95,
         seed: int = 0,
@@ -203,17 +199,19 @@ class Evaluation(Tabulated):
         scores: Sequence[str] | None = None,
         negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric with the percentile interval of a stratified bootstrap: `value`, `low`, `high`.
+        """Every metric with its standard error `se`, its interval `low`…`high`, and the `method` that gave them.
 
-        Time grows with scores × negatives; `scores` and `negatives` pick those of interest.
+        Analytic, from the influence of each sample, with ID✓, ID✗ and each OOD set as strata; the error on ID data has
+        Wilson's interval. What has no derivative or too few samples for one, and all with `method="bootstrap"`, has the
+        percentiles of a stratified bootstrap. `scores` and `negatives` pick those of interest.
         """
-        samples, frame = self._bootstrap(draws, seed, alpha, beta, scores, negatives)
-        return frame.assign(**_percentiles(samples, level))
+        return bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
 
     def compare(
         self,
         baseline: str,
         *,
+        method: Method = "auto",
         draws: int = 1000,
         level: float = 0.95,
         seed: int = 0,
@@ -222,25 +220,20 @@ class Evaluation(Tabulated):
         scores: Sequence[str] | None = None,
         negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric against a baseline's on the same resamples, or those of some scores and negatives only.
+        """Every metric against a baseline's on the same samples, or those of some scores and negatives only.
 
-        `difference` to the baseline, its percentile interval `low`…`high`, and `wins`, the share of draws in which the
-        score is the better one (equal ones count half).
+        `difference` to the baseline, its standard error `se`, its interval `low`…`high`, `wins`, the probability that
+        the score is the better one as far as these samples tell, and `method` as of `intervals`. In a bootstrap `wins`
+        is the share of draws in which the score is the better one (equal ones count half).
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
-        samples, frame = self._bootstrap(draws, seed, alpha, beta, chosen, negatives)
-        keys = list(zip(frame["negative"], frame["metric"], strict=True))
-        scored = enumerate(zip(keys, frame["score"], strict=True))
-        baseline_rows = {key: row for row, (key, score) in scored if score == baseline}
-        against = [baseline_rows[key] for key in keys]
-        difference = samples - samples[against]
-        value = frame["value"].to_numpy()
-        sign = torch.tensor([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])[:, None]
-        equal = difference.abs() <= _EQUAL * torch.maximum(samples.abs(), samples[against].abs())
-        wins = ((difference * sign > 0) & ~equal).double().mean(1) + equal.double().mean(1) / 2
-        frame = frame.assign(difference=value - value[against], **_percentiles(difference, level), wins=wins.numpy())
-        return frame[frame["score"] != baseline].reset_index(drop=True)
+        return bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
+
+    def _request(
+        self, alpha: float | None, beta: float | None, scores: Sequence[str] | None, *rest: Any
+    ) -> bars.Request:
+        return bars.Request.of(self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest)
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.
@@ -259,6 +252,11 @@ class Evaluation(Tabulated):
         from sirc.report.page import report
 
         return report(self, path, title=title, overwrite=overwrite)
+
+    def _placed(self, score: str, negative: str) -> Placed:
+        values = self.confidences[score]
+        sets = {name: self.ood[name][score] for name in self._members(negative)}
+        return Placed(values[self.correct], values[~self.correct], sets, equal_sets=self.pool == "datasets")
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""
@@ -279,55 +277,6 @@ class Evaluation(Tabulated):
             )
 
         return rank
-
-    def _bootstrap(
-        self,
-        draws: int,
-        seed: int,
-        alpha: float | None,
-        beta: float | None,
-        scores: Sequence[str] | None,
-        negatives: Sequence[str] | None,
-    ) -> tuple[Tensor, pd.DataFrame]:
-        """The metrics in each draw, (rows, draws), and the rows of the table that they belong to."""
-        a, b = self._one("alpha", alpha), self._one("beta", beta)
-        chosen = self._wanted(scores)
-        wanted = self.negatives if negatives is None else as_names(negatives)
-        if not wanted:
-            raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {self!r}")
-        if unknown := [name for name in wanted if name not in self.negatives]:
-            raise ValueError(f"`negatives` must be among {', '.join(self.negatives)}; got {unknown[0]!r}")
-        # The mean over sets needs all of them.
-        sets = dict.fromkeys([*wanted, *(self.ood if MEAN in wanted else [])])
-        unions = {name: self._members(name) for name in sets if name not in (WRONG, MEAN)}
-        samples = bootstrap_metrics(
-            {score: self.confidences[score] for score in chosen},
-            self.correct,
-            self.ood,
-            unions,
-            equal_sets=self.pool == "datasets",
-            recall=self.recall,
-            alpha=a,
-            beta=b,
-            draws=check_positive("draws", draws),
-            seed=seed,
-        )
-        point = self.only(chosen)
-        point.alpha, point.beta = as_fractions("alpha", a), as_fractions("beta", b)
-        names = {metric.label(self.recall): metric.name for metric in all_metrics() if metric.per_negative}
-        table = point.table
-        frame = table[table["metric"].isin(names) & table["negative"].isin(wanted)].reset_index(drop=True)
-        rows = []
-        for score, negative, label in frame[COLUMNS[:3]].itertuples(index=False):
-            each = [samples[score, name, names[label]] for name in (self.ood if negative == MEAN else [negative])]
-            rows.append(torch.stack(each).mean(0) if negative == MEAN else each[0])
-        return torch.stack(rows), frame
-
-
-def _percentiles(samples: Tensor, level: float) -> dict[str, npt.NDArray[np.float64]]:
-    level = check_fraction("level", level)
-    ends = {"low": (1 - level) / 2, "high": (1 + level) / 2}
-    return {name: np.quantile(samples.numpy(), q, axis=1) for name, q in ends.items()}
 
 
 def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:

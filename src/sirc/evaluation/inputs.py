@@ -23,6 +23,7 @@ ConfidenceArrays: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
 OodSets: TypeAlias = Mapping[str, Data | Mapping[str, ArrayLike]]
 """Outputs of each OOD set for a scorer, or with confidences from elsewhere `{set: {score: confidence}}`."""
 
+COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
 WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 
 

@@ -20,8 +20,8 @@ from sirc._utils.files import PathLike, tensor_places
 from sirc._utils.parts import Parts
 from sirc._utils.warn import warn
 from sirc.errors import StoreError
-from sirc.evaluation.inputs import POOLED, WRONG, as_names, as_sets
-from sirc.evaluation.tabulated import COLUMNS, Settings, Tabulated
+from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets
+from sirc.evaluation.tabulated import Settings, Tabulated
 from sirc.metrics import Ranking, Run, ranking_of_runs
 from sirc.outputs import OutputStore, doubt_of_store
 from sirc.progress import Progress, shown
@@ -78,7 +78,7 @@ class SpilledEvaluation(Tabulated):
             own = self.scores[distributed.rank() :: distributed.world()]
             with bars.task(distributed.of_process("rank"), len(own), unit="scores") as task:
                 for score in own:
-                    rows[score] = self._rows(score)
+                    rows[score] = self._all_rows(score)
                     task.advance()
         for text in distributed.gather_texts(json.dumps(rows)):
             rows |= json.loads(text)

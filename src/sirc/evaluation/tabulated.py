@@ -13,12 +13,11 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_fraction
 from sirc._utils.text import shorten
-from sirc.evaluation.inputs import MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups
+from sirc.evaluation.inputs import COLUMNS, MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups
 from sirc.metrics import Curve, Negative, Ranking, all_metrics
 
 Pool = Literal["samples", "datasets"]
-
-COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
+Row = tuple[str, str, str, float, float, float]
 
 
 class Settings(TypedDict):
@@ -82,7 +81,7 @@ class Tabulated(ABC):
     def table(self) -> pd.DataFrame:
         """Every metric: score, negative, metric, alpha, beta (NaN where they play no part), value (a fraction)."""
         if self._table is None:
-            rows = [row for score in self.scores for row in self._rows(score)]
+            rows = [row for score in self.scores for row in self._all_rows(score)]
             self._table = pd.DataFrame(rows, columns=COLUMNS)
         return self._table.copy()
 
@@ -132,17 +131,23 @@ class Tabulated(ABC):
             curves[ORACLE] = self.ranking(wanted[0], negative).oracle_risk_coverage(a, b)
         return curves
 
-    def _rows(self, score: str) -> list[tuple[str, str, str, float, float, float]]:
-        rank = self._ranked(score)
+    def _all_rows(self, score: str) -> list[Row]:
+        return self._rows(score, (WRONG, *self._ood_negatives), self._ranked(score))
+
+    def _rows(self, score: str, negatives: Sequence[str], rank: Callable[[str], Ranking]) -> list[Row]:
+        """Rows of the table, from rankings with each negative (for the mean over sets, with each set)."""
+        sets = self.sets if MEAN in negatives else ()
         # Without OOD data the mixture is all ID: plain selective classification.
         alone = torch.ones(1, dtype=torch.float64)
-        cells = {WRONG: self._cells(rank(WRONG), "wrong", alone)}
-        for negative in [*self.sets, *([POOLED] if self.sets else []), *self.groups]:
-            cells[negative] = self._cells(rank(negative), "ood", self.alpha)
-        if self.sets:
-            each = zip(*(cells[name] for name in self.sets), strict=True)
+        cells = {}
+        for name in dict.fromkeys([*negatives, *sets]):
+            if name != MEAN:
+                inside = name == WRONG
+                cells[name] = self._cells(rank(name), "wrong" if inside else "ood", alone if inside else self.alpha)
+        if sets:
+            each = zip(*(cells[name] for name in sets), strict=True)
             cells[MEAN] = [(*same[0][:3], sum(cell[3] for cell in same) / len(same)) for same in each]
-        return [(score, negative, *cell) for negative in (WRONG, *self._ood_negatives) for cell in cells[negative]]
+        return [(score, negative, *cell) for negative in negatives for cell in cells[negative]]
 
     def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
         """Each metric, at each α and β if it depends on them; those of the ID data alone stand with `wrong`."""

@@ -2,9 +2,22 @@
 
 from typing import TYPE_CHECKING
 
+from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
+from sirc.metrics.derivatives import resolved
+from sirc.metrics.influence import (
+    Influences,
+    Placed,
+    Spread,
+    area_interval,
+    grain,
+    mean_influences,
+    reach,
+    share_interval,
+    spread,
+)
 from sirc.metrics.intervals import AurocComponents, Estimate, auroc_components, kendall, spearman, wilson_interval
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
@@ -18,14 +31,18 @@ __all__ = [
     "AurocComponents",
     "Curve",
     "Estimate",
+    "Influences",
     "Metric",
     "Negative",
+    "Placed",
     "Positive",
     "Ranking",
     "Run",
     "SelectiveMetrics",
     "SortedID",
+    "Spread",
     "all_metrics",
+    "area_interval",
     "as_flags",
     "as_scores",
     "at_least",
@@ -35,15 +52,22 @@ __all__ = [
     "bootstrap_metrics",
     "draws_of",
     "find_metric",
+    "grain",
     "kendall",
+    "largest_risk",
     "least_count",
     "lower_is_better",
     "lower_limit",
+    "mean_influences",
     "metric",
     "parse_metric",
     "ranking_of_runs",
+    "reach",
+    "resolved",
+    "share_interval",
     "sorted_scores",
     "spearman",
+    "spread",
     "wilson_interval",
 ]
 

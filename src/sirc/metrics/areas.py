@@ -28,6 +28,11 @@ def trapezoids(steps: Tensor, y: Tensor) -> Tensor:
     return (steps * (y[..., 1:] + y[..., :-1])).sum(-1) / 2
 
 
+def halfway(share: Tensor) -> Tensor:
+    """The share above each threshold, the first point left out, with half of what stands at it."""
+    return share - torch.diff(share, prepend=share.new_zeros(1)) / 2
+
+
 def first_reaching(share: Tensor, target: float) -> Tensor:
     """The first point whose share is at least the target; the last point, should rounding leave it short."""
     return (share < target).sum(-1).clamp_max(share.shape[-1] - 1)
@@ -45,6 +50,11 @@ def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor,
     first = torch.where(beta <= 0.5, alpha * (1 - p), 1 - alpha)
     cheap, dear = torch.minimum(beta, 1 - beta), torch.maximum(beta, 1 - beta)
     return (alpha * p).expand(first.shape), first, cheap.expand(first.shape), dear.expand(first.shape)
+
+
+def largest_risk(p: float, alpha: float, beta: float, recall: float = 0.0) -> float:
+    """The risk at a recall were all of ID✗ and OOD accepted; at a recall of 0 it bounds every risk and area."""
+    return (beta * alpha * (1 - p) + (1 - beta) * (1 - alpha)) / (1 - alpha * p * (1 - recall))
 
 
 def oracle_loss(coverage: Tensor, p: float, alpha: float, beta: float) -> Tensor:

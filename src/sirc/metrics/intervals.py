@@ -12,6 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sirc.metrics import derivatives
+from sirc.metrics.ranking import Ranking
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -66,17 +69,13 @@ class AurocComponents:
 
 def auroc_components(positive: Tensor, negatives: Sequence[Tensor]) -> AurocComponents:
     """Compare one group with one or more others."""
-    ascending = positive.sort().values
-    shares = [_share_below(positive, group.sort().values) for group in negatives]
-    return AurocComponents(
-        torch.stack(shares).mean(0), tuple(1 - _share_below(group, ascending) for group in negatives)
-    )
-
-
-def _share_below(values: Tensor, ascending: Tensor) -> Tensor:
-    below = torch.searchsorted(ascending, values.contiguous(), right=False)
-    up_to = torch.searchsorted(ascending, values.contiguous(), right=True)
-    return (below + up_to).double() / (2 * len(ascending))
+    positives, others = [], []
+    for negative in negatives:
+        ranking, places = Ranking.placed([positive, negative, negative[:0]])
+        slopes, n = derivatives.auroc(ranking, "wrong"), len(positive)
+        positives.append(slopes["correct"][places[:n]])
+        others.append(slopes["wrong"][places[n:]])
+    return AurocComponents(torch.stack(positives).mean(0), tuple(others))
 
 
 def spearman(x: Floats, y: Floats, level: float) -> Estimate:

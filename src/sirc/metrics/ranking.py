@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 from typing import Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,6 @@ from sirc._utils.checks import check_fraction, check_number, check_positive, che
 from sirc._utils.fused import attempt
 from sirc.metrics import areas
 from sirc.metrics.checks import check_scores, check_weights
-from sirc.metrics.intervals import auroc_components
 
 Negative = Literal["wrong", "ood"]
 Positive = Literal["correct", "id"]
@@ -61,9 +62,12 @@ class Ranking:
         ood_weights: ArrayLike | None = None,
     ) -> None:
         groups = check_scores(correct, wrong, ood)
-        self.num_correct, self.num_wrong, self.num_ood = (len(group) for group in groups)
         weights = None if ood_weights is None else check_weights(ood_weights, groups[2])
-        scores, order = torch.cat(groups).sort(descending=True)
+        self._count(groups, weights, *torch.cat(groups).sort(descending=True))
+
+    def _count(self, groups: Sequence[Tensor], weights: Tensor | None, scores: Tensor, order: Tensor) -> Tensor | slice:
+        """Count what each threshold accepts, and give where in the sorted scores the thresholds stand."""
+        self.num_correct, self.num_wrong, self.num_ood = (len(group) for group in groups)
         # Equal scores are accepted together: a threshold stands at the last of each run.
         last = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
         torch.ne(scores[:-1], scores[1:], out=last[:-1])
@@ -79,6 +83,22 @@ class Ranking:
             self._ood = mass.cumsum(0)[kept]
         self._ood_total = float(self._ood[-1]) if self.num_ood else 1.0
         self._start_caches()
+        return kept
+
+    @classmethod
+    def placed(cls, groups: Sequence[Tensor], ood_weights: Tensor | None = None) -> tuple[Ranking, Tensor]:
+        """Rank the scores of ID✓, ID✗ and OOD, and give the threshold that first accepts each of them, by its index."""
+        made, scores = cls.__new__(cls), torch.cat(list(groups))
+        if scores.device.type == "cpu":
+            order = torch.from_numpy(np.argsort(-scores.numpy()))  # sooner done than PyTorch's, which is stable
+            ranked = scores[order]
+        else:
+            ranked, order = scores.sort(descending=True)
+        kept = made._count(groups, ood_weights, ranked, order)
+        place = torch.arange(len(scores), device=scores.device)
+        if isinstance(kept, Tensor):
+            place = kept.cumsum(0) - kept.long()
+        return made, torch.empty_like(order).scatter_(0, order, place)
 
     @classmethod
     def _of_counts(
@@ -126,6 +146,13 @@ class Ranking:
         pairs = (self._pair(steps, negative, positive) for steps in self._runs())
         return sum(float(areas.trapezoids(rise, pos)) for pos, _, rise in pairs)
 
+    def shares(self) -> Shares:
+        """The accepted shares of ID✓, ID✗ and OOD at each threshold, from the strictest on."""
+        runs = self._runs()
+        if isinstance(runs, list):
+            return runs[0].c[1:], runs[0].x[1:], runs[0].ood[1:]
+        return self._as_shares(slice(None))
+
     def roc(self, negative: Negative, positive: Positive = "correct") -> tuple[Tensor, Tensor]:
         """The true and the false positive rate at each threshold, from the strictest on."""
         self._check_pair(negative, positive)
@@ -144,10 +171,13 @@ class Ranking:
             raise ValueError(
                 f"DeLong's interval needs two samples of each group, all weighing the same; this is {self!r}"
             )
-        steps = (count.diff(prepend=count.new_zeros(1)) for count in counts)
-        scores, others = (self.thresholds.repeat_interleave(step) for step in steps)
-        estimate = auroc_components(scores, [others]).interval(level)
-        return estimate.low, estimate.high
+        variance = 0.0
+        for count, other in (counts, counts[::-1]):
+            n, drawn = int(count[-1]), count.diff(prepend=count.new_zeros(1)).double()
+            below = areas.halfway(other.double() / int(other[-1]))
+            variance += float(drawn @ (below - drawn @ below / n).square()) / (n - 1) / n
+        auroc, reach = self.auroc(negative, positive=positive), NormalDist().inv_cdf((1 + level) / 2) * variance**0.5
+        return max(0.0, auroc - reach), min(1.0, auroc + reach)
 
     def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
         """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives."""

@@ -8,6 +8,7 @@ To add a metric, write one function of a `Ranking` here and decorate it:
 The function's name is the metric's. Its further parameters say what it depends on, of `negative` ("wrong" or "ood"),
 `recall`, `alpha` and `beta`; α and β come as 1-D tensors, and it returns the (α, β) grid. Results write a metric at a
 recall with the recall in percent, `fpr@95`. Tables, intervals, `select`, the page and the command line need no more.
+`derivative` gives its error bars without resampling (`derivatives.py`); without one they come from the bootstrap.
 A metric without `negative`, α and β describes the ID data, as `error` does: it stands with `wrong` in the table, is
 left out of comparisons, and must do without wrong predictions.
 """
@@ -23,6 +24,8 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from sirc.metrics import derivatives
+from sirc.metrics.derivatives import ByGroup, Derivative
 from sirc.metrics.ranking import Negative, Ranking
 
 Unit = Literal["%", "×10²"]
@@ -45,6 +48,8 @@ class Metric:
     function: Function
     parameters: tuple[str, ...]
     """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""
+    derivative: Derivative | None = None
+    """In the mass of a sample; a metric of the mixture that has one is linear in β."""
 
     @property
     def of_negative(self) -> bool:
@@ -79,9 +84,26 @@ class Metric:
             )
         return value.reshape(shape)
 
+    def slopes(self, ranking: Ranking, negative: Negative, recall: float, alpha: float, beta: Tensor) -> ByGroup:
+        """Its derivative at each threshold by group, (1, thresholds), or (β, thresholds) for one of the mixture."""
+        assert self.derivative is not None
+        device = ranking.thresholds.device
+        known = {"negative": negative, "recall": recall, "alpha": alpha, "beta": beta.to(device)}
+        found = self.derivative(ranking, **{name: known[name] for name in self.parameters})
+        shape = (len(beta) if self.of_mixture else 1, len(ranking.thresholds))
+        for group, slope in found.items():
+            if group not in derivatives.GROUPS or slope.numel() != shape[0] * shape[1]:
+                raise ValueError(
+                    f"the derivative of metric {self.name!r} must give, for any of {', '.join(derivatives.GROUPS)}, "
+                    f"{shape[0]} × {shape[1]} values; got {group!r} with shape {tuple(slope.shape)}"
+                )
+        return {group: slope.reshape(shape) for group, slope in found.items()}
 
-def metric(*, title: str, lower_is_better: bool, unit: Unit) -> Callable[[Function], Function]:
-    """Register a function of a `Ranking` as the metric of its name."""
+
+def metric(
+    *, title: str, lower_is_better: bool, unit: Unit, derivative: Derivative | None = None
+) -> Callable[[Function], Function]:
+    """Register a function of a `Ranking` as the metric of its name; `derivative` takes the same parameters."""
 
     def register(function: Function) -> Function:
         name = function.__name__
@@ -92,7 +114,7 @@ def metric(*, title: str, lower_is_better: bool, unit: Unit) -> Callable[[Functi
             raise ValueError(f"a metric takes both alpha and beta or neither; {name!r} takes one")
         if name in REGISTRY:
             raise ValueError(f"there is a metric {name!r} already; name the function otherwise")
-        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters)
+        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative)
         return function
 
     return register
@@ -130,37 +152,37 @@ def error(ranking: Ranking) -> float:
     return 1 - ranking.accuracy
 
 
-@metric(title="AUROC", lower_is_better=False, unit="%")
+@metric(title="AUROC", lower_is_better=False, unit="%", derivative=derivatives.auroc)
 def auroc(ranking: Ranking, negative: Negative) -> float:
     """P(ID✓ > negative) + ½·P(equal)."""
     return ranking.auroc(negative)
 
 
-@metric(title="FPR", lower_is_better=True, unit="%")
+@metric(title="FPR", lower_is_better=True, unit="%", derivative=derivatives.fpr)
 def fpr(ranking: Ranking, negative: Negative, recall: float) -> float:
     """The share of negatives accepted at a recall of ID✓."""
     return ranking.fpr(negative, recall=recall)
 
 
-@metric(title="AURR", lower_is_better=True, unit="×10²")
+@metric(title="AURR", lower_is_better=True, unit="×10²", derivative=derivatives.aurr)
 def aurr(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the risk–recall curve."""
     return ranking.aurr(alpha, beta)
 
 
-@metric(title="Risk", lower_is_better=True, unit="×10²")
+@metric(title="Risk", lower_is_better=True, unit="×10²", derivative=derivatives.risk)
 def risk(ranking: Ranking, recall: float, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The risk at a recall of ID✓."""
     return ranking.risk_at_recall(recall, alpha, beta)
 
 
-@metric(title="AURC", lower_is_better=True, unit="×10²")
+@metric(title="AURC", lower_is_better=True, unit="×10²", derivative=derivatives.aurc)
 def aurc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the risk–coverage curve."""
     return ranking.aurc(alpha, beta)
 
 
-@metric(title="AUGRC", lower_is_better=True, unit="×10²")
+@metric(title="AUGRC", lower_is_better=True, unit="×10²", derivative=derivatives.augrc)
 def augrc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the generalised risk–coverage curve."""
     return ranking.augrc(alpha, beta)

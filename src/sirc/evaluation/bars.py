@@ -1,0 +1,263 @@
+"""Error bars of an evaluation: from the influence of each sample where a metric has a derivative, else by bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from sirc._utils.checks import check_choice, check_fraction, check_positive
+from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
+from sirc.metrics import (
+    Influences,
+    Metric,
+    Negative,
+    Placed,
+    Spread,
+    all_metrics,
+    area_interval,
+    bootstrap_metrics,
+    find_metric,
+    grain,
+    largest_risk,
+    lower_is_better,
+    mean_influences,
+    reach,
+    resolved,
+    share_interval,
+    spread,
+    wilson_interval,
+)
+
+if TYPE_CHECKING:
+    from sirc.evaluation.evaluation import Evaluation
+
+Method = Literal["auto", "bootstrap"]
+Floats = npt.NDArray[np.float64]
+Figure = tuple[str, str]  # negative, name of the metric
+
+METHODS = ("auto", "bootstrap")
+_FEWEST = 5  # samples of a stratum
+_EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
+_ROUNDING = 1e-13
+_ERRORS = ["variance", "freedom", "skewness", "fewest", "most", "at_recall"]
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """Which figures get error bars, at one α and β, and how."""
+
+    ev: Evaluation
+    """Of the scores that are asked for, at this α and β."""
+    negatives: list[str]
+    with_error: bool
+    """Whether the error on ID data is asked for too."""
+    method: Method
+    draws: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        ev: Evaluation,
+        alpha: float,
+        beta: float,
+        scores: Sequence[str],
+        negatives: Sequence[str] | None,
+        method: Method,
+        draws: int,
+        seed: int,
+    ) -> Request:
+        """Check what is asked for."""
+        check_choice("method", method, METHODS)
+        wanted = ev.negatives if negatives is None else as_names(negatives)
+        if not wanted:
+            raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
+        if unknown := [name for name in wanted if name not in ev.negatives]:
+            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {unknown[0]!r}")
+        point = ev.only(scores)
+        point.alpha, point.beta = as_fractions("alpha", alpha), as_fractions("beta", beta)
+        with_error = method == "auto" and (negatives is None or WRONG in wanted)
+        kept = [name for name in ev.negatives if name in wanted]
+        return cls(point, kept, with_error, method, check_positive("draws", draws), seed)
+
+    @property
+    def ranked(self) -> list[str]:
+        """The negatives that have a ranking: not the mean over sets, for which all of them are needed."""
+        sets = self.ev.ood if MEAN in self.negatives else ()
+        return [name for name in dict.fromkeys([*self.negatives, *sets]) if name != MEAN]
+
+
+def intervals(asked: Request, level: float) -> pd.DataFrame:
+    """The table with `se`, the interval `low`…`high`, and the `method` of these."""
+    level = check_fraction("level", level)
+    frame, errors = _measured(asked, None)
+    known = errors["variance"].notna().to_numpy()
+    error, low, high = np.sqrt(errors["variance"].to_numpy()), *np.full((2, len(frame)), np.nan)
+    value, found = frame["value"].to_numpy()[known], errors[known]
+    most = np.where(value <= found["most"], found["most"], 1.0)
+    strays = Spread(*(found[name].to_numpy() for name in _ERRORS[:3]))
+    # At an end of its range a metric has no spread to go by.
+    shares = found["at_recall"].to_numpy(bool) | ((strays.variance == 0) & ((value <= 0) | (value >= most)))
+    as_shares = share_interval(value, strays, most, found["fewest"].to_numpy(), level)
+    as_areas = area_interval(value, strays, most, level)
+    low[known], high[known] = (np.where(shares, *ends) for ends in zip(as_shares, as_areas, strict=True))
+    of_id = (frame["metric"] == "error").to_numpy()
+    if (rest := np.flatnonzero(~known & ~of_id)).size:
+        samples = _drawn(asked, frame, rest)
+        error[rest] = samples.std(1, ddof=1) if asked.draws > 1 else np.nan
+        low[rest], high[rest] = _percentiles(samples, level)
+    right, n = int(asked.ev.correct.sum()), len(asked.ev.correct)
+    wilson = wilson_interval(n - right, n, level)
+    error[of_id] = (wilson.value * (1 - wilson.value) / n) ** 0.5
+    low[of_id], high[of_id] = wilson.low, wilson.high
+    method = np.where(of_id, "wilson", np.where(known, "analytic", "bootstrap"))
+    return frame.assign(se=error, low=low, high=high, method=method)
+
+
+def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
+    """The rows of other scores with `difference`, `se`, `low`, `high`, `wins` and the `method` of these."""
+    from scipy.special import ndtr
+
+    level = check_fraction("level", level)
+    frame, errors = _measured(asked, baseline)
+    keys = list(zip(frame["negative"], frame["metric"], strict=True))
+    rows = {key: row for row, key in enumerate(keys) if frame["score"][row] == baseline}
+    against = np.array([rows[key] for key in keys])
+    value = frame["value"].to_numpy()
+    difference = value - value[against]
+    sign = np.array([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])
+    known, error = errors["variance"].notna().to_numpy(), np.sqrt(errors["variance"].to_numpy())
+    half = reach(level, errors["freedom"].to_numpy()) * error
+    low, high = (np.clip(difference + end, -1.0, 1.0) for end in (-half, half))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wins = np.where(np.abs(difference) <= _ROUNDING, 0.5, ndtr(sign * difference / error))
+    if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
+        own, other = np.split(_drawn(asked, frame, np.concatenate([rest, against[rest]])), 2)
+        off = own - other
+        equal = np.abs(off) <= _EQUAL * np.maximum(np.abs(own), np.abs(other))
+        wins[rest] = ((off * sign[rest, None] > 0) & ~equal).mean(1) + equal.mean(1) / 2
+        error[rest] = off.std(1, ddof=1) if asked.draws > 1 else np.nan
+        low[rest], high[rest] = _percentiles(off, level)
+    method = np.where(known, "analytic", "bootstrap")
+    frame = frame.assign(difference=difference, se=error, low=low, high=high, wins=wins, method=method)
+    return frame[frame["score"] != baseline].reset_index(drop=True)
+
+
+def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of the table, and how each (or its difference to the baseline's) strays; NaN where that is not known."""
+    ev, with_error = asked.ev, asked.with_error and baseline is None
+    shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_error else asked.negatives
+    rows, errors = {}, {}
+    base: dict[str, _Own] | None = None
+    for score in sorted(ev.scores, key=lambda score: score != baseline):
+        placed, strays = {}, {}
+        if asked.method == "auto":
+            placed = {name: ev._placed(score, name) for name in dict.fromkeys([*shown, *asked.ranked]) if name != MEAN}
+            own = _influences(asked, placed)
+            strays = _strays(asked, own, base)
+            base = own if score == baseline else base
+        rankings = {name: one.ranking for name, one in placed.items()}
+        cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
+        cells = [cell for cell in cells if _metric(cell[2]).per_negative or (with_error and cell[2] == "error")]
+        rows[score] = cells
+        errors[score] = [strays.get((cell[1], _metric(cell[2]).name), (np.nan,) * len(_ERRORS)) for cell in cells]
+    frame = pd.DataFrame([row for score in ev.scores for row in rows[score]], columns=COLUMNS)
+    return frame, pd.DataFrame([row for score in ev.scores for row in errors[score]], columns=_ERRORS)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """One score's influences on each metric that has a derivative, and which of these have enough to go by."""
+
+    influences: Influences
+    usable: Floats
+
+
+def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
+    """By negative."""
+    ev, metrics = asked.ev, _with_derivative()
+    found = {}
+    for name in asked.ranked:
+        one = placed[name]
+        kind: Negative = "wrong" if name == WRONG else "ood"
+        alpha = 1.0 if name == WRONG else float(ev.alpha)
+        values = one.influences(metrics, kind, ev.recall, alpha, ev.beta)
+        enough = min(part.shape[1] for part in values.values()) >= _FEWEST
+        fine = enough and resolved(one.ranking, ev.recall)
+        usable = [float(fine if "recall" in metric.parameters else enough) for metric in metrics]
+        found[name] = _Own(values, np.array(usable))
+    if MEAN in asked.negatives:
+        sets = [found[name] for name in ev.ood]
+        usable = np.min([one.usable for one in sets], axis=0)
+        found[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable)
+    return found
+
+
+def _strays(asked: Request, own: dict[str, _Own], base: dict[str, _Own] | None) -> dict[Figure, tuple[float, ...]]:
+    """By negative and metric, the columns of `_ERRORS` for those with enough to go by."""
+    ev = asked.ev
+    found: dict[Figure, tuple[float, ...]] = {}
+    accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
+    for negative in asked.negatives:
+        one, other = own[negative], None if base is None else base[negative]
+        strays = spread(one.influences, None if other is None else other.influences)
+        usable = one.usable if other is None else one.usable * other.usable
+        # The share of few negatives moves in jumps, which two scores that agree on all of them do not show.
+        jumps = np.zeros_like(strays.variance) if other is None else grain(one.influences)
+        fewest = min(part.shape[1] for part in one.influences.values())
+        alpha = 1.0 if negative == WRONG else float(ev.alpha)
+        for row, metric in enumerate(_with_derivative()):
+            at_recall = "recall" in metric.parameters
+            variance = strays.variance[row] + (jumps[row] if at_recall and strays.variance[row] > 0 else 0.0)
+            most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
+            if usable[row]:
+                columns = (variance, strays.freedom[row], strays.skewness[row], fewest, most, at_recall)
+                found[negative, metric.name] = columns
+    return found
+
+
+def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
+    """The figures of some rows in each draw, (rows, draws)."""
+    ev, wanted = asked.ev, frame.iloc[rows]
+    scores, negatives = (list(dict.fromkeys(wanted[name])) for name in ("score", "negative"))
+    sets = dict.fromkeys([*negatives, *(ev.ood if MEAN in negatives else ())])
+    samples = bootstrap_metrics(
+        {score: ev.confidences[score] for score in scores},
+        ev.correct,
+        ev.ood,
+        {name: ev._members(name) for name in sets if name not in (WRONG, MEAN)},
+        equal_sets=ev.pool == "datasets",
+        recall=ev.recall,
+        alpha=float(ev.alpha),
+        beta=float(ev.beta),
+        draws=asked.draws,
+        seed=asked.seed,
+    )
+    drawn = []
+    for score, negative, label in wanted[COLUMNS[:3]].itertuples(index=False):
+        names = list(ev.ood) if negative == MEAN else [negative]
+        drawn.append(torch.stack([samples[score, name, _metric(label).name] for name in names]).mean(0))
+    found: Floats = torch.stack(drawn).numpy()
+    return found
+
+
+def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=1)
+    return low, high
+
+
+def _metric(label: str) -> Metric:
+    metric = find_metric(label)
+    assert metric is not None
+    return metric
+
+
+def _with_derivative() -> list[Metric]:
+    return [metric for metric in all_metrics() if metric.per_negative and metric.derivative]

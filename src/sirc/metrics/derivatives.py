@@ -1,0 +1,146 @@
+"""Derivatives of the metrics in the mass of each sample: exact where a metric is smooth, estimated at a recall.
+
+A metric is a function of the accepted shares of ID✓, ID✗ and OOD at the thresholds, and a sample adds its mass to the
+share of its group at every threshold that accepts it. So the derivative in its mass depends on its group and on the
+first threshold that accepts it, and follows from sums that run over the sorted thresholds. The accuracy stays.
+
+Each function takes a `Ranking` and what the metric takes (α as one number, β as a 1-D tensor), and gives for each group
+that plays a part the derivative at every threshold: (thresholds,), or (β, thresholds) for a metric of the mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sirc.metrics.areas import halfway
+
+if TYPE_CHECKING:
+    from sirc.metrics.ranking import Negative, Ranking
+
+ByGroup = dict[str, Tensor]
+Derivative = Callable[..., ByGroup]
+
+GROUPS = ("correct", "wrong", "ood")
+_FEWEST = 5  # recalls near the one that is asked for
+_END = 1e-3
+
+
+def auroc(ranking: Ranking, negative: Negative) -> ByGroup:
+    """DeLong's structural components: the share of the other group that is ranked below, or above."""
+    c, x, o = (halfway(share) for share in ranking.shares())
+    return {"correct": 1 - (x if negative == "wrong" else o), negative: c}
+
+
+def aurr(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
+    """Of ∫ R dC: the risk at the sample for ID✓, and what it does to the risk from there on."""
+    return _area(ranking, alpha, beta, (1.0, 0.0, 0.0))
+
+
+def aurc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
+    """Of ∫ R dK: the risk at the sample, and what it does to the risk from there on."""
+    return _area(ranking, alpha, beta, _masses(ranking, alpha))
+
+
+def augrc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
+    """Of ∫ L dK by trapezoids: the loss at the sample, and the cost of the sample over the coverage that follows."""
+    halves, masses = [halfway(share) for share in ranking.shares()], _masses(ranking, alpha)
+    costs = _costs(masses, beta)
+    loss, rest = _mixed([cost[:, None] for cost in costs], halves), 1 - _mixed(masses, halves)
+    return {
+        group: mass * loss + cost[:, None] * rest
+        for group, mass, cost in zip(GROUPS, masses, costs, strict=True)
+        if mass
+    }
+
+
+def fpr(ranking: Ranking, negative: Negative, recall: float) -> ByGroup:
+    """The share of negatives accepted, less what follows from the threshold moving with the recall's own error."""
+    accepted, slopes, _ = _at_recall(ranking, recall)
+    return {negative: accepted, "correct": -slopes[negative] * accepted}
+
+
+def risk(ranking: Ranking, recall: float, alpha: float, beta: Tensor) -> ByGroup:
+    """As of `fpr`: what ID✗ and OOD do to the risk at a recall that stays."""
+    accepted, slopes, shares = _at_recall(ranking, recall)
+    masses = _masses(ranking, alpha)
+    costs, covered = _costs(masses, beta), _mixed(masses, shares)
+    value = _mixed(costs, shares) / covered
+    by_share = {g: (cost - mass * value) / covered for g, mass, cost in zip(GROUPS, masses, costs, strict=True)}
+    by_share["correct"] = -by_share["wrong"] * slopes["wrong"] - by_share["ood"] * slopes["ood"]
+    return {group: by_share[group][:, None] * accepted for group, mass in zip(GROUPS, masses, strict=True) if mass}
+
+
+def _masses(ranking: Ranking, alpha: float) -> tuple[float, float, float]:
+    """The shares of ID✓, ID✗ and OOD in the input."""
+    return alpha * ranking.accuracy, alpha * (1 - ranking.accuracy), 1 - alpha
+
+
+def _costs(masses: tuple[float, float, float], beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss that each group adds were all of it accepted, for each β."""
+    return torch.zeros_like(beta), masses[1] * beta, masses[2] * (1 - beta)
+
+
+def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Sequence[float]) -> ByGroup:
+    """Of the area under the risk over any mix of the groups' accepted shares."""
+    shares, masses = ranking.shares(), _masses(ranking, alpha)
+    costs = _costs(masses, beta)
+    # Nothing is lost where nothing is covered.
+    inverse = _mixed(masses, shares).reciprocal().nan_to_num_(posinf=0.0)
+    value = _mixed([cost[:, None] for cost in costs], shares) * inverse
+    along = _mixed(over, shares)
+    steps = torch.diff(along, prepend=along.new_zeros(1)) * inverse
+    by_loss, by_cover = _from_there_on(steps), _from_there_on(steps * value)
+    return {
+        group: cost[:, None] * by_loss - mass * by_cover + (part * value if part else 0.0)
+        for group, part, mass, cost in zip(GROUPS, over, masses, costs, strict=True)
+        if mass or part
+    }
+
+
+def _mixed(parts: Sequence[float | Tensor], shares: Sequence[Tensor]) -> Tensor:
+    """The sum of shares, each times its part."""
+    return parts[0] * shares[0] + parts[1] * shares[1] + parts[2] * shares[2]
+
+
+def _from_there_on(values: Tensor) -> Tensor:
+    """At each threshold, the sum over it and all that accept more."""
+    running = values.cumsum(-1)
+    return running[..., -1:] - running + values
+
+
+def resolved(ranking: Ranking, recall: float) -> bool:
+    """Whether enough recalls are reached near this one for a slope: not so with few or tied ID✓, nor at 0 or 1."""
+    low, high = _window(ranking, recall)
+    return 0 < recall < 1 and len(torch.unique(ranking.shares()[0][low : high + 1])) >= _FEWEST
+
+
+def _window(ranking: Ranking, recall: float) -> tuple[int, int]:
+    """The thresholds at recalls ± h, with Bofinger's h for the density at a quantile (1975)."""
+    z = NormalDist().inv_cdf(min(max(recall, _END), 1 - _END))
+    h = (4.5 * NormalDist().pdf(z) ** 4 / (2 * z**2 + 1) ** 2 / ranking.num_correct) ** 0.2
+    c = ranking.shares()[0]
+    return int(torch.searchsorted(c, recall - h)), max(0, int(torch.searchsorted(c, recall + h, right=True)) - 1)
+
+
+def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Which thresholds are at or above that of a recall; there, dX/dC and dO/dC, and the accepted shares.
+
+    Slopes are of the chord over a window of recalls, on the logit scale, where the curve bends little.
+    """
+    shares = ranking.shares()
+    low, high = _window(ranking, recall)
+    at = min(int(torch.searchsorted(shares[0], recall)), len(shares[0]) - 1)
+    logits, growth = [], []
+    for share, n in zip(shares, (ranking.num_correct, ranking.num_wrong, ranking.num_ood), strict=True):
+        low_at_high = share[[low, at, high]].clamp(0.5 / max(1, n), 1 - 0.5 / max(1, n))
+        logits.append(low_at_high.logit())
+        growth.append(low_at_high[1] * (1 - low_at_high[1]))
+    rise = (logits[0][2] - logits[0][0]) * growth[0]
+    slopes = {g: (one[2] - one[0]) * grown / rise for g, one, grown in zip(GROUPS, logits, growth, strict=True)}
+    accepted = (torch.arange(len(shares[0]), device=shares[0].device) <= at).double()
+    return accepted, slopes, (shares[0][at], shares[1][at], shares[2][at])

@@ -1,0 +1,143 @@
+"""Influence of each sample on the metrics, and the intervals that follow from it, of values and of differences.
+
+Samples of a stratum (ID✓, ID✗, each OOD set) are independent, so a metric strays as the mean of their influences does:
+variances and third moments of the strata add up. Intervals of few samples allow for both: t quantiles with Welch and
+Satterthwaite's degrees of freedom, and Hall's correction for skewness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sirc.metrics.ranking import Negative, Ranking
+from sirc.metrics.registry import Metric
+
+Floats = npt.NDArray[np.float64]
+Influences = dict[str, Tensor]
+"""By stratum, the influence of each of its samples on some figures, (figures, n)."""
+
+
+@final
+class Placed:
+    """One score's ranking of ID✓, ID✗ and some OOD sets, and where in it each sample stands."""
+
+    def __init__(self, correct: Tensor, wrong: Tensor, sets: Mapping[str, Tensor], *, equal_sets: bool) -> None:
+        ood = torch.cat([wrong[:0], *sets.values()])
+        sizes = {name: len(values) for name, values in sets.items()}
+        shares = {name: 1 / len(sets) if equal_sets else size / len(ood) for name, size in sizes.items()}
+        weights = None
+        if equal_sets and len(sets) > 1:
+            weights = torch.cat(
+                [torch.full((n,), 1 / n, dtype=torch.float64, device=ood.device) for n in sizes.values()]
+            )
+        self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
+        names = ["correct", "wrong", *(f"ood {name}" for name in sets)]
+        split = torch.split(places, [len(correct), len(wrong), *sizes.values()])
+        # By stratum: its group, its share of the group, and the threshold that first accepts each sample.
+        groups = ["correct", "wrong", *("ood" for _ in sets)]
+        self._strata = dict(zip(names, zip(groups, [1.0, 1.0, *shares.values()], split, strict=True), strict=True))
+
+    def influences(
+        self, metrics: Sequence[Metric], negative: Negative, recall: float, alpha: float, beta: Tensor
+    ) -> Influences:
+        """The influences on each metric, those of the mixture at each β."""
+        slopes = [metric.slopes(self.ranking, negative, recall, alpha, beta) for metric in metrics]
+        counts = [len(next(iter(by_group.values()))) for by_group in slopes]
+        found = {}
+        for name, (group, share, place) in self._strata.items():
+            if len(place) and any(group in by_group for by_group in slopes):
+                rows = torch.zeros(sum(counts), len(place), dtype=torch.float64, device=place.device)
+                for by_group, part in zip(slopes, torch.split(rows, counts), strict=True):
+                    for row, slope in zip(part, by_group.get(group, ()), strict=False):
+                        torch.index_select(slope, 0, place, out=row)
+                found[name] = rows.mul_(share) if share != 1 else rows
+        return found
+
+
+def mean_influences(parts: Sequence[Influences]) -> Influences:
+    """The influences on the means of figures."""
+    total: Influences = {}
+    for influences in parts:
+        for stratum, values in influences.items():
+            total[stratum] = total[stratum] + values if stratum in total else values
+    return {stratum: values / len(parts) for stratum, values in total.items()}
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """How some figures stray: their variance and its degrees of freedom, their skewness; each (figures,)."""
+
+    variance: Floats
+    freedom: Floats
+    skewness: Floats
+
+
+def spread(influences: Influences, less: Influences | None = None) -> Spread:
+    """The spread of figures, or of their differences to others' on the same samples."""
+    sums: Floats | float = 0.0
+    for stratum, values in influences.items():
+        n = values.shape[1]
+        off = values if less is None else values - less[stratum]
+        off = off - off.mean(1, keepdim=True)
+        squares = off.square()
+        variance = squares.sum(1) / (max(1, n - 1) * n)
+        third = torch.linalg.vecdot(squares, off) / (max(1, n - 1) * max(1, n - 2) * n)
+        sums = sums + torch.stack((variance, variance**2 / max(1, n - 1), third)).cpu().numpy()
+    variance, squared, third = np.asarray(sums)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        freedom, skewness = variance**2 / squared, third / variance**1.5
+    return Spread(variance, np.nan_to_num(freedom, nan=1.0), np.nan_to_num(skewness))
+
+
+def grain(influences: Influences) -> Floats:
+    """The variance that half a sample of each negative stratum more or less would make, for shares at a threshold."""
+    parts = [values.abs().amax(1) / values.shape[1] for name, values in influences.items() if name != "correct"]
+    found: Floats = torch.stack(parts).square().sum(0).cpu().numpy()
+    return found
+
+
+def reach(level: float, freedom: Floats) -> Floats:
+    """The half width, in standard errors, of Student's interval."""
+    from scipy.special import stdtrit
+
+    quantile: Floats = stdtrit(np.maximum(freedom, 1.0), (1 + level) / 2)
+    return quantile
+
+
+def area_interval(value: Floats, spread: Spread, most: Floats, level: float) -> tuple[Floats, Floats]:
+    """The interval of a smooth metric that lies between 0 and `most`.
+
+    Each end is the wider of two: Hall's for a skew statistic, (θ̂ − θ)/se being taken for a cubic of a t variable, and
+    Student's on the logit scale.
+    """
+    error, t = np.sqrt(spread.variance), reach(level, spread.freedom)
+    skew = np.where(np.abs(spread.skewness) < 1e-6, 1e-6, spread.skewness)
+    share = np.clip(value / most, 1e-12, 1 - 1e-12)
+    moved, ends = t * error / (most * share * (1 - share)), []
+    for sign in (1, -1):
+        hall = value - error * 3 / skew * (np.cbrt(1 + skew * (sign * t - skew / 6)) - 1)
+        logit = most / (1 + (1 - share) / share * np.exp(sign * moved))
+        ends.append(np.minimum(hall, logit) if sign > 0 else np.maximum(hall, logit))
+    return np.clip(ends[0], 0.0, value), np.clip(ends[1], value, np.maximum(most, value))
+
+
+def share_interval(value: Floats, spread: Spread, most: Floats, fewest: Floats, level: float) -> tuple[Floats, Floats]:
+    """The interval of what is, up to the factor `most`, a share of samples: Wilson's, of as many as give this variance.
+
+    Where none or all were counted the variance is 0, and the smallest stratum is taken for their number.
+    """
+    share = np.clip(value / most, 0.0, 1.0)
+    known = (spread.variance > 0) & (share > 0) & (share < 1)
+    t = reach(level, np.where(known, spread.freedom, fewest - 1))
+    n = np.where(known, share * (1 - share) * most**2 / np.where(known, spread.variance, 1.0), fewest)
+    centre = (share + t**2 / (2 * n)) / (1 + t**2 / n)
+    half = t / (1 + t**2 / n) * np.sqrt(share * (1 - share) / n + t**2 / (4 * n**2))
+    return most * np.clip(centre - half, 0.0, share), most * np.clip(centre + half, share, 1.0)
