@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -189,15 +191,14 @@ def train_run(
     cache: DeviceCache | None = None,
 ) -> list[Epoch]:
     """Train the network of one seed; a finished run only returns its history. `cache` keeps images for other runs."""
-    from accelerate.utils import set_seed
-
     recipe = experiment.train
     if recipe is None:
         raise ValueError(
             f"an experiment must have a [train] table to be trained; `{experiment.name}` uses a pretrained model. "
             "Go on with `sirc extract`."
         )
-    set_seed(run.seed)  # a model may draw its first weights from any generator
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # a model may draw its first weights from any
+        seed(run.seed)
     model = build(experiment)
     names = ("train", "validation" if experiment.data.validates else "test")
     images, validation = (images_of(experiment, name, augmented=True, cache=cache) for name in names)
