@@ -9,14 +9,10 @@ import pytest
 
 from sirc.metrics import registry as metric_registry
 from sirc.scores import registry
+from support.pages import ROOT, blocks_of
 from support.reader import bring
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks_of(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.slow

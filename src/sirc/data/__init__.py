@@ -4,7 +4,7 @@ from sirc.data.base import ImageSet, check_seed
 from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.check import DataReport, check
-from sirc.data.decode import printable, reason_of, to_rgb
+from sirc.data.decode import printable, read_image, reason_of, to_rgb
 from sirc.data.device_cache import CachedImages, DeviceCache, OnUnreadable
 from sirc.data.folder import FileNames, FileSet, file_list, image_folder
 from sirc.data.glyphs import Glyphs
@@ -55,6 +55,7 @@ __all__ = [
     "ood_sets",
     "open_source",
     "printable",
+    "read_image",
     "reader_of",
     "reason_of",
     "source_path",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import warnings
 from typing import TYPE_CHECKING
 
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 FIND_ALL = " `sirc data check --decode` finds all such files."
 
 
-def read_image(path: PathLike) -> Image:
-    """Read one file as RGB; the EXIF orientation is ignored, as in torchvision."""
+def read_image(path: PathLike, data: bytes | None = None) -> Image:
+    """Read one file as RGB, or its `data` where these are there; the EXIF orientation is ignored, as in torchvision."""
     try:
         from PIL import Image
     except ImportError as error:
         raise missing_package("reading images", "Pillow") from error
     try:
         # PIL warns of odd metadata and of sizes below its limit; the pixels are whole, or it raises.
-        with open(path, "rb") as file, warnings.catch_warnings():
+        with open(path, "rb") if data is None else io.BytesIO(data) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if (image := Image.open(file)).format == "EPS":
                 raise ImageError("it is an EPS, which another program would have to draw")

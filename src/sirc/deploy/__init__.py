@@ -1,8 +1,19 @@
 """Scores in production: thresholds with guarantees, the selective classifier, ONNX, service, monitor."""
 
 from sirc.deploy import monitor, threshold
+from sirc.deploy.batches import DecideImages, ScoreOutputs
 from sirc.deploy.predict import predict_folder, save_decisions
 from sirc.deploy.saved import read
 from sirc.deploy.selective import Decision, SelectiveClassifier
 
-__all__ = ["Decision", "SelectiveClassifier", "monitor", "predict_folder", "read", "save_decisions", "threshold"]
+__all__ = [
+    "DecideImages",
+    "Decision",
+    "ScoreOutputs",
+    "SelectiveClassifier",
+    "monitor",
+    "predict_folder",
+    "read",
+    "save_decisions",
+    "threshold",
+]

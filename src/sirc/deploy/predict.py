@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
@@ -31,7 +30,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"]
-_Row: TypeAlias = tuple[bool, int | None, float | None, str, str]  # accepted, label, confidence, reason, error
+_Row: TypeAlias = tuple[bool, int | None, float | None, str, str]
+Rows: TypeAlias = dict[int, _Row]
+"""By the number of an image: accepted, label, confidence, reason and error."""
 _PIXELS = 178_956_970  # what PIL decodes at most
 
 
@@ -57,34 +58,17 @@ def predict_folder(
     beside it, and the same call goes on from there; `overwrite=True` replaces the file and begins anew. Inside
     `sirc.distributed.process_group()` the processes share the images, and each gets the whole table.
     """
-    import pandas as pd
-
     distributed.require_joined("predict_folder")
-    if isinstance(classifier, str | Path):
-        model: OnnxModel | SelectiveClassifier = OnnxModel(classifier)
-    elif isinstance(classifier, SelectiveClassifier):
-        classifier._check_threshold()
-        model = classifier
-    else:
-        kind = type(classifier).__name__
-        raise ValueError(f"`classifier` must be a SelectiveClassifier or the path of an exported graph; got {kind}")
-    preprocess = preprocess or model.preprocess
-    if preprocess is None:
-        raise ValueError(
-            "images must be prepared as the model was trained; this classifier does not say how. Pass `preprocess=` "
-            "here, or to `SelectiveClassifier`"
-        )
+    decider = Decider(classifier, preprocess, batch_size)
     files = image_folder(folder, labelled=False)
     names = sorted(files._names)
-    prepare = partial(_prepare, preprocess=preprocess, steps=preprocess.test())
-    images = FileSet(files.root, FileNames(names), name=files.name, transform=prepare)
-    # Images of different sizes cannot form a batch.
-    one_size = preprocess.crop is not None or isinstance(preprocess.resize, tuple)
-    size = check_positive("batch_size", batch_size) if one_size else 1
+    images = FileSet(files.root, FileNames(names), name=files.name, transform=decider.prepare)
+    size = decider.batch_size
     parts: Parts | None = None
-    rows: dict[int, _Row] = {}
+    rows: Rows = {}
     if path is not None:
-        work = {"batch": str(size), "preprocess": repr(preprocess), "images": _digest_of_files(files.root, names)}
+        work = {"batch": str(size), "preprocess": repr(decider.preprocess)}
+        work["images"] = _digest_of_files(files.root, names)
         parts = Parts(Path(path).with_name(f".{Path(path).name}.parts"), work | {"classifier": _digest_of(classifier)})
         with distributed.failing_together():
             if overwrite and distributed.is_main():
@@ -96,24 +80,19 @@ def predict_folder(
     mine = [batch for batch in batches if batch.start not in rows][distributed.rank() :: distributed.world()]
     with distributed.failing_together():
         done, total = len(rows), len(rows) + sum(map(len, mine))
-        new: dict[int, _Row] = {}
+        new: Rows = {}
         with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
             for reading in DatasetReader(images, size, workers).read(mine):
                 # One that is not there was deleted, or may not be read: no failure of the machine.
                 there = [item for item in reading.lost if os.access(images.path(item.index), os.R_OK)]
                 raise_fatal(there, images.where)
-                new |= _decided(model, reading, one_size)
+                new |= decider.rows(reading)
                 task.advance(len(reading.index) + len(reading.lost))
                 keep()
     for text in distributed.gather_texts(json.dumps([*new.items()])):
         rows |= _loaded(text)
-    classes = dict[int | None, str](enumerate(model.classes or ()))
-    cells = [
-        (printable(names[index]), accepted, label, classes.get(label), *rest)
-        for index, (accepted, label, *rest) in sorted(rows.items())
-    ]
-    table = pd.DataFrame(cells, columns=COLUMNS)
-    table = table.astype({"accepted": "bool", "label": "Int64", "confidence": "float64"})
+    table = decider.table(rows)
+    table.insert(0, "path", [printable(names[index]) for index in sorted(rows)])
     with distributed.failing_together():
         if path is not None and parts is not None and distributed.is_main():
             save_decisions(table, path, overwrite=True)
@@ -170,38 +149,76 @@ def _kept(parts: Parts | None, rows: Mapping[int, _Row]) -> Iterator[Callable[[]
         raise
 
 
-def _decided(model: OnnxModel | SelectiveClassifier, reading: IndexedBatch, one_size: bool) -> dict[int, _Row]:
-    """The rows of a batch: accepted, label, confidence, reason and error by the number of the image."""
-    broken = {item.index: item.why for item in reading.lost}
-    try:
-        answers = _answers(model, reading.batch) if isinstance(reading.batch, Tensor) else []
-    except (ImageError, RuntimeError) as error:
-        # A model may be unable to take one image of any size; in a batch of equal sizes the fault is its own.
-        if isinstance(error, RuntimeError) and one_size:
-            raise
-        answers = []
-        broken |= {index: str(error) for index in reading.index}
-    rows: dict[int, _Row] = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
-    return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
+@final
+class Decider:
+    """A classifier, or an exported graph, with the preparation of its images; decides about broken ones too."""
 
+    def __init__(
+        self,
+        classifier: SelectiveClassifier | PathLike,
+        preprocess: Preprocess | None = None,
+        batch_size: int = 32,
+        *,
+        threads: int = 0,
+    ) -> None:
+        if isinstance(classifier, str | Path):
+            self._model: OnnxModel | SelectiveClassifier = OnnxModel(classifier, threads=threads)
+        elif isinstance(classifier, SelectiveClassifier):
+            classifier._check_threshold()
+            self._model = classifier
+        else:
+            kind = type(classifier).__name__
+            raise ValueError(f"`classifier` must be a SelectiveClassifier or the path of an exported graph; got {kind}")
+        found = preprocess or self._model.preprocess
+        if found is None:
+            raise ValueError(
+                "images must be prepared as the model was trained; this classifier does not say how. Pass "
+                "`preprocess=` here, or to `SelectiveClassifier`"
+            )
+        self.preprocess, self._steps = found, found.test()
+        # Images of different sizes cannot form a batch.
+        self._one_size = found.crop is not None or isinstance(found.resize, tuple)
+        self.batch_size = check_positive("batch_size", batch_size) if self._one_size else 1
 
-def _answers(model: OnnxModel | SelectiveClassifier, images: Tensor) -> list[tuple[bool, int, float, str]]:
-    """Accepted, label, confidence and reason for each image."""
-    if isinstance(model, OnnxModel):
-        array = images.numpy()
-        model.check_size("the image", *array.shape[-2:])
-        label, confidence, accepted = (column.tolist() for column in model(array))
-        reasons = ["" if ok else "rejected" for ok in accepted]
-    else:
-        decision, reasons = model.explain(images)
-        label, confidence, accepted = (column.tolist() for column in decision[:3])
-    return list(zip(accepted, label, confidence, reasons, strict=True))
+    def prepare(self, image: Image) -> Tensor:
+        """Prepare an image, unless that would take too much memory."""
+        check_pixels(image.size, self.preprocess, _PIXELS)
+        return self._steps(image)
 
+    def rows(self, reading: IndexedBatch) -> Rows:
+        """The rows of a batch, by the number of the image."""
+        broken = {item.index: item.why for item in reading.lost}
+        try:
+            answers = self._answers(reading.batch) if isinstance(reading.batch, Tensor) else []
+        except (ImageError, RuntimeError) as error:
+            # A model may be unable to take one image of any size; in a batch of equal sizes the fault is its own.
+            if isinstance(error, RuntimeError) and self._one_size:
+                raise
+            answers = []
+            broken |= {index: str(error) for index in reading.index}
+        rows: Rows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
+        return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
 
-def _prepare(image: Image, preprocess: Preprocess, steps: Callable[[Image], Tensor]) -> Tensor:
-    """Prepare an image, unless that would take too much memory."""
-    check_pixels(image.size, preprocess, _PIXELS)
-    return steps(image)
+    def _answers(self, images: Tensor) -> list[tuple[bool, int, float, str]]:
+        """Accepted, label, confidence and reason for each image."""
+        if isinstance(self._model, OnnxModel):
+            array = images.numpy()
+            self._model.check_size("the image", *array.shape[-2:])
+            label, confidence, accepted = (column.tolist() for column in self._model(array))
+            reasons = ["" if ok else "rejected" for ok in accepted]
+        else:
+            decision, reasons = self._model.explain(images)
+            label, confidence, accepted = (column.tolist() for column in decision[:3])
+        return list(zip(accepted, label, confidence, reasons, strict=True))
+
+    def table(self, rows: Rows) -> pd.DataFrame:
+        """The rows with names of the classes, in the order of their numbers."""
+        import pandas as pd
+
+        classes = dict[int | None, str](enumerate(self._model.classes or ()))
+        cells = [(accepted, label, classes.get(label), *rest) for _, (accepted, label, *rest) in sorted(rows.items())]
+        table = pd.DataFrame(cells, columns=COLUMNS[1:])
+        return table.astype({"accepted": "bool", "label": "Int64", "confidence": "float64"})
 
 
 @final

@@ -1,0 +1,131 @@
+"""Callables for batches of a distributed engine, such as Ray Data's `map_batches`: decisions, confidences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sirc._utils.files import PathLike
+from sirc.data import DatasetReader, Preprocess, printable, read_image
+from sirc.deploy.predict import COLUMNS, Decider, Rows
+from sirc.deploy.selective import SelectiveClassifier
+from sirc.errors import ImageError
+from sirc.outputs import Outputs
+from sirc.scores import Scorer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Batch: TypeAlias = Mapping[str, Any]
+"""Columns by name: arrays, or those of a data frame."""
+_TEXTS = ("class", "reason", "error")
+
+
+@final
+class DecideImages:
+    """Decides about batches of encoded images; other columns stay, and those of `sirc predict` follow.
+
+    ```python
+    photos = ray.data.read_binary_files("photos", include_paths=True)
+    photos.map_batches(DecideImages, fn_constructor_args=["model.onnx"], concurrency=4).write_parquet("decisions")
+    ```
+
+    `classifier` is the path of an exported graph, which every machine must have, a function that loads a calibrated
+    classifier, or a calibrated classifier. `column` holds the bytes of image files, or dicts with these as `bytes`; of
+    several columns a row has its image in any. An image that cannot be read has its error, and is not accepted.
+    `keep` names the columns that stay, by default all but those of the images.
+    """
+
+    def __init__(
+        self,
+        classifier: SelectiveClassifier | PathLike | Callable[[], SelectiveClassifier],
+        column: str | Sequence[str] = "bytes",
+        *,
+        keep: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+    ) -> None:
+        self.classifier, self.preprocess = classifier, preprocess
+        self.columns = [column] if isinstance(column, str) else list(column)
+        self.keep = keep if keep is None else [keep] if isinstance(keep, str) else list(keep)
+
+    @cached_property
+    def _decider(self) -> Decider:
+        # Loaded with the first batch: this object goes to other machines before.
+        made = self.classifier
+        if callable(made) and not isinstance(made, SelectiveClassifier):
+            made = made()
+        return Decider(made, self.preprocess, batch_size=1 << 30, threads=torch.get_num_threads())
+
+    def __call__(self, batch: Batch) -> pd.DataFrame:
+        """The decisions about one batch, which the network sees at once."""
+        import pandas as pd
+
+        there = [name for name in self.columns if name in batch]
+        kept = [name for name in batch if name not in there] if self.keep is None else self.keep
+        if not there or (missing := [name for name in kept if name not in batch]):
+            wanted = f"`{'` or `'.join(self.columns)}`" if not there else f"`{missing[0]}`"
+            raise ValueError(f"batches must have a column {wanted}; these have {', '.join(batch)}")
+        if clash := [name for name in kept if name in COLUMNS[1:]]:
+            raise ValueError(
+                f"decisions have a column `{clash[0]}` of their own, and these batches have one too. Rename it, or "
+                "name the columns that stay, `keep=[…]`"
+            )
+        names = next((batch[name] for name in ("path", "__key__") if name in batch), None)
+        images = _Images([*zip(*(batch[name] for name in there), strict=True)], names, self._decider)
+        rows: Rows = {}
+        for reading in DatasetReader(images, self._decider.batch_size).read([range(len(images))]):
+            rows |= self._decider.rows(reading)
+        decisions = self._decider.table(rows).astype(dict.fromkeys(_TEXTS, "string"))  # even where all are missing
+        others = {name: pd.Series(list(batch[name]), dtype=getattr(batch[name], "dtype", None)) for name in kept}
+        return pd.concat([pd.DataFrame(others), decisions], axis=1)
+
+
+@final
+class _Images(Dataset[Tensor]):
+    """Encoded images, each in one of some cells, as the network takes them."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]], names: Sequence[object] | None, decider: Decider) -> None:
+        self._rows, self._names, self._decider = rows, names, decider
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        name = f"row {index} of its batch" if self._names is None else str(self._names[index])
+        for cell in self._rows[index]:
+            data = cell.get("bytes") if isinstance(cell, Mapping) else cell
+            if isinstance(data, bytes | bytearray | memoryview):
+                return self._decider.prepare(read_image(name, bytes(data)))
+        kinds = ", ".join(type(cell).__name__ for cell in self._rows[index])
+        raise ImageError(f"image '{printable(name)}' must be the bytes of a file; got {kinds}")
+
+
+@final
+class ScoreOutputs:
+    """Scores batches of outputs: columns `logits` and, where scores need them, `features`.
+
+    The other columns stay, and `prediction` and one for each score follow. `scorer` is a `Scorer`, or the path of one,
+    which every machine must have.
+    """
+
+    def __init__(self, scorer: Scorer | PathLike) -> None:
+        self.scorer = scorer
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return self.scorer if isinstance(self.scorer, Scorer) else Scorer.load(Path(self.scorer))
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """The confidences of one batch."""
+        given = {name: np.stack(list(batch[name])) for name in ("logits", "features") if name in batch}
+        outputs = Outputs.of(given)
+        others = {name: values for name, values in batch.items() if name not in given}
+        found = {"prediction": outputs.predictions, **self._scorer(outputs)}
+        return {**others, **{name: values.numpy() for name, values in found.items()}}
