@@ -324,6 +324,36 @@ def test_the_seed_and_nothing_else_decides_the_draws():
     assert first.table.worst_high.tolist() != other.table.worst_high.tolist()
 
 
+def ends(choice):
+    columns = [f"{by}_{end}" for by in ("worst", "average") for end in ("low", "high")]
+    return choice.table.sort_values("score")[columns].to_numpy()
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("metric", ["aurr", "aurc", "risk@80"])
+def test_intervals_without_resampling_are_near_the_bootstrap_s(metric, relative):
+    given = made(1500, sets=(("a", 600), ("b", 300)), shifts=SHIFTS)
+    how = {"metric": metric, "relative": relative, "alpha": [0.3, 0.5, 0.8], "beta": [0.2, 0.5, 0.6]}
+    ours, drawn = (sirc.select(given[0], ood=given[1], method=m, draws=400, **how) for m in ("auto", "bootstrap"))
+    assert (ours.method, drawn.method) == ("analytic", "bootstrap")
+    np.testing.assert_array_equal(ours.grid["value"], drawn.grid["value"])
+    assert np.abs(ends(ours) - ends(drawn)).max() < 0.15 * ends(drawn).max()
+    assert "400 draws from the influence of each row" in ours.summary.replace("\n", " ")
+    assert "400 draws of a bootstrap" in drawn.summary.replace("\n", " ")
+
+
+def test_few_samples_or_tied_recalls_fall_back_on_the_bootstrap_and_say_so():
+    few = made(40, errors=0.1)
+    assert sirc.select(few[0], ood=few[1], draws=20).method == "bootstrap"
+    confidences, ood = made(300)
+    tied = {score: (own.round(), right) for score, (own, right) in confidences.items()}
+    coarse = {name: {score: own.round() for score, own in by_score.items()} for name, by_score in ood.items()}
+    assert sirc.select(tied, ood=coarse, metric="risk@95", draws=20).method == "bootstrap"
+    assert sirc.select(tied, ood=coarse, draws=20).method == "analytic"
+    with pytest.raises(ValueError, match='`method` must be "auto" or "bootstrap"'):
+        sirc.select(confidences, ood=ood, method="none")
+
+
 def noisy(truth, noise, seed, draws=400):
     """Values around the truth, draws around the values: (scores, 1, 1) and (draws, scores, 1, 1)."""
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sirc
-from sirc.metrics import Placed, Ranking, derivatives, find_metric, spread
+from sirc.metrics import Placed, Ranking, covariance, derivatives, find_metric, influence, spread
 
 GROUPS = ("correct", "wrong", "ood")
 SIZES = (11, 6, 9)
@@ -135,3 +135,20 @@ def test_the_slope_at_a_recall_is_that_of_the_curve():
 )
 def test_a_slope_needs_several_recalls_nearby(scores, recall, enough):
     assert derivatives.resolved(Ranking(scores, scores), recall) == enough
+
+
+def test_a_covariance_is_that_of_the_influences_in_blocks_of_any_size(monkeypatch):
+    placed = []
+    for seed in range(2):
+        right, wrong, ood = samples(1, (30, 12, 20), seed)
+        placed.append(Placed(right, wrong, {"x": ood}, equal_sets=False))
+    metric, alphas = find_metric("aurr"), torch.tensor([0.2, 0.6, 1.0], dtype=torch.float64)
+    whole = covariance(placed, metric, "ood", 0.95, alphas)
+    monkeypatch.setattr(influence, "_ROOM", 1)
+    torch.testing.assert_close(covariance(placed, metric, "ood", 0.95, alphas), whole, rtol=1e-12, atol=0)
+    assert whole.shape == (12, 12)
+    for at, alpha in enumerate(alphas.tolist()):
+        for score, one in enumerate(placed):
+            strays = spread(one.influences([metric], "ood", 0.95, alpha, torch.tensor([1.0, 0.0], dtype=torch.float64)))
+            place = 4 * at + 2 * score
+            assert whole.diag()[place : place + 2].numpy() == pytest.approx(strays.variance, abs=1e-15)

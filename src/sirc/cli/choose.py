@@ -40,6 +40,7 @@ Files = tuple[Path | None, Path | None, Path | None, Path | None, list[str] | No
 Judge = Callable[["Case"], "Assumptions | Choice"]
 By = StrEnum("By", ["worst", "average"])
 Pool = StrEnum("Pool", ["datasets", "samples"])
+Method = StrEnum("Method", ["auto", "bootstrap"])
 ScorerFile = Annotated[Path | None, Option(help="A fitted scorer instead, as `scorer.save` writes it.")]
 
 
@@ -90,9 +91,10 @@ def select(
     by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = By.worst,
     absolute: Annotated[bool, Option("--absolute", help="Regret as it is, not relative to the best.")] = False,
     pool: Annotated[Pool, Option(help="What weighs the same among OOD data: `datasets` or `samples`.")] = Pool.datasets,
-    draws: Annotated[int, Option(help="Resamples of the bootstrap.")] = 1000,
+    method: Annotated[Method, Option(help="Of the intervals: `auto`, without resampling if it can be.")] = Method.auto,
+    draws: Annotated[int, Option(help="Of how the values might have come out.")] = 1000,
     level: Annotated[float, Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
-    seed: Annotated[int, Option(help="Of the resamples.")] = 0,
+    seed: Annotated[int, Option(help="Of the draws.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one choice for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -123,6 +125,7 @@ def select(
             relative=not absolute,
             scores=spec,
             pool="samples" if pool is Pool.samples else "datasets",
+            method="bootstrap" if method is Method.bootstrap else "auto",
             draws=draws,
             level=level,
             seed=seed,

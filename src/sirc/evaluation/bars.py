@@ -42,7 +42,7 @@ Floats = npt.NDArray[np.float64]
 Figure = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
-_FEWEST = 5  # samples of a stratum
+FEWEST = 5  # samples of a stratum
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _ROUNDING = 1e-13
 _ERRORS = ["variance", "freedom", "skewness", "fewest", "most", "at_recall"]
@@ -189,7 +189,7 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
         kind: Negative = "wrong" if name == WRONG else "ood"
         alpha = 1.0 if name == WRONG else float(ev.alpha)
         values = one.influences(metrics, kind, ev.recall, alpha, ev.beta)
-        enough = min(part.shape[1] for part in values.values()) >= _FEWEST
+        enough = min(part.shape[1] for part in values.values()) >= FEWEST
         fine = enough and resolved(one.ranking, ev.recall)
         usable = [float(fine if "recall" in metric.parameters else enough) for metric in metrics]
         found[name] = _Own(values, np.array(usable))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import TypeAlias, TypedDict, final
 
 import pandas as pd
 
+from sirc.evaluation import Method
 from sirc.experiment.results import RunResults
 from sirc.scores import parse
 
@@ -15,6 +16,13 @@ DETECTORS = ("max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis"
 TOLERANCE = 0.002  # AUROC: what "keeps" and "matches" allow, 0.2 points
 _GRID = (0.1, 0.3, 0.5, 0.7, 0.9)
 Pairs: TypeAlias = dict[str, list[str]]  # scores by the baseline that each is compared with
+
+
+class How(TypedDict):
+    """How intervals are found."""
+
+    method: Method
+    draws: int
 
 
 @final
@@ -46,34 +54,35 @@ class Finding:
         return "does not hold" if self.against else "undecided"
 
 
-def findings(runs: Sequence[RunResults], *, draws: int = 500) -> list[Finding]:
-    """Look for the paper's findings, with 95% intervals from a paired bootstrap within each run.
+def findings(runs: Sequence[RunResults], *, method: Method = "auto", draws: int = 500) -> list[Finding]:
+    """Look for the paper's findings, with 95% intervals of paired differences within each run, as `compare` has them.
 
     A finding holds if every comparison in every run bears it out: where it claims a loss, the whole interval lies below
     0; where it claims that something is kept or matched, the whole interval lies above −0.2 points. One that speaks
     against it for sure is enough for it not to hold; else it is undecided.
     """
+    how: How = {"method": method, "draws": draws}
     findings = [
-        _detectors_lose_wrong(runs, draws),
-        _sirc_keeps(runs, draws, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
-        _sirc_keeps(runs, draws, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
-        _best_changes(runs, draws),
+        _detectors_lose_wrong(runs, how),
+        _sirc_keeps(runs, how, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
+        _sirc_keeps(runs, how, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
+        _best_changes(runs, how),
     ]
     return [finding for finding in findings if finding is not None]
 
 
-def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int) -> Finding | None:
+def _detectors_lose_wrong(runs: Sequence[RunResults], how: How) -> Finding | None:
     def detectors(names: Sequence[str]) -> Pairs:
         return {"msp": [name for name in DETECTORS if name in names]} if "msp" in names else {}
 
-    rows = _auroc_differences(runs, draws, "wrong", detectors)
+    rows = _auroc_differences(runs, how, "wrong", detectors)
     if rows.empty:
         return None
     sure, against = rows.high < 0, rows.low > 0
     return _finding("OOD detectors lose ID✗|ID✓ against MSP", {"all six": rows}, sure, against, rows)
 
 
-def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: str) -> Finding | None:
+def _sirc_keeps(runs: Sequence[RunResults], how: How, negative: str, claim: str) -> Finding | None:
     def augmented(names: Sequence[str]) -> Pairs:
         pairs: Pairs = {}
         for name in names:
@@ -82,7 +91,7 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: st
                 pairs.setdefault(str(spec.args[0]), []).append(name)
         return pairs
 
-    rows = _auroc_differences(runs, draws, negative, augmented)
+    rows = _auroc_differences(runs, how, negative, augmented)
     if rows.empty:
         return None
     sure, against = rows.low >= -TOLERANCE, rows.high < -TOLERANCE
@@ -90,7 +99,7 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: st
     return _finding(claim, {f"with {s2}": rows[second == s2] for s2 in dict.fromkeys(second)}, sure, against, rows)
 
 
-def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
+def _best_changes(runs: Sequence[RunResults], how: How) -> Finding | None:
     """The best score where OOD input is rare and errors are dear, against the best where OOD input dominates."""
     if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
         return None
@@ -103,7 +112,7 @@ def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
         corners = {at: str(best[(at, at)]) for at in (_GRID[0], _GRID[-1])}
         for at, other in ((_GRID[0], _GRID[-1]), (_GRID[-1], _GRID[0])):
             if corners[at] != corners[other]:
-                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, at)
+                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", how, at)
                 parts.append(rows.assign(alpha=at, beta=at))
     rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [], "low": []})
     sure = int((rows["high"] < 0).sum())
@@ -134,27 +143,23 @@ def _finding(
 
 
 def _auroc_differences(
-    runs: Sequence[RunResults], draws: int, negative: str, pairs: Callable[[Sequence[str]], Pairs]
+    runs: Sequence[RunResults], how: How, negative: str, pairs: Callable[[Sequence[str]], Pairs]
 ) -> pd.DataFrame:
     """AUROC differences of the pairs that each run has."""
     parts = [
-        _differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, None)
+        _differences(run, pairs(run.evaluation.scores), negative, "auroc", how, None)
         for run in runs
         if negative == "wrong" or run.ood
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _differences(
-    run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, at: float | None
-) -> pd.DataFrame:
+def _differences(run: RunResults, pairs: Pairs, negative: str, metric: str, how: How, at: float | None) -> pd.DataFrame:
     """One row for each score and its baseline; `at` is α and β."""
     parts = []
     for baseline, scores in pairs.items():
         if scores:
-            table = run.evaluation.compare(
-                baseline, draws=draws, alpha=at, beta=at, scores=scores, negatives=[negative]
-            )
+            table = run.evaluation.compare(baseline, **how, alpha=at, beta=at, scores=scores, negatives=[negative])
             table = table[(table["metric"] == metric) & (table["negative"] == negative)]
             table = table[["score", "difference", "low", "high"]]
             parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))

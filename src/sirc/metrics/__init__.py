@@ -6,12 +6,13 @@ from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.derivatives import resolved
+from sirc.metrics.derivatives import resolved, window
 from sirc.metrics.influence import (
     Influences,
     Placed,
     Spread,
     area_interval,
+    covariance,
     grain,
     mean_influences,
     reach,
@@ -50,6 +51,7 @@ __all__ = [
     "binomial_interval",
     "bootstrap_grids",
     "bootstrap_metrics",
+    "covariance",
     "draws_of",
     "find_metric",
     "grain",
@@ -69,6 +71,7 @@ __all__ = [
     "spearman",
     "spread",
     "wilson_interval",
+    "window",
 ]
 
 

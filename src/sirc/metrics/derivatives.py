@@ -115,15 +115,19 @@ def _from_there_on(values: Tensor) -> Tensor:
 
 def resolved(ranking: Ranking, recall: float) -> bool:
     """Whether enough recalls are reached near this one for a slope: not so with few or tied ID✓, nor at 0 or 1."""
-    low, high = _window(ranking, recall)
+    low, high = _ends(ranking, recall)
     return 0 < recall < 1 and len(torch.unique(ranking.shares()[0][low : high + 1])) >= _FEWEST
 
 
-def _window(ranking: Ranking, recall: float) -> tuple[int, int]:
-    """The thresholds at recalls ± h, with Bofinger's h for the density at a quantile (1975)."""
+def window(recall: float, correct: int) -> float:
+    """How far around a recall of so many ID✓ a slope is taken: Bofinger's h for the density at a quantile (1975)."""
     z = NormalDist().inv_cdf(min(max(recall, _END), 1 - _END))
-    h = (4.5 * NormalDist().pdf(z) ** 4 / (2 * z**2 + 1) ** 2 / ranking.num_correct) ** 0.2
-    c = ranking.shares()[0]
+    return float((4.5 * NormalDist().pdf(z) ** 4 / (2 * z**2 + 1) ** 2 / correct) ** 0.2)
+
+
+def _ends(ranking: Ranking, recall: float) -> tuple[int, int]:
+    """The thresholds at the ends of the window."""
+    c, h = ranking.shares()[0], window(recall, ranking.num_correct)
     return int(torch.searchsorted(c, recall - h)), max(0, int(torch.searchsorted(c, recall + h, right=True)) - 1)
 
 
@@ -133,7 +137,7 @@ def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tenso
     Slopes are of the chord over a window of recalls, on the logit scale, where the curve bends little.
     """
     shares = ranking.shares()
-    low, high = _window(ranking, recall)
+    low, high = _ends(ranking, recall)
     at = min(int(torch.searchsorted(shares[0], recall)), len(shares[0]) - 1)
     logits, growth = [], []
     for share, n in zip(shares, (ranking.num_correct, ranking.num_wrong, ranking.num_ood), strict=True):

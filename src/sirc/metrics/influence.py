@@ -23,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 Influences = dict[str, Tensor]
 """By stratum, the influence of each of its samples on some figures, (figures, n)."""
 
+_ROOM = 1 << 25  # influences of several scores held at a time
+
 
 @final
 class Placed:
@@ -52,13 +54,42 @@ class Placed:
         counts = [len(next(iter(by_group.values()))) for by_group in slopes]
         found = {}
         for name, (group, share, place) in self._strata.items():
-            if len(place) and any(group in by_group for by_group in slopes):
+            if len(place):
                 rows = torch.zeros(sum(counts), len(place), dtype=torch.float64, device=place.device)
                 for by_group, part in zip(slopes, torch.split(rows, counts), strict=True):
                     for row, slope in zip(part, by_group.get(group, ()), strict=False):
                         torch.index_select(slope, 0, place, out=row)
                 found[name] = rows.mul_(share) if share != 1 else rows
         return found
+
+
+def covariance(placed: Sequence[Placed], metric: Metric, negative: Negative, recall: float, alpha: Tensor) -> Tensor:
+    """Of a metric of several scores on the same samples, at every α, by every score, at β = 1 and 0, in this order.
+
+    The metric is linear in β, and any other value a mix of these two.
+    """
+    ends = torch.tensor([1.0, 0.0], dtype=torch.float64)
+
+    def centred(some: Tensor) -> Influences:
+        each = [one.influences([metric], negative, recall, a, ends) for a in some.tolist() for one in placed]
+        stacked = {stratum: torch.cat([influences[stratum] for influences in each]) for stratum in each[0]}
+        return {stratum: values - values.mean(1, keepdim=True) for stratum, values in stacked.items()}
+
+    per_alpha = 2 * len(placed)
+    size = max(1, _ROOM // (per_alpha * len(placed[0].ranking)))
+    blocks = torch.split(alpha, size)
+    rows = torch.arange(per_alpha * len(alpha))
+    spans = torch.split(rows, per_alpha * size)
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for number, block in enumerate(blocks):
+        own = centred(block)
+        for other in range(number + 1):
+            theirs = own if other == number else centred(blocks[other])
+            sums = [v @ theirs[name].T / (v.shape[1] * max(1, v.shape[1] - 1)) for name, v in own.items()]
+            both = torch.stack(sums).sum(0).cpu()
+            total[spans[number][:, None], spans[other]] = both
+            total[spans[other][:, None], spans[number]] = both.T
+    return total
 
 
 def mean_influences(parts: Sequence[Influences]) -> Influences:

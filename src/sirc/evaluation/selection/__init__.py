@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_positive
+from sirc.evaluation.bars import FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
     POOLED,
@@ -32,10 +33,20 @@ from sirc.evaluation.inputs import (
     ood_confidences,
     parse_or_none,
 )
-from sirc.evaluation.selection.regret import BY, EQUAL, Floats, contenders, intervals, regrets, summary, wins
+from sirc.evaluation.selection.regret import (
+    BY,
+    EQUAL,
+    Floats,
+    contenders,
+    intervals,
+    normal_draws,
+    regrets,
+    summary,
+    wins,
+)
 from sirc.evaluation.selection.text import written
 from sirc.evaluation.tabulated import Pool
-from sirc.metrics import Negative, all_metrics, bootstrap_grids, parse_metric
+from sirc.metrics import Metric, Negative, all_metrics, bootstrap_grids, covariance, parse_metric, resolved
 from sirc.scores import Scorer
 
 __all__ = ["Choice", "select"]
@@ -79,6 +90,8 @@ class Choice:
     """Samples: `correct`, `wrong`, and each OOD set."""
     draws: int
     level: float
+    method: str
+    """Of the draws: `analytic` (normal, from the influence of each sample) or `bootstrap`."""
 
     @property
     def summary(self) -> str:
@@ -110,6 +123,7 @@ def select(
     relative: bool = True,
     scores: Sequence[str] | None = None,
     pool: Pool = "datasets",
+    method: Method = "auto",
     draws: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -123,8 +137,10 @@ def select(
 
     The regret of a score at (α, β) is its metric less that of the candidate that is best there, over the latter;
     `relative=False` leaves out the division. Chosen is the lowest regret in its worst point, or with `by="average"` in
-    the mean over all points. A stratified bootstrap, with the same `draws` for all scores, gives intervals, and tells
-    which others may be the best: then it is a tie, and the simplest of them is chosen.
+    the mean over all points. Intervals, and which others may be the best, come from `draws` of how the values of all
+    scores at all points might have come out together: then it is a tie, and the simplest of them is chosen. Draws are
+    normal, with the covariance of the influences of each sample; with `method="bootstrap"`, and where a metric has no
+    derivative or too few samples for one, of a stratified bootstrap.
 
     Without OOD data only ID✗|ID✓ is measured: α is 1, whatever was given.
     """
@@ -134,6 +150,7 @@ def select(
         raise ValueError(f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {metric!r}")
     loss, recall = parsed
     check_choice("by", by, BY)
+    check_choice("method", method, METHODS)
     check_level(level)
     if check_positive("draws", draws) < (least := math.ceil(1 / (1 - level) - 1e-9)):
         raise ValueError(f"a level of {level:g} needs at least {least} draws; got {draws}. Use 1000")
@@ -157,11 +174,7 @@ def select(
 
     values = measured(POOLED if ev.ood else WRONG)
     scale = _scale(values, sizes["correct"] / len(ev.correct), a, b, relative)
-    blocks = bootstrap_grids(
-        ev.confidences, ev.correct, ev.ood, equal_sets=pool == "datasets", metric=loss, recall=recall,
-        alpha=a, beta=b, draws=draws, seed=seed,
-    )  # fmt: skip
-    draw_values: Floats = torch.cat(list(blocks)).numpy()
+    how, draw_values = _drawn(ev, loss, recall, a, b, values, relative, method, draws, seed)
     regret, drawn = regrets(values, scale), summary(regrets(draw_values, scale), by)
     table = pd.DataFrame({"score": ev.scores})
     for name, (low, high) in intervals(values, draw_values, scale, relative=relative, level=level).items():
@@ -195,7 +208,34 @@ def select(
         sizes=sizes,
         draws=draws,
         level=level,
+        method=how,
     )
+
+
+def _drawn(
+    ev: Evaluation,
+    loss: Metric,
+    recall: float,
+    alpha: Tensor,
+    beta: Tensor,
+    values: Floats,
+    relative: bool,
+    method: Method,
+    draws: int,
+    seed: int,
+) -> tuple[str, Floats]:
+    """How the values might have come out, (draws, scores, α, β), and the method of that."""
+    enough = method == "auto" and loss.derivative and min(group_sizes(ev.correct, ev.ood).values()) >= FEWEST
+    placed = [ev._placed(score, POOLED if ev.ood else WRONG) for score in ev.scores] if enough else []
+    if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, recall) for one in placed)):
+        covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", recall, alpha)
+        return "analytic", normal_draws(values, covaried, beta, relative, draws, seed)
+    blocks = bootstrap_grids(
+        ev.confidences, ev.correct, ev.ood, equal_sets=ev.pool == "datasets", metric=loss, recall=recall,
+        alpha=alpha, beta=beta, draws=draws, seed=seed,
+    )  # fmt: skip
+    drawn: Floats = torch.cat(list(blocks)).numpy()
+    return "bootstrap", drawn
 
 
 def _points(name: str, value: ArrayLike) -> Tensor:

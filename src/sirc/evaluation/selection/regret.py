@@ -1,4 +1,4 @@
-"""Regret over an (α, β) grid: its intervals, and which candidates may be the best, from bootstrap draws."""
+"""Regret over an (α, β) grid: its intervals, and which candidates may be the best, from draws of the values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -23,6 +25,22 @@ def regrets(values: Floats, scale: Floats) -> Floats:
     """Regret = (value − the best candidate's) / scale at each point; `values` is (…, scores, α, β)."""
     grid: Floats = (values - values.min(-3, keepdims=True)) / scale
     return grid
+
+
+def normal_draws(values: Floats, covariance: Tensor, beta: Tensor, relative: bool, draws: int, seed: int) -> Floats:
+    """Values as they might have come out, (draws, scores, α, β); with `relative` their logarithms are normal.
+
+    `covariance` is of their parts at β = 1 and 0, by α and score.
+    """
+    spreads, directions = torch.linalg.eigh(covariance)
+    generator = torch.Generator().manual_seed(seed)
+    lots = torch.randn(draws, len(spreads), generator=generator, dtype=torch.float64)
+    parts = (lots * spreads.clamp_min(0).sqrt()) @ directions.T
+    of_wrong, of_ood = parts.reshape(draws, values.shape[1], values.shape[0], 2).transpose(1, 2).unbind(-1)
+    off: Floats = (of_wrong[..., None] * beta + of_ood[..., None] * (1 - beta)).numpy()
+    if relative:
+        off = np.where(values > 0, values * np.expm1(off / np.where(values > 0, values, 1.0)), off)
+    return values + off
 
 
 def summary(grid: Floats, by: str) -> Floats:

@@ -12,7 +12,7 @@ from sirc.metrics import find_metric
 if TYPE_CHECKING:
     from sirc.evaluation.selection import Choice
 
-_FEW = 50  # samples of a group below which a bootstrap is known to be too sure of itself
+_FEW = 50  # samples of a group below which the draws are known to be too sure of themselves
 
 
 def written(choice: Choice) -> str:
@@ -51,9 +51,10 @@ def _sentences(choice: Choice) -> Iterator[str]:
         " The last column is for information: the largest regret were one set all the OOD input, on which another "
         "candidate may be nearly perfect."
     )
+    drawn = "of a bootstrap" if choice.method == "bootstrap" else "from the influence of each row"
     yield (
         f"Measured: the regret of {title} over α {_span(choice.alpha)}, β {_span(choice.beta)} ({points}), {above}; on "
-        f"{listed(sizes)}. Intervals: {100 * choice.level:g}%, {choice.draws:,} draws."
+        f"{listed(sizes)}. Intervals: {100 * choice.level:g}%, {choice.draws:,} draws {drawn}."
         f"{last if len(choice.sizes) > 3 else ''}"
     )
 

@@ -40,7 +40,7 @@ def run_demo(
     study = run_study(experiments, folder=out, device=device, figures=figures, redo=redo, progress=progress)
     _write_arrays(study, experiments[0])
     with progress.task("findings, with intervals", None, unit=""):
-        results = findings(study.runs, draws=300)
+        results = findings(study.runs)
     file = out / "findings.md"
     rows = [f"| {finding.claim} | {finding.measured} | {finding.verdict} |" for finding in results]
     text = "\n".join(["| the paper's finding | measured here | verdict |", "|---|---|---|", *rows, ""])
