@@ -1,6 +1,6 @@
 """Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files."""
 
-from sirc.data.base import ImageSet, check_seed
+from sirc.data.base import ImageSet
 from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.check import DataReport, check
@@ -45,7 +45,6 @@ __all__ = [
     "benchmarks",
     "check",
     "check_repeatable",
-    "check_seed",
     "data_fingerprint",
     "eval_geometry",
     "eval_transform",

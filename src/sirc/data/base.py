@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sirc._utils.checks import check_positive
+from sirc._utils.checks import check_at_least, check_positive
 from sirc.data.reading import READ_ERRORS
 from sirc.errors import ImageError
 
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Transform = Callable[["Image"], Tensor]
-
-
-def check_seed(seed: int) -> int:
-    """Require a whole number that NumPy accepts as a seed."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"`seed` must be a whole number ≥ 0; got {seed!r}. Pass an int such as 0.")
-    return seed
 
 
 def check_split(split: str) -> str:
@@ -144,12 +137,12 @@ class ImageSet(ABC, Dataset[object]):
                 f"`count` must be at most the number of images; got {count} of the {len(self)} of '{self.name}'. "
                 "Leave `count` out to take them all."
             )
-        return Subset(self, np.random.default_rng(check_seed(seed)).permutation(len(self))[:count])
+        return Subset(self, np.random.default_rng(check_at_least("seed", seed, 0)).permutation(len(self))[:count])
 
     def held_out(self, count: int, *, seed: int) -> tuple[ImageSet, ImageSet]:
         """Split the images in two: the rest, and `count` of each class, chosen at random by seed and class."""
         check_positive("count", count)
-        check_seed(seed)
+        check_at_least("seed", seed, 0)
         if self.labels is None:
             raise ValueError(
                 f"images must have labels to be held out class by class; those of '{self.name}' have none. Use a "

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from sirc._utils.checks import check_positive, differences
+from sirc._utils.checks import check_at_least, check_positive, differences
 from sirc._utils.files import PathLike, atomic_write
 from sirc._utils.imports import missing_package
-from sirc.data.base import ImageSet, Transform, check_seed
+from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable
 from sirc.errors import StoreError
 from sirc.progress import SILENT, Progress
@@ -55,7 +55,7 @@ class Noise(ImageSet):
     def __init__(self, count: int = COUNT, seed: int = 0, transform: Transform | None = None, size: int = 256) -> None:
         super().__init__(name="Noise", transform=transform)
         self._count = check_positive("count", count)
-        self.seed = check_seed(seed)
+        self.seed = check_at_least("seed", seed, 0)
         self.size = check_positive("size", size)
 
     def __len__(self) -> int:

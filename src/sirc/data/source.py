@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from sirc._utils.checks import check_positive
-from sirc.data.base import ImageSet, Transform, check_seed, check_split
+from sirc._utils.checks import check_at_least, check_positive
+from sirc.data.base import ImageSet, Transform, check_split
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
 from sirc.data.decode import printable
 from sirc.data.folder import Sort, file_list, image_folder
@@ -76,7 +76,7 @@ class Source:
             raise ValueError(f'`group` must be "Close" or "Far"; got {self.group!r}. Leave it out to be in neither.')
         if self.count is not None:
             check_positive("count", self.count)
-        check_seed(self.seed)
+        check_at_least("seed", self.seed, 0)
         if not isinstance(self.options, dict):
             raise ValueError(f"`options` must be a table of names and values; got {self.options!r}.")
         allowed = {"allow_empty"} if self.dataset == "folder" else set()

@@ -17,6 +17,7 @@ import tomli_w
 
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
+from sirc._utils.text import shorten
 from sirc.errors import ConfigError
 
 T = TypeVar("T")
@@ -287,7 +288,7 @@ def _plain(value: Any) -> Any:
 def _shown(value: object) -> str:
     """Write a value into a message, shortened; JSON is close to TOML, and holds what the command line may bring."""
     text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return shorten(text)
 
 
 def _describe(wanted: Any, *, many: bool = False) -> str:

@@ -7,7 +7,7 @@ Second moments are kept centred (Chan's update), so a large common offset of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
@@ -285,12 +285,12 @@ class Reservoir:
 class Evidence:
     """The evidence a score's parameters are solved from: the moments of some rows, a bank, the head, other rows."""
 
-    moments: Moments | None = None
+    moments: Moments = field(default_factory=Moments)
     bank: Tensor | None = None
     head: Head | None = None
     resolution: float = 1e-6
     """Differences, relative to the size of the features, that are more than rounding."""
-    unit: Moments | None = None
+    unit: Moments = field(default_factory=Moments)
     """The moments of the same rows scaled to unit length."""
     val: Outputs | None = None
     """Labelled ID rows that the network was not trained on."""

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sirc._utils.checks import check_positive
+from sirc._utils.checks import check_at_least, check_positive
 from sirc._utils.imports import missing_package
-from sirc.data.base import ImageSet, check_seed, check_split
+from sirc.data.base import ImageSet, check_split
 from sirc.data.glyphs.draw import FONTS, SCRIPTS, SIDE, draw_character, fonts_digest, generator
 from sirc.data.noise import Noise
 
@@ -60,7 +60,7 @@ class Glyphs(ImageSet):
         if what not in (known := (*_DRAWN, *_NEEDS)):
             raise ValueError(f"`what` must be one of {', '.join(known)}; got {what!r}.")
         self.what, self.split = what, check_split(split)
-        self._count, self.seed = check_positive("count", count), check_seed(seed)
+        self._count, self.seed = check_positive("count", count), check_at_least("seed", seed, 0)
         if what == "handwritten" and count > _HANDWRITTEN:
             raise ValueError(
                 f"`count` must be at most {_HANDWRITTEN}, as many as there are; got {count}. Leave it out for all."

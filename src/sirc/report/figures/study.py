@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sirc._utils.checks import check_positive
+from sirc._utils.checks import check_at_least, check_positive
 from sirc._utils.files import PathLike, atomic_write
-from sirc.data import ImageSet, check_seed
+from sirc.data import ImageSet
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.comparisons import changes, risks, separation, sweeps
@@ -197,7 +197,7 @@ def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int =
     """Draw a row of images for each dataset, under the name it has here, with its size."""
     if not images:
         raise ValueError("`images` must hold at least one dataset; got none.")
-    count, seed = check_positive("count", count), check_seed(seed)
+    count, seed = check_positive("count", count), check_at_least("seed", seed, 0)
     side = 5.6 / count
     figure, axes = new_figure(len(images), count, height=0.2 + (side + 0.06) * len(images), pad=0.05)
     for row, (name, some) in zip(axes, images.items(), strict=True):

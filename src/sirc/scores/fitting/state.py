@@ -311,7 +311,8 @@ class FitState:
                     f"{self.folds}. Fit on more rows, or pass `crossfit=0`"
                 )
         resolution = 1e-11 if self._rows.get("features") == "float64" else 1e-6
-        return Evidence(moments.get("raw"), bank, self.head, resolution, moments.get("unit"), val)
+        raw, scaled = (moments.get(part, Moments()) for part in ("raw", "unit"))
+        return Evidence(raw, bank, self.head, resolution, scaled, val)
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters, of scores that need folds, from all rows but those of one, and why some have none."""

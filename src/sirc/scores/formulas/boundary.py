@@ -48,7 +48,6 @@ def nci(p: Softmax, features: Tensor, *, weight: Tensor, center: Tensor, scale: 
 
 def solve_fdbd(evidence: Evidence) -> dict[str, Tensor]:
     """The mean feature, and the factors of each class's logit gaps: 1/(‖w_j − w_k‖ · the number of k)."""
-    assert evidence.moments is not None
     center = evidence.moments.mean
     weight, _ = head_of(evidence, center)
     inverse = inverse_distances(weight)
@@ -82,7 +81,6 @@ def _distances(weight: Tensor) -> Tensor:
 
 def _fdbd_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
     """A row lies N/(N−1) times as far from the mean of the others as from that of all."""
-    assert evidence.moments is not None
     nearer = 1 - 1 / evidence.moments.count
     return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, found))
 

@@ -37,7 +37,6 @@ def _right_and_wrong(evidence: Evidence, name: str, least: int = 1) -> dict[str,
 def solve_delta_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
     """`mahalanobis`'s whitening of the training rows, and under it the class means of right and of wrong rows."""
     groups, moments = _right_and_wrong(evidence, "delta_mahalanobis"), evidence.moments
-    assert moments is not None
     space = _whitened_classes(moments, "delta_mahalanobis")
     center, whitener = space["center"], space["whitener"]
     parameters = {"center": center, "whitener": whitener}

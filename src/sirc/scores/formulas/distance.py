@@ -21,7 +21,6 @@ from sirc.scores.registry import HeldOut, score
 
 
 def _pp_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    assert evidence.unit is not None
     distance = class_distances(evidence.unit, parameters, unit)
     return lambda features, labels: -distance(features, labels)
 
@@ -41,7 +40,6 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
 
 
 def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    assert evidence.moments is not None
     distance = class_distances(evidence.moments, parameters)
     background = background_distances(evidence.moments, parameters["center"], parameters["total"])
     return lambda features, labels: background(features) - distance(features, labels)

@@ -42,7 +42,7 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
 
     Beside these the eigenvalues and eigenvectors of the second moment about u.
     """
-    moments, head = _moments(evidence), evidence.head
+    moments, head = evidence.moments, evidence.head
     assert head is not None
     origin = head.origin.to(moments.mean)
     values, vectors = torch.linalg.eigh(moments.second_moment(origin))
@@ -53,7 +53,7 @@ def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
 
 
 def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    values, origin, rows = found["values"], found["origin"], _moments(evidence).count
+    values, origin, rows = found["values"], found["origin"], evidence.moments.count
     leading = principal_dimension(len(values))
     part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: z - origin.to(z))
     return lambda features, labels: -part(features).sqrt()
@@ -61,7 +61,7 @@ def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
 
 def _residual_resolution(evidence: Evidence) -> float:
     """Rounding error of the residual: all that is left of features that never leave the subspace."""
-    moments, head = _moments(evidence), evidence.head
+    moments, head = evidence.moments, evidence.head
     assert head is not None
     return evidence.resolution * math.sqrt(moments.mean_square(head.origin))
 
@@ -103,7 +103,7 @@ def _whitening(covariance: Tensor) -> tuple[Tensor, float]:
 
 
 def _mahalanobis_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(_moments(evidence), parameters)
+    distance = class_distances(evidence.moments, parameters)
     return lambda features, labels: -distance(features, labels)
 
 
@@ -170,7 +170,6 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     Beside these the eigenvalues and eigenvectors of the covariance.
     """
     moments = evidence.unit
-    assert moments is not None
     values, vectors = torch.linalg.eigh(moments.covariance)
     size, total = len(values), float(values.clamp_min(0).sum())
     if size < 2 or math.sqrt(total) <= evidence.resolution:
@@ -187,7 +186,6 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
 
 def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: float) -> HeldOut:
     """As many leading directions are left out as with all rows: a row less hardly changes their share."""
-    assert evidence.unit is not None
     values, center, rows = found["values"], found["center"], evidence.unit.count
     k = rows / max(1, rows - 1)  # a row lies at k·d from the mean of the others, and takes k·ddᵀ from their scatter
     leading = len(values) - len(found["outside"])
@@ -212,11 +210,6 @@ def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 
     of them, the last is left out.
     """
     return -_norm(product(unit(features) - center, outside.T), 2)
-
-
-def _moments(evidence: Evidence) -> Moments:
-    assert evidence.moments is not None
-    return evidence.moments
 
 
 def _norm(rows: Tensor, order: int) -> Tensor:
