@@ -225,7 +225,7 @@ def _drawn(
     seed: int,
 ) -> tuple[str, Floats]:
     """How the values might have come out, (draws, scores, α, β), and the method of that."""
-    enough = method == "auto" and loss.derivative and min(group_sizes(ev.correct, ev.ood).values()) >= FEWEST
+    enough = method == "auto" and loss.derivative and min(ev.sizes.values()) >= FEWEST
     placed = [ev._placed(score, POOLED if ev.ood else WRONG) for score in ev.scores] if enough else []
     if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, recall) for one in placed)):
         covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", recall, alpha)
