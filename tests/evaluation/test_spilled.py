@@ -1,5 +1,6 @@
 """Evaluation of stores beyond memory: the same table as in memory, from any blocks, parts, processes and restarts."""
 
+import errno
 import shutil
 
 import numpy as np
@@ -158,6 +159,15 @@ def test_another_scorer_or_store_takes_nothing_from_the_folder(stores, tmp_path)
 def test_a_part_that_vanishes_is_missed(stores, tmp_path, monkeypatch):
     monkeypatch.setattr(spilled._SortedStore, "write", lambda self, number, device: None)
     with pytest.raises(sirc.StoreError, match="changed while it was in use"):
+        sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
+
+
+def test_a_full_disk_is_named_with_its_folder(stores, tmp_path, monkeypatch):
+    def full(dir):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runs, "TemporaryFile", full)
+    with pytest.raises(OSError, match=r"cannot take the counts of 230 rows.*No space left on device\. Mend that"):
         sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
 
 
