@@ -185,6 +185,9 @@ def test_what_cannot_be_spilled_is_refused(stores, tmp_path):
     for words, arguments in wrong.items():
         with pytest.raises(ValueError, match=words):
             sirc.evaluate(*arguments, spill=tmp_path / "new")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`spill` must be a folder.*file' is a file"):
+        sirc.evaluate(scorer, test, ood, spill=tmp_path / "file")
     with pytest.raises(ValueError, match="`spill` must be a path"):
         sirc.evaluate(scorer, test, ood, spill=3)
     with pytest.raises(ValueError, match="unknown score 'knn'"):
