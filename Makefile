@@ -58,6 +58,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/extract.py
 	$(BIN)/python benchmarks/selective.py
+	$(BIN)/python benchmarks/scale.py
 
 $(DEMO) $(DEV): .venv/.installed-%: pyproject.toml src/sirc/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

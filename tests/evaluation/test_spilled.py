@@ -1,5 +1,6 @@
 """Evaluation of stores beyond memory: the same table as in memory, from any blocks, parts, processes and restarts."""
 
+import errno
 import shutil
 
 import numpy as np
@@ -161,6 +162,15 @@ def test_a_part_that_vanishes_is_missed(stores, tmp_path, monkeypatch):
         sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
 
 
+def test_a_full_disk_is_named_with_its_folder(stores, tmp_path, monkeypatch):
+    def full(dir):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runs, "TemporaryFile", full)
+    with pytest.raises(OSError, match=r"cannot take the counts of 230 rows.*No space left on device\. Mend that"):
+        sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
+
+
 def test_what_cannot_be_spilled_is_refused(stores, tmp_path):
     test, ood = stores
     scorer = Scorer(SPECS)
@@ -175,6 +185,9 @@ def test_what_cannot_be_spilled_is_refused(stores, tmp_path):
     for words, arguments in wrong.items():
         with pytest.raises(ValueError, match=words):
             sirc.evaluate(*arguments, spill=tmp_path / "new")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`spill` must be a folder.*file' is a file"):
+        sirc.evaluate(scorer, test, ood, spill=tmp_path / "file")
     with pytest.raises(ValueError, match="`spill` must be a path"):
         sirc.evaluate(scorer, test, ood, spill=3)
     with pytest.raises(ValueError, match="unknown score 'knn'"):

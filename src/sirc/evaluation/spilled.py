@@ -55,6 +55,8 @@ class SpilledEvaluation(Tabulated):
             raise ValueError(f"with `spill`, `scorer` must be a `Scorer`; got {type(scorer).__name__}. See `sirc.fit`")
         scorer = scorer if scores is None else scorer.only(as_names(scores))
         folder, where, bars = check_path("spill", spill), check_device(device), shown(progress)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"`spill` must be a folder, or the path of a new one; '{folder}' is a file")
         self._folder, sets = folder, as_sets(ood)
         self._test = _SortedStore(folder / "test", "test", test, scorer, labelled=True)
         self._ood = {name: _SortedStore(_place(folder, name), f"ood[{name!r}]", sets[name], scorer) for name in sets}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -63,7 +64,7 @@ def ranking_of_runs(
     count = np.dtype(np.int32 if total < 1 << 31 else np.int64)
     kinds = [np.dtype(np.float64), count, count, weights.dtype if weighted else count]
     starts = [0, *accumulate(total * kind.itemsize for kind in kinds)]  # room that is not written to takes none
-    with TemporaryFile(dir=folder) as file:
+    with _room(folder, total), TemporaryFile(dir=folder) as file:
         length = 0
         for thresholds, counts in merged(groups):
             columns = (thresholds, *counts[:2], weights @ counts[2:])
@@ -76,6 +77,16 @@ def ranking_of_runs(
     mapped = (np.frombuffer(pages, kind, length, start) for kind, start in zip(kinds, starts, strict=False))
     tensors = [as_tensor("counts", column) for column in mapped]
     return Ranking._of_counts(*tensors, num_ood=sum(sizes[2:]), after_run=partial(_release, pages))
+
+
+@contextmanager
+def _room(folder: Path, rows: int) -> Iterator[None]:
+    """Name the folder where the disk is full, which the system does not do."""
+    try:
+        yield
+    except OSError as error:
+        text = f"'{folder}' cannot take the counts of {rows:,} rows, about 20 bytes for each: {error.strerror}"
+        raise OSError(error.errno, f"{text}. Mend that, or choose another folder") from error
 
 
 def _release(pages: mmap.mmap) -> None:
