@@ -457,9 +457,9 @@ def test_a_model_that_drops_a_row_is_refused(tmp_path):
 def test_a_part_whose_rows_are_not_those_of_its_items_is_computed_again(tmp_path):
     parts = Parts(tmp_path, {})
     parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5, 3]"})
-    assert len(_Shard(range(10), parts, skips=True).left) == 5
+    assert len(_Shard(range(10), 0, parts, skips=True).left) == 5
     parts.write(0, {"logits": torch.ones(4, K)}, {"items": "[0, 5]"})
-    assert len(_Shard(range(10), parts, skips=True).left) == 10
+    assert len(_Shard(range(10), 0, parts, skips=True).left) == 10
 
 
 KILLED = """
@@ -623,5 +623,20 @@ def test_batches_whose_rows_look_different_are_refused():
             return self.fc(x).to(torch.float64 if float(x[0, 0]) > 3 else torch.float32)
 
     data = TensorDataset(torch.arange(8.0)[:, None].expand(8, 4))
-    with pytest.raises(ValueError, match=r"batches must give rows that look the same; got .*float32.*, then .*float64"):
+    with pytest.raises(ValueError, match=r"all batches must give rows of the same .* got .*float32.*, then"):
         sirc.extract(Odd(), data, batch_size=4, features=False)
+
+
+def test_a_head_that_runs_several_times_in_a_forward_is_refused():
+    class Chunked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.cat([self.fc(part) for part in x.split(4)])
+
+    data = TensorDataset(torch.randn(32, 4))
+    with pytest.raises(ValueError, match="`features` must have as many rows as `logits`; got 4 and 16"):
+        sirc.extract(Chunked(), data, batch_size=16)
+    assert len(sirc.extract(Chunked(), data, batch_size=16, features=False)) == 32

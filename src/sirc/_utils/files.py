@@ -155,16 +155,18 @@ def write_safetensors(
         return struct.pack("<Q", len(text)) + text
 
     def write(file: BinaryIO) -> None:
-        with ThreadPoolExecutor(1) as pool:  # which computes the checksum of much data while they go to the disk
+        if end <= _MUCH:
+            file.write(header(content_digest(buffers, metadata)))
+            file.writelines(map(_bytes, buffers.values()))
+            return
+        with ThreadPoolExecutor(1) as pool:  # the checksum of much data is computed while they go to the disk
             digest = pool.submit(content_digest, buffers, metadata)
-            file.write(header("0" * 64 if end > _MUCH else digest.result()))
-            for buffer in buffers.values():
-                file.write(_bytes(buffer))
-            if end > _MUCH:
-                file.flush()
-                os.fsync(file.fileno())
-                file.seek(0)
-                file.write(header(digest.result()))
+            file.write(header("0" * 64))
+            file.writelines(map(_bytes, buffers.values()))
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            file.write(header(digest.result()))
 
     atomic_write(path, write)
 

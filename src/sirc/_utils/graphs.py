@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TypeAlias, TypeVar, final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -16,17 +16,23 @@ _R = TypeVar("_R")
 Look: TypeAlias = tuple[object, ...]
 """The stream of a call, and what its tensors have in common with those of another call that a graph could serve."""
 
+_log = logging.getLogger("sirc")
 _EAGER = 4  # calls that run launch by launch; with a fifth, recording is expected to pay
 _LOOKS = 32  # of which calls are counted, so that no more graphs take memory
 _WARM_UP = 3  # calls in which libraries choose their kernels; such choices cannot be recorded
 
 
 def record(
-    work: Callable[[], _R], warm_up: AbstractContextManager[object] | None = None
+    work: Callable[[], _R],
+    warm_up: AbstractContextManager[object] | None = None,
+    *,
+    strangers: bool = False,
+    pool: tuple[int, int] | None = None,
 ) -> tuple[torch.cuda.CUDAGraph, _R]:
-    """The graph of what `work` launches, and its result, which each replay overwrites.
+    """The graph of what `work` launches on the current device, and its result, which each replay overwrites.
 
-    It runs a few times before, inside `warm_up`. A RuntimeError if it waits for the device, which no graph can.
+    It runs a few times before, inside `warm_up`. `strangers` says that others wrote it: a RuntimeError then if it waits
+    for the device, which no graph can. `pool` is memory that graphs share of which one runs at a time.
     """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -34,21 +40,40 @@ def record(
         with warm_up or nullcontext():
             for _ in range(_WARM_UP):
                 work()
+        if strangers:
+            _refuse_waiting(work)
         side.synchronize()
+        torch.cuda.empty_cache()  # which frees nothing while it records
+        # So that the graph's own memory has what cuBLAS works in, whoever clears that later.
+        clear: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+        clear()
         graph = torch.cuda.CUDAGraph()
-        # Not torch.cuda.graph, which gives all unused memory back first. Errors are those of this thread alone, as
-        # others may allocate memory meanwhile; nor may the collector free, in between, what uses the device.
         collects = gc.isenabled()
-        gc.disable()
-        graph.capture_begin(capture_error_mode="thread_local")
+        gc.disable()  # or it may free, in between, what uses the device
         try:
-            result = work()
+            # Not torch.cuda.graph, which gives pinned memory back too. Errors are those of this thread alone.
+            shared: dict[str, Any] = {} if pool is None else {"pool": pool}
+            graph.capture_begin(**shared, capture_error_mode="thread_local")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         finally:
-            graph.capture_end()
             if collects:
                 gc.enable()
+            clear()
     torch.cuda.current_stream().wait_stream(side)
     return graph, result
+
+
+def _refuse_waiting(work: Callable[[], object]) -> None:
+    """Raise a RuntimeError if work waits for the device: found while recording, that would leave torch confused."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @final
@@ -60,10 +85,18 @@ class Recorded:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], *examples: Tensor) -> None:
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        *examples: Tensor,
+        strangers: bool = False,
+        pool: tuple[int, int] | None = None,
+    ) -> None:
         self._given = [x.clone() for x in examples]
         expected = [x.clone() for x in function(*self._given)]
-        self._graph, self._results = record(lambda: function(*self._given))
+        self._graph, self._results = record(lambda: function(*self._given), strangers=strangers, pool=pool)
+        for result in self._results:
+            result.logical_not_()  # another value, whatever it was: what no replay writes is found out
         if not all(map(torch.equal, self(*examples), expected)):
             raise RuntimeError("a CUDA graph of this function gives other numbers than the function")
 
@@ -81,26 +114,51 @@ class Repeats:
 
     The numbers are the same, in any thread. A function that cannot be recorded goes on launch by launch. A graph reads
     the function's other tensors where they were: begin anew when these move. Copies begin anew.
+
+    A function that `strangers` wrote may keep a tensor for the size that it saw last: its one graph goes when another
+    size comes, and each time it takes longer to be recorded again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, strangers: bool = False) -> None:
+        self._strangers, self._patience = strangers, _EAGER
         self._lock = threading.Lock()
-        self._seen: Counter[Look] = Counter()
+        self._seen: dict[Look, int] = {}
         self._graphs: dict[Look, Recorded] = {}
+        self._pools: dict[object, tuple[int, int]] = {}
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         """`function(*tensors)`."""
-        # Each stream has graphs of its own: one graph's memory is for one replay at a time.
-        look: Look = (torch.cuda.current_stream(), *((x.shape, x.stride(), x.dtype, x.device) for x in tensors))
-        with self._lock:
-            if look in self._seen or len(self._seen) < _LOOKS:
-                self._seen[look] += 1
-            if self._seen[look] == _EAGER + 1:
-                with suppress(RuntimeError):
-                    self._graphs[look] = Recorded(function, *tensors)
-            if look in self._graphs:
-                return self._graphs[look](*tensors)
-        return function(*tensors)
+        with torch.cuda.device(tensors[0].device):
+            if torch.cuda.is_current_stream_capturing():  # for a graph of the caller's
+                return function(*tensors)
+            # Each stream has graphs of its own: one graph's memory is for one replay at a time.
+            stream = torch.cuda.current_stream()
+            look: Look = (stream, *((x.shape, x.stride(), x.dtype) for x in tensors))
+            with self._lock:
+                graph = self._graphs.get(look) or self._recorded(look, stream, function, tensors)
+                if graph is not None:
+                    return graph(*tensors)
+            return function(*tensors)
+
+    def _recorded(
+        self, look: Look, stream: object, function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
+    ) -> Recorded | None:
+        """The graph of a look that has just come often enough, if one can be made."""
+        if self._strangers and look not in self._seen:
+            self._patience *= 2 if self._graphs else 1
+            self._graphs.clear()
+            self._seen.clear()
+        if look not in self._seen and len(self._seen) >= _LOOKS:
+            return None
+        self._seen[look] = self._seen.get(look, 0) + 1
+        if self._seen[look] != self._patience + 1:
+            return None
+        pool = self._pools.setdefault(stream, torch.cuda.graph_pool_handle())
+        try:
+            self._graphs[look] = Recorded(function, *tensors, strangers=self._strangers, pool=pool)
+        except RuntimeError as error:
+            _log.debug("no CUDA graph is recorded: %s", error)
+        return self._graphs.get(look)
 
     def __reduce__(self) -> tuple[type[Repeats], tuple[()]]:
         return Repeats, ()

@@ -24,7 +24,18 @@ from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
 from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits, rows_of
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.scores import Evaluator, Scorer, Softmax, array_reads, needed_leaves, option_of, reads_features, working_dtype
+from sirc.scores import (
+    COMBINATIONS,
+    Evaluator,
+    Scorer,
+    Softmax,
+    array_reads,
+    needed_leaves,
+    option_of,
+    reads_features,
+    registry,
+    working_dtype,
+)
 
 Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 LOWEST = -sys.float_info.max
@@ -400,6 +411,9 @@ class ConfidenceGraph(nn.Module):
         # By spec and name. Tuned options, a, b and c are plain numbers, constants of the graph; else a buffer's name.
         self._values: dict[tuple[str, str], str | float | list[float]] = {}
         leaves = {str(leaf): leaf for leaf in needed_leaves([self.spec])}
+        combined = [COMBINATIONS[part.name].compute for part in self.spec.walk() if not part.is_leaf]
+        formulas = [*combined, *(registry.get(leaf.name).compute for leaf in leaves.values())]
+        self._own = all(formula is None or formula.__module__.startswith("sirc.") for formula in formulas)
         for key in (*leaves, *(str(part) for part in self.spec.walk() if not part.is_leaf)):
             for name, value in scorer.parameters.get(key, {}).items():
                 if key not in leaves or option_of(leaves[key], name):
@@ -422,8 +436,9 @@ class ConfidenceGraph(nn.Module):
     def decide(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
         """The label, the confidence and whether it reaches the threshold, of each row."""
         given = (logits,) if features is None else (logits, features)
-        few = not torch.compiler.is_compiling() and logits.device.type == "cuda" and len(logits) <= _FEW
-        return self._repeats(self._decide, *given) if few else self._decide(*given)
+        # A score of someone else's may do what no graph can; a replica of DataParallel lives for one call.
+        recorded = self._own and _few_on_gpu(logits) and not getattr(self, "_is_replica", False)
+        return self._repeats(self._decide, *given) if recorded else self._decide(*given)
 
     def _decide(self, logits: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         with _precisely(logits.device):
@@ -449,9 +464,12 @@ class ConfidenceGraph(nn.Module):
                 value = buffer.to(dtype) if buffer.is_floating_point() else buffer
             parameters.setdefault(key, {})[name] = value
         # Float64 in the pass over the logits on any device, as when the threshold was calibrated; on a GPU in a kernel.
-        kernel = logits.is_cuda and not torch.compiler.is_compiling()
-        softmax = Softmax.of(logits.double()) if kernel else None
+        softmax = Softmax.of(logits.double()) if _few_on_gpu(logits) else None
         return Evaluator(logits, features, self._reads, parameters, softmax=softmax, compile=False)
+
+
+def _few_on_gpu(logits: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and logits.is_cuda and len(logits) <= _FEW
 
 
 @contextmanager

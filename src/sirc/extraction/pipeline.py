@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
@@ -14,10 +14,11 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_at_least, check_choice, check_positive, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.precision import Precision
-from sirc.data import Reader, check_repeatable, reader_of
+from sirc.data import IndexedBatch, Reader, check_repeatable, reader_of
 from sirc.errors import OnError
 from sirc.extraction.from_device import CachedSet
 from sirc.extraction.runner import Runner
+from sirc.extraction.streams import Rows, moved_ahead, on_host
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
 from sirc.outputs import Head, Outputs, OutputStore, Overwrite
@@ -162,10 +163,16 @@ def _extract_in_order(
 
     def outputs() -> Iterator[Outputs]:
         with progress.task(name, size) as task, runner.running():
-            for batch in data:
-                logits, features, labels = runner(batch)
-                yield Outputs(*(None if x is None else x.cpu() for x in (logits, features, labels)))  # type: ignore[arg-type]
-                task.advance(len(logits))
+            before: tuple[Rows, Callable[[], object]] | None = None
+            batches = (IndexedBatch((), batch, []) for batch in data)
+            for got in moved_ahead(batches, runner.device):
+                made = on_host(runner(got.batch))
+                task.advance(len(made[0][0]))
+                if before is not None:  # while the device works on the batch after it
+                    yield _arrived(*before)
+                before = made
+            if before is not None:
+                yield _arrived(*before)
 
     if path is None:
         parts = list(outputs())
@@ -175,3 +182,8 @@ def _extract_in_order(
     return OutputStore.from_outputs(
         path, outputs(), size=size, shard_size=shard_size, model=fingerprint(runner.model), overwrite=overwrite is True
     )
+
+
+def _arrived(rows: Rows, wait: Callable[[], object]) -> Outputs:
+    wait()
+    return Outputs(*rows)

@@ -43,6 +43,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.layer = self.head.name or None if isinstance(self.head, Head) else self.head  # arrays have no name
         self._take: Callable[[], Tensor] | None = None
+        self._repeats: Repeats | None = None
 
     @property
     def device(self) -> torch.device:
@@ -74,9 +75,11 @@ class Runner:
         place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with evaluating(self.model), place, autocast, ExitStack() as self._hooks:
             self._take = None
-            self._repeats = Repeats()  # its graphs read weights that autocast keeps in half precision until the end
+            hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
+            # Graphs read weights that autocast keeps in half precision until the end, and run no hooks of others.
+            self._repeats = None if hooked or self.device.type != "cuda" else Repeats(strangers=True)
+            self._hooks.callback(setattr, self, "_repeats", None)
             yield
-            del self._repeats
 
     def __call__(self, batch: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits, features and labels of a batch."""
@@ -95,9 +98,9 @@ class Runner:
     def _forward(self, batch: object) -> tuple[Tensor, ...]:
         """Logits, and features if they are wanted."""
         images = batch[0] if isinstance(batch, tuple | list) else batch
-        if isinstance(images, Tensor) and images.device.type == self.device.type == "cuda":
-            return self._repeats(self._run, images)
-        return self._run(batch)
+        if self._repeats is None or not isinstance(images, Tensor) or not images.is_cuda:
+            return self._run(batch)
+        return self._repeats(self._run, images)
 
     def _run(self, batch: object) -> tuple[Tensor, ...]:
         logits = model_logits(call_model(self.model, batch))

@@ -32,7 +32,7 @@ def moved_ahead(batches: Iterator[IndexedBatch], device: torch.device) -> Iterat
             batch = _moved(got.batch, now)
         now.wait_stream(side)
         yield replace(got, batch=batch)
-        launched.append(now.record_event())
+        launched.append(_marked(now))
         if len(launched) > _AHEAD:
             launched.popleft().synchronize()
 
@@ -46,13 +46,30 @@ def _moved(batch: object, reader: torch.cuda.Stream) -> object:
     if isinstance(batch, tuple | list) and batch:
         return [_moved(batch[0], reader), *batch[1:]]
     if isinstance(batch, Mapping):
-        return {key: value if key in LABEL_KEYS else _moved(value, reader) for key, value in batch.items()}
+        tensors = {key for key, value in batch.items() if isinstance(value, Tensor) and key not in LABEL_KEYS}
+        return {key: _moved(value, reader) if key in tensors else value for key, value in batch.items()}
     return batch
+
+
+def on_host(rows: Rows) -> tuple[Rows, Callable[[], object]]:
+    """Rows in memory of their own on the CPU, and what waits until they are there."""
+    logits, features, labels = (
+        x if x is None else torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=x.is_cuda)
+        for x in rows
+    )
+    assert logits is not None
+    return (logits, features, labels), arrived()
 
 
 def arrived() -> Callable[[], object]:
     """What waits for all copies begun so far."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return lambda: None
-    event = torch.cuda.current_stream().record_event()
+    event = _marked(torch.cuda.current_stream())
     return lambda: event.synchronize()
+
+
+def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """What has happened when the stream is this far; who waits for it leaves the processor to others."""
+    event: torch.cuda.Event = stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
+    return event

@@ -62,7 +62,7 @@ class Extraction:
     def in_memory(self, block: int) -> Outputs:
         """All rows, on the CPU."""
         size = len(self.reader)
-        shards = [_Shard(range(size)[start : start + block]) for start in range(0, size, block)]
+        shards = [_Shard(range(size)[start : start + block], start // block) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
             parts = [outputs for outputs in self._finished(shards, self._unpinned, task) if len(outputs)]
         if not parts:
@@ -99,13 +99,13 @@ class Extraction:
                     f"{self.reader.where(skipped[0])}. Mend them and delete the shards that lack them, or {_SKIP}"
                 )
         with distributed.failing_together():
-            shards = [_Shard(store.items(i), store.parts(i), skips=self.on_error == "skip") for i in missing]
+            skips = self.on_error == "skip"
+            shards = [_Shard(store.items(i), i, store.parts(i), skips=skips) for i in missing]
             rows = sum(len(store.items(i)) for i in mine)
             done = rows - sum(len(shard.left) for shard in shards)
-            number = {id(shard): i for i, shard in zip(missing, shards, strict=True)}
 
             def write(shard: _Shard) -> None:
-                store.write(number[id(shard)], self._join(shard), shard.skipped)
+                store.write(shard.number, self._join(shard), shard.skipped)
 
             with self.progress.task(distributed.of_process(self.name), rows, done=done) as task:
                 for _ in self._finished(shards, write, task):
@@ -118,8 +118,9 @@ class Extraction:
         with ThreadPoolExecutor(_WRITERS) as pool:
             for shard in self._filled(shards, task):
                 waiting.append(pool.submit(finish, shard))
-                if len(waiting) > _WRITERS:
-                    yield waiting.popleft().result()  # so that memory holds no more shards than these
+                # What is finished is told at once, and memory holds no more shards than these.
+                while waiting and (len(waiting) > _WRITERS or waiting[0].done()):
+                    yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
 
@@ -145,10 +146,13 @@ class Extraction:
                         shard.keep()
                     raise
                 shard.computed()
-                if self._empty is None and shard.filled:
-                    self._empty = Outputs._trusted(
-                        **{name: x.new_empty(x[:0].shape) for name, x in shard.columns.items()}
-                    )
+                if self._empty is None:
+                    if not shard.filled:
+                        why = f"; the first: {self.lost[0].why}" if self.lost else "."
+                        raise ImageError(
+                            f"none of the first {len(shard.items)} images can be read{why} Check the path."
+                        )
+                    self._empty = Outputs._trusted(**{name: x[:0].clone() for name, x in shard.columns.items()})
                 yield shard
 
     def _check(self, lost: list[Unreadable]) -> None:
@@ -168,9 +172,7 @@ class Extraction:
 
     def _join(self, shard: _Shard) -> Outputs:
         if not shard.filled:
-            if self._empty is None:
-                why = f"; the first: {self.lost[0].why}" if self.lost else "."
-                raise ImageError(f"none of the first {len(shard.items)} images can be read{why} Check the path.")
+            assert self._empty is not None
             return self._empty
         try:
             return Outputs(**shard.take())
@@ -183,8 +185,8 @@ class Extraction:
 class _Shard:
     """A shard in the making: its rows so far, beginning with those that an earlier run kept in `parts`."""
 
-    def __init__(self, items: range, parts: Parts | None = None, *, skips: bool = False) -> None:
-        self.items, self.left, self.parts = items, items, parts
+    def __init__(self, items: range, number: int, parts: Parts | None = None, *, skips: bool = False) -> None:
+        self.items, self.left, self.number, self.parts = items, items, number, parts
         self.columns: dict[str, Tensor] = {}
         self.filled = 0
         self.skipped: list[int] = []
@@ -206,21 +208,30 @@ class _Shard:
                 "merge or repeat none in its `forward`."
             )
         if rows is not None:
-            self._copy({name: x for name, x in zip(_COLUMNS, rows, strict=True) if x is not None})
+            self._copy({name: x for name, x in zip(_COLUMNS, rows, strict=True) if x is not None}, given)
         self.left = self.left[count:]
         self.filled += given
         self.skipped += skipped
 
-    def _copy(self, rows: dict[str, Tensor]) -> None:
+    def _copy(self, rows: dict[str, Tensor], count: int) -> None:
         """Begin to copy rows to the host, into memory that a GPU can write to by itself."""
-        looks = [{name: (x.shape[1:], x.dtype) for name, x in columns.items()} for columns in (self.columns, rows)]
-        if self.columns and looks[0] != looks[1]:
-            raise ValueError(f"batches must give rows that look the same; got {looks[0]}, then {looks[1]}")
         for name, x in rows.items():
-            if name not in self.columns:
+            if len(x) != count:
+                raise ValueError(
+                    f"`{name}` must have as many rows as `logits`; got {len(x)} and {count}. If the head runs several "
+                    "times in a forward pass, name a layer that runs once, `head=…`, or pass `features=False`."
+                )
+            if name not in self.columns and not self.filled:
                 shape = len(self.items), *x.shape[1:]
                 self.columns[name] = torch.empty(shape, dtype=x.dtype, pin_memory=x.is_cuda)
-            self.columns[name][self.filled : self.filled + len(x)].copy_(x, non_blocking=True)
+        looks = [{name: (tuple(x.shape[1:]), x.dtype) for name, x in some.items()} for some in (self.columns, rows)]
+        if looks[0] != looks[1]:
+            raise ValueError(
+                f"all batches must give rows of the same shapes and types; got {looks[0]}, then {looks[1]}. Let the "
+                "model and the data give the same for each batch, or pass `dtype=…`."
+            )
+        for name, x in rows.items():
+            self.columns[name][self.filled : self.filled + count].copy_(x, non_blocking=x.is_cuda)
 
     def computed(self) -> None:
         """Note that the model has run on all rows so far, for `take` to wait for the last of them."""

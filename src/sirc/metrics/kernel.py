@@ -44,7 +44,7 @@ def _sums(correct, wrong, ood, scales, alpha, parts, n, alphas, block: tl.conste
     out = parts + program * (alphas + 1) * 6
     for i in range(alphas):
         a = tl.load(alpha + i)
-        covered = o + a * (within - o)
+        covered = a * within + (1 - a) * o
         inverse = tl.where(covered > 0, 1 / covered, 0.0)
         by_wrong, by_ood = inverse * bad, inverse * o
         tl.store(out, tl.sum(rise * by_wrong, 0))

@@ -97,7 +97,7 @@ def nnguide(
     scales = energy[:, 0]
 
     def guidance(rows: Tensor) -> Tensor:
-        table = product(rows, bank.T)
+        table = rows @ bank.T
         nearest = table.argmax(-1, keepdim=True) if skip else None
         table = table.mul_(scales)
         if nearest is not None:

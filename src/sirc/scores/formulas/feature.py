@@ -142,7 +142,7 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
     directions = unit(features)
 
     def neighbour(rows: Tensor) -> Tensor:
-        return product(rows, bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
+        return (rows @ bank.T).topk(k, dim=-1, sorted=True).indices[:, -1]
 
     return -(directions - bank[by_rows(neighbour, directions, product=len(bank))]).square().sum(-1, dtype=torch.float64)
 
