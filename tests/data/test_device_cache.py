@@ -382,3 +382,9 @@ def test_two_processes_write_the_same_store(tiny):
         torch.testing.assert_close(found.load().logits, outputs.logits)  # another number of threads rounds otherwise
         torch.testing.assert_close(found.load().features, outputs.features)
         assert (outputs.labels is None) or torch.equal(found.load().labels, outputs.labels)
+
+
+def test_images_are_normalised_on_a_device_as_one_by_one():
+    preprocess = Preprocess(mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(2, 3, 8, 16)
+    assert torch.equal(preprocess.normalise_on(pixels.device)(pixels), preprocess.normalise()(pixels))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar, final
 
 import torch
@@ -19,29 +20,20 @@ Look: TypeAlias = tuple[object, ...]
 _log = logging.getLogger("sirc")
 _EAGER = 4  # calls that run launch by launch; with a fifth, recording is expected to pay
 _LOOKS = 32  # of which calls are counted, so that no more graphs take memory
-_WARM_UP = 3  # calls in which libraries choose their kernels; such choices cannot be recorded
 
 
 def record(
-    work: Callable[[], _R],
-    warm_up: AbstractContextManager[object] | None = None,
-    *,
-    strangers: bool = False,
-    pool: tuple[int, int] | None = None,
+    work: Callable[[], _R], warm_up: Callable[[], object], pool: tuple[int, int] | None = None
 ) -> tuple[torch.cuda.CUDAGraph, _R]:
     """The graph of what `work` launches on the current device, and its result, which each replay overwrites.
 
-    It runs a few times before, inside `warm_up`. `strangers` says that others wrote it: a RuntimeError then if it waits
-    for the device, which no graph can. `pool` is memory that graphs share of which one runs at a time.
+    `warm_up` runs before: libraries then choose their kernels, which cannot be recorded. `pool` is memory that graphs
+    share of which one runs at a time.
     """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        with warm_up or nullcontext():
-            for _ in range(_WARM_UP):
-                work()
-        if strangers:
-            _refuse_waiting(work)
+        warm_up()
         side.synchronize()
         torch.cuda.empty_cache()  # which frees nothing while it records
         # So that the graph's own memory has what cuBLAS works in, whoever clears that later.
@@ -66,12 +58,15 @@ def record(
     return graph, result
 
 
-def _refuse_waiting(work: Callable[[], object]) -> None:
-    """Raise a RuntimeError if work waits for the device: found while recording, that would leave torch confused."""
+@contextmanager
+def _not_waiting() -> Iterator[None]:
+    """A RuntimeError for what waits for the device: found while recording, that would leave torch confused."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
-        work()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it may not find all
+            torch.cuda.set_sync_debug_mode("error")
+        yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
@@ -80,7 +75,8 @@ def _refuse_waiting(work: Callable[[], object]) -> None:
 class Recorded:
     """A function of CUDA tensors as a graph, for tensors of the shapes, types and strides of the examples.
 
-    Made only where the graph gives the very numbers that the function does: else a RuntimeError.
+    Made only where the graph gives the very numbers that the function does: else a RuntimeError, as for one that
+    `strangers` wrote and that waits for the device, which no graph can.
     """
 
     @torch.inference_mode(False)
@@ -93,8 +89,13 @@ class Recorded:
         pool: tuple[int, int] | None = None,
     ) -> None:
         self._given = [x.clone() for x in examples]
-        expected = [x.clone() for x in function(*self._given)]
-        self._graph, self._results = record(lambda: function(*self._given), strangers=strangers, pool=pool)
+        expected: list[Tensor] = []
+
+        def warm_up() -> None:
+            with _not_waiting() if strangers else nullcontext():
+                expected[:] = [x.clone() for x in function(*self._given)]
+
+        self._graph, self._results = record(lambda: function(*self._given), warm_up, pool)
         for result in self._results:
             result.logical_not_()  # another value, whatever it was: what no replay writes is found out
         if not all(map(torch.equal, self(*examples), expected)):

@@ -70,7 +70,7 @@ class Preprocess:
     def normalise_on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Make `normalise` for uint8 images (N, 3, H, W) on a device: the same numbers, and nothing to wait for."""
         mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (self.mean, self.std))
-        return lambda pixels: pixels.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
+        return lambda pixels: (pixels * (1 / 255)).sub_(mean).div_(std)
 
 
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Any:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _WARMUP_START = 0.01  # of the learning rate
 _LISTED = 20  # unreadable images in one note
+_WARM_UP = 3  # steps before one is recorded
 _REPORT_SECONDS = 1.0  # between reports of the loss, since reading it waits for the device
 
 
@@ -226,7 +227,13 @@ class CapturedStep:
         self.total = batch.total
         self.images = batch.images.clone(memory_format=layout)
         self.labels = batch.labels.clone()
-        self.graph, (self.loss, self.out) = record(lambda: self._step(logits, scale), warm_up=step_undone(model))
+
+        def warm_up() -> None:
+            with step_undone(model):
+                for _ in range(_WARM_UP):
+                    self._step(logits, scale)
+
+        self.graph, (self.loss, self.out) = record(lambda: self._step(logits, scale), warm_up)
 
     def _step(self, logits: Callable[[Tensor], Tensor], scale: float) -> tuple[Tensor, Tensor]:
         out = logits(self.images)
