@@ -90,6 +90,7 @@ def measure(
     compared = pd.concat(
         evaluation.compare(
             baseline,
+            method="bootstrap",
             draws=draws,
             scores=[spec for spec in specs if own.get(spec, BASELINE) == baseline],
             negatives=["wrong", "OOD mean"],

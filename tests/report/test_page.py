@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sirc
+from sirc.metrics import find_metric
 from sirc.report.page import report
 from support.page_driving import drag, enter, follow, read_controls, read_map, read_setting, read_table, settle
 from support.page_reports import GROUPS, Run, made_up, pooled, ranking, risks, row, within_noise, write
@@ -326,18 +327,33 @@ def test_one_run_has_the_sampling_error_that_compare_finds(open_page, one, metri
     page = open_page(one.path)
     for alpha, beta in ((0.5, 0.5), (0.8, 0.9)):
         follow(page, f"alpha={alpha}&beta={beta}&by={metric}")
-        found = evaluation.compare("msp", draws=300, alpha=alpha, beta=beta, negatives=["pooled"])
+        found = evaluation.compare("msp", alpha=alpha, beta=beta, negatives=["pooled"])
         for line in found[found["metric"] == name].itertuples():
             cell = page.locator(f'#ranked tr[data-score="{line.score}"] [data-column="difference"]')
             spread = float(cell.get_attribute("title").split()[1]) / 100
-            assert spread == pytest.approx((line.high - line.low) / 2, rel=0.4), (line.score, alpha, beta)
+            assert spread == pytest.approx(2 * line.se, rel=0.1), (line.score, alpha, beta)
             noise = abs(line.difference) <= spread
             assert ("≈" in cell.inner_text()) == noise
             assert (cell.get_attribute("class") in ("better", "worse")) == (not noise)
-            if not 0.6 < abs(line.difference) / spread < 1.4:
+            if not 0.85 < abs(line.difference) / spread < 1.15:
                 assert noise == (line.low <= 0 <= line.high), (line.score, alpha, beta)
-    assert "2 standard errors by resampling" in page.inner_text("#ranked-note")
-    assert "noise (± 2 standard errors by resampling is " in page.inner_text("#advice")
+    assert "2 standard errors" in page.inner_text("#ranked-note")
+    assert "noise (± 2 standard errors is " in page.inner_text("#advice")
+
+
+@pytest.mark.parametrize("detail", ["auroc", "fpr", "risk", "aurr"])
+def test_each_set_of_one_run_is_coloured_where_compare_says_it_is_more_than_noise(open_page, one, detail):
+    (evaluation,) = one.evaluations
+    page = open_page(one.path, f"detail={detail}")
+    label = find_metric(detail).label(0.95)
+    table = evaluation.compare("msp", negatives=["wrong", *evaluation.ood])
+    for line in table[table["metric"] == label].itertuples():
+        column = "wrong" if line.negative == "wrong" else f"set-{list(evaluation.ood).index(line.negative)}"
+        coloured = page.get_attribute(f'#sets tr[data-score="{line.score}"] [data-column="{column}"]', "class") or ""
+        if not 0.85 < abs(line.difference) / (2 * line.se) < 1.15:
+            better = (line.difference > 0) == (detail == "auroc")
+            expected = ("better" if better else "worse") if abs(line.difference) > 2 * line.se else ""
+            assert {"better", "worse"} & set(coloured.split()) == {expected} - {""}
 
 
 def test_a_lead_of_one_run_that_is_noise_is_neither_coloured_nor_bare_of_dots(open_page, tmp_path):

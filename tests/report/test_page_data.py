@@ -374,34 +374,29 @@ def test_a_page_needs_no_more_than_one_right_prediction(sizes, tmp_path):
     compare_areas(found, sirc.Ranking(*values), ALPHAS if len(sizes) > 2 else [1.0], weights)
 
 
-def strays_of(entry, groups):
-    noise = entry["noise"]
-    bytes_ = np.frombuffer(base64.b64decode(noise["strays"]), np.int8).reshape(-1, groups, len(noise["at"]))
-    return bytes_ / 127 * np.asarray(noise["scales"])[None, :, None]
-
-
-def test_accepted_shares_stray_as_resamples_of_the_inputs_do():
+def test_a_page_carries_where_inputs_are_first_accepted():
     plain = normal()
     groups = {"one": plain, "again": plain, "other": normal(seed=1)}
-    entries = payload([run(evaluation(groups))], "")["models"][0]["runs"][0]["scores"]
-    strays = [strays_of(entry, 5) for entry in entries]
-    assert strays[0].shape[0] == 64
-    np.testing.assert_array_equal(strays[0], strays[1])  # the same inputs are drawn for each score
-    for values, entry, stray in zip(groups.values(), entries, strays, strict=True):
-        places = read_score(entry, 5)
-        assert abs(stray[..., -1]).max() == 0  # everything is accepted
-        for group, size in enumerate((3000, 700, 900, 1200, 40)):
-            at = entry["noise"]["at"]
-            share = places.counts[group, at] / size
-            expected = np.sqrt(share * (1 - share) / size)
-            assert stray[:, group].std(0).sum() == pytest.approx(expected.sum(), rel=0.15)
-            assert abs(stray[:, group].mean(0)).max() < 4 * expected.max() / 8
-            np.testing.assert_allclose(share, [(values[group] >= t).mean() for t in places.thresholds[at]])
+    data = payload([run(evaluation(groups))], "")
+    entries = data["models"][0]["runs"][0]["scores"]
+    places = [np.frombuffer(base64.b64decode(entry["firsts"]), "<u2") for entry in entries]
+    sizes = [min(size, data["inputs"]) for size in (3000, 700, 900, 1200, 40)]
+    assert [len(one) for one in places] == [sum(sizes)] * 3
+    np.testing.assert_array_equal(places[0], places[1])  # the same inputs for each score
+    for entry, points in zip(entries, places, strict=True):
+        score = read_score(entry, 5)
+        assert points.min() >= 1
+        assert points.max() <= score.counts.shape[1]
+        shares = score.counts / np.array([[3000], [700], [900], [1200], [40]])
+        for group, part in enumerate(np.split(points, np.cumsum(sizes)[:-1])):
+            found = (part[:, None] <= np.arange(1, shares.shape[1] + 1)).mean(0)
+            # All of a group, or a random part of it.
+            assert np.abs(found - shares[group]).max() < (1e-12 if sizes[group] == 40 else 0.08)
 
 
-def test_runs_that_tell_of_noise_themselves_carry_no_resamples():
+def test_runs_that_tell_of_noise_themselves_carry_no_inputs():
     several = [run(evaluation(varied()), seed=seed) for seed in (0, 1)]
     models = payload([*several, run(evaluation(varied()), "alone")], "")["models"]
-    carried_by = [["noise" in entry for one in model["runs"] for entry in one["scores"]] for model in models]
+    carried_by = [["firsts" in entry for one in model["runs"] for entry in one["scores"]] for model in models]
     assert [all(some) for some in carried_by] == [False, True]
     assert not any(carried_by[0])

@@ -23,7 +23,18 @@ __all__ = ["Run", "report"]
 
 # In the order in which they need each other.
 MODULES: Final = (
-    *("data.js", "mixture.js", "seeds.js", "state.js", "scene.js", "words.js", "dom.js", "controls.js", "tables.js"),
+    *(
+        "data.js",
+        "mixture.js",
+        "noise.js",
+        "seeds.js",
+        "state.js",
+        "scene.js",
+        "words.js",
+        "dom.js",
+        "controls.js",
+        "tables.js",
+    ),
     *("plots.js", "curves.js", "sweeps.js", "map.js", "main.js"),
 )
 PLOTLY: Final = "vendor/plotly-cartesian.min.js"

@@ -6,14 +6,14 @@ export function readData(element) {
   for (const model of data.models) {
     for (const run of model.runs) {
       run.accuracy = run.sizes[0] / (run.sizes[0] + run.sizes[1]);
-      run.scores = run.scores.map((packed) => unpack(packed, run.sizes));
+      run.scores = run.scores.map((packed) => unpack(packed, run.sizes, data.inputs));
     }
     model.scores.forEach((score, index) => { score.index = index; });
   }
   return data;
 }
 
-function unpack(packed, sizes) {
+function unpack(packed, sizes, most) {
   const length = packed.size + 1;
   const thresholds = new Float64Array(length);
   thresholds.set(new Float64Array(bytes(packed.thresholds).buffer), 1);
@@ -22,18 +22,18 @@ function unpack(packed, sizes) {
   const [ranks, ...counts] = rows;
   const shares = counts.map((count, group) => Float64Array.from(count, (n) => (sizes[group] ? n / sizes[group] : 0)));
   const areas = shares.map((share, group) => nodeWeights(share, counts[group], ranks));
-  return { length, thresholds, ranks, counts, shares, areas, draws: packed.noise ? drawsOf(packed.noise, shares) : [] };
+  return { length, thresholds, ranks, counts, shares, areas, places: packed.firsts ? placesOf(packed.firsts, sizes, most) : [] };
 }
 
-/** What would have been accepted in each resample of the inputs, at fewer thresholds. */
-function drawsOf({ at, scales, strays }, shares) {
-  const differences = new Int8Array(bytes(strays).buffer);
-  const size = shares.length * at.length;
-  return Array.from({ length: differences.length / size }, (_, draw) => {
-    const drawn = shares.map((share, group) => Float64Array.from([0, ...at], (place, i) =>
-      (i ? share[place + 1] + (scales[group] * differences[draw * size + group * at.length + i - 1]) / 127 : 0)));
-    const many = Float64Array.from([0, ...at], (_, i) => i * 1e9); // of samples lie between two of these thresholds
-    return { length: at.length + 1, coarse: true, shares: drawn, areas: drawn.map((share) => nodeWeights(share, many, many)) };
+/** By group, the points at which some of its inputs are first accepted; nothing where other runs tell of noise. */
+function placesOf(firsts, sizes, most) {
+  const points = new Uint16Array(bytes(firsts).buffer);
+  let begin = 0;
+  return sizes.map((size) => {
+    const end = begin + Math.min(size, most);
+    const places = points.subarray(begin, end);
+    begin = end;
+    return places;
   });
 }
 

@@ -16,8 +16,8 @@ export function mixed(run, score, weights) {
   return {
     run,
     length: score.length,
-    coarse: score.coarse,
     thresholds: score.thresholds,
+    ranks: score.ranks,
     correct: score.shares[0],
     wrong: score.shares[1],
     ood,
@@ -38,15 +38,6 @@ export function reaching(path, recall) {
     else high = middle;
   }
   return low;
-}
-
-/** A path of the one point at which the recall is reached; between the few points of a resample, where it would be. */
-export function stopped(path, recall) {
-  const i = reaching(path, recall);
-  const grown = i ? path.correct[i] - path.correct[i - 1] : 0;
-  const part = path.coarse && grown > 0 ? Math.min(1, (recall - path.correct[i - 1]) / grown) : 1;
-  const at = (share) => [part === 1 ? share[i] : share[i - 1] + part * (share[i] - share[i - 1])];
-  return { run: path.run, correct: at(path.correct), wrong: at(path.wrong), ood: at(path.ood) };
 }
 
 /** The accepted share of all input at a point: α·[p·c + (1−p)·x] + (1−α)·o. */

@@ -17,7 +17,7 @@ from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
-from sirc.report.page.noise import strays
+from sirc.report.page.noise import INPUTS, first_accepted, windows
 from sirc.report.runs import Run
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
@@ -54,8 +54,8 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
         points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
     for (alone,) in (same for same in models.values() if len(same) == 1):  # several runs tell of noise themselves
         ev, fewer = alone.evaluation, [grid.fewer(points) for grid in grids[id(alone)]]
-        noise = strays(ev, [_groups(ev, score) for score in ev.scores], fewer)
-        packed[id(alone)] = [{**entry, "noise": one} for entry, one in zip(packed[id(alone)], noise, strict=True)]
+        firsts = first_accepted([_groups(ev, score) for score in ev.scores], fewer)
+        packed[id(alone)] = [{**entry, "firsts": one} for entry, one in zip(packed[id(alone)], firsts, strict=True)]
     return {
         "version": sirc.__version__,
         "title": escape(title, "text"),
@@ -68,6 +68,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             "baseline": "msp" if "msp" in first.scores else first.scores[0],
         },
         "points": points,
+        "inputs": INPUTS,
         "metrics": {
             metric.name: {
                 "title": metric_name(metric.label(first.recall)),
@@ -78,11 +79,13 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             for metric in all_metrics()
             if metric.per_negative
         },
-        "models": [_model(name, same, packed) for name, same in models.items()],
+        "models": [_model(name, same, packed, levels) for name, same in models.items()],
     }
 
 
-def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, object]]]) -> dict[str, object]:
+def _model(
+    name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, object]]], levels: Sequence[float]
+) -> dict[str, object]:
     evaluation = runs[0].evaluation
     sets = list(evaluation.ood)
     return {
@@ -99,6 +102,7 @@ def _model(name: str, runs: Sequence[Run], packed: Mapping[int, list[dict[str, o
             ]
             for group, members in evaluation.groups.items()
         },
+        "windows": windows(levels, int(evaluation.correct.sum())) if len(runs) == 1 else [],
         "runs": [
             {
                 "seed": int(run.seed),

@@ -1,11 +1,12 @@
 // What follows from a setting: each is computed when asked for, and kept until the setting it rests on changes.
 
-import { metricParts, mixed, pointAt, reaching, stopped } from "./mixture.js";
-import { mean, paired, ranked } from "./seeds.js";
+import { metricParts, mixed, pointAt, reaching } from "./mixture.js";
+import { slopes, twiceError, variances } from "./noise.js";
+import { mean, paired, ranked, spread } from "./seeds.js";
 import { isShown, oodShares } from "./state.js";
 
 export const CELLS = 40; // the map has as many in α and in β
-const MOST = 2000; // scores at some α whose replicas are kept
+const MOST = 1000; // scores at some α whose slopes are kept
 export const CENTRES = Array.from({ length: CELLS }, (_, i) => (i + 0.5) / CELLS);
 
 export class Scene {
@@ -64,37 +65,48 @@ export class Scene {
     });
   }
 
-  /** The scores of a run as they might have come out otherwise: in resamples of its inputs, or in other runs. */
-  replicas(run, score) {
-    return this.model.runs.length > 1
-      ? this.model.runs.map((other) => [other, other.scores[score]])
-      : run.scores[score].draws.map((draw) => [run, draw]);
+  /** A score on a mix of OOD sets in every run of the model. */
+  pathsOf(score) {
+    const kept = this.keep("all runs", this.mixKey, () => new Map());
+    if (!kept.has(score)) kept.set(score, this.model.runs.map((run) => mixed(run, run.scores[score], this.shares)));
+    return kept.get(score);
   }
 
-  /** The parts of the chosen metric of one run's score at α in each of its replicas. */
-  strayParts(score, alpha) {
-    const kept = this.keep("strays", this.metricKey, () => new Map());
-    const paths = this.keep("replicas", this.mixKey, () => new Map());
+  /** What each input adds to the chosen metric of the one run's score at α. */
+  slopesAt(score, alpha) {
+    const kept = this.keep("slopes", this.metricKey, () => new Map());
     const key = `${score};${alpha}`;
-    if (!paths.has(score)) paths.set(score, this.replicas(this.runs[0], score).map(([run, own]) => mixed(run, own, this.shares)));
+    if (kept.size >= MOST) kept.clear(); // α was moved many times
     if (!kept.has(key)) {
-      const { metric } = this.state;
-      if (kept.size >= MOST) kept.clear(); // α was moved many times
-      kept.set(key, paths.get(score).map((path) =>
-        metricParts(metric === "risk" ? stopped(path, this.recall) : path, metric, alpha, 0)));
+      const setting = { alpha, at: this.points[score][0], window: this.model.windows[this.state.level] };
+      kept.set(key, slopes(this.paths[score][0], this.state.metric, setting));
     }
     return kept.get(key);
   }
 
   /** The difference of two scores in the chosen metric, at the setting, and whether it is noise. */
   lead(score, other) {
-    return paired(this.values[score], this.values[other], this.strays(score, other, this.state.alpha, this.state.beta));
+    return paired(this.values[score], this.values[other], this.twice(score, other, this.state.alpha, this.state.beta));
   }
 
-  strays(score, other, alpha, beta) {
-    if (this.several) return [];
-    const others = this.strayParts(other, alpha);
-    return this.strayParts(score, alpha).map(([a, b], i) => beta * (a - others[i][0]) + (1 - beta) * (b - others[i][1]));
+  /** For one run, ± 2 standard errors of a difference; where the model has other runs, 2 std over all of them. */
+  twice(score, other, alpha, beta) {
+    if (this.several) return NaN;
+    if (this.model.runs.length > 1) {
+      const [own, theirs] = [score, other].map((one) => this.pathsOf(one).map((path) => {
+        const [a, b] = metricParts(path, this.state.metric, alpha, reaching(path, this.recall));
+        return beta * a + (1 - beta) * b;
+      }));
+      return spread(own.map((value, i) => value - theirs[i]));
+    }
+    const kept = this.keep("variances", this.metricKey, () => new Map());
+    const key = `${score};${other};${alpha}`;
+    if (kept.size >= 4 * MOST) kept.clear();
+    if (!kept.has(key)) {
+      const [own, theirs] = [score, other].map((one) => ({ own: this.runs[0].scores[one], slopes: this.slopesAt(one, alpha) }));
+      kept.set(key, variances(this.runs[0], own, theirs, this.shares));
+    }
+    return twiceError(kept.get(key), beta);
   }
 
   /** What a score accepts at the setting, in each run. */
@@ -136,7 +148,7 @@ export class Scene {
     if (second < 0) return { best, value: least, second, margin: 0, noise: false };
     const of = (score) => this.sweep[column][score].map(([a, b]) => beta * a + (1 - beta) * b);
     const alpha = this.model.sets.length ? CENTRES[column] : 1;
-    const noise = next === least || paired(of(best), of(second), this.strays(best, second, alpha, beta)).noise;
+    const noise = next === least || paired(of(best), of(second), this.twice(best, second, alpha, beta)).noise;
     return { best, value: least, second, margin: next - least, noise };
   }
 }

@@ -1,4 +1,4 @@
-// Several training runs, or resamples of one: means, spreads, and leads that are no more than noise.
+// Several training runs: means, spreads, and leads that are no more than noise.
 
 export function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -12,16 +12,12 @@ export function spread(values) {
   return 2 * Math.sqrt(squares / (values.length - 1));
 }
 
-/**
- * The difference of two scores over the same runs; it is noise where ± 2 std includes 0.
- *
- * Of one run that is the spread of `strays`, the differences as they might have come out otherwise.
- */
-export function paired(values, others, strays = []) {
+/** The difference of two scores over the same runs, and whether it is noise: where ± 2 std, or of one run `twice`, includes 0. */
+export function paired(values, others, twice) {
   const differences = values.map((value, i) => value - others[i]);
   const centre = mean(differences);
-  const twice = spread(values.length > 1 ? differences : strays);
-  return { mean: centre, spread: twice, noise: Math.abs(centre) <= twice };
+  const reach = values.length > 1 ? spread(differences) : twice;
+  return { mean: centre, spread: reach, noise: Math.abs(centre) <= reach };
 }
 
 /** Order scores by their mean: the best first; equal ones stay in the order they came in. */

@@ -1,7 +1,8 @@
 // The two tables: the scores ranked at the setting, and what each does to each kind of input.
 
 import { byId, el, setText, swatch } from "./dom.js";
-import { auroc, metricParts, mixed, stopped } from "./mixture.js";
+import { auroc, metricParts, mixed, reaching } from "./mixture.js";
+import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, spread } from "./seeds.js";
 import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, signed } from "./words.js";
 
@@ -160,13 +161,12 @@ export function makeSets() {
       const column = set === null ? "wrong" : `set-${set}`;
       const values = scene.keep(`detail ${column}`, detailKey(scene), () =>
         scene.model.scores.map((score) => detailOf(scene, score.index, set)));
-      const strays = scene.keep(`strays ${column}`, detailKey(scene), () =>
-        (scene.several ? [] : scene.model.scores.map((score) => detailStrays(scene, score.index, set))));
+      const twice = scene.keep(`noise ${column}`, `${detailKey(scene)};${scene.baseline}`, () =>
+        scene.model.scores.map((score) => detailTwice(scene, score.index, set)));
       scene.shown.forEach((score) => {
         const cell = rows.get(score).cells.get(column);
         const better = scene.shown.filter((other) => (higher ? 1 : -1) * (mean(values[other]) - mean(values[score])) > 0);
-        const against = strays[score]?.map((value, i) => value - strays[scene.baseline][i]);
-        fillDetail(scene, cell, values[score], paired(values[score], values[scene.baseline], against), better.length, higher);
+        fillDetail(scene, cell, values[score], paired(values[score], values[scene.baseline], twice[score]), better.length, higher);
       });
     });
     setText(byId("sets-note"), setsNote(scene));
@@ -196,19 +196,31 @@ export function detailKey(scene) {
 }
 
 /** A metric in each run, with one set as the OOD input; `set` null is ID✗, without OOD input. */
-function detailOf(scene, score, set) {
-  return scene.runs.map((run) => {
+function detailOf(scene, score, set, runs = scene.runs) {
+  return runs.map((run) => {
     const fixed = run.values[scene.state.detail];
     return fixed ? fixed[score][set === null ? 0 : set + 1] ?? NaN : detailIn(scene, run, run.scores[score], set);
   });
 }
 
-/** The same in each replica of the one run; that of a metric the page cannot recompute is known of other runs only. */
-function detailStrays(scene, score, set) {
-  const { detail } = scene.state;
-  const known = scene.model.runs.length > 1 || !scene.runs[0].values[detail];
-  return known ? scene.replicas(scene.runs[0], score).map(([run, own]) =>
-    (run.values[detail] ? run.values[detail][score][set === null ? 0 : set + 1] ?? NaN : detailIn(scene, run, own, set))) : [];
+/** How far one run's difference to the baseline may stray; of a metric the page cannot recompute only other runs tell. */
+function detailTwice(scene, score, set) {
+  const { detail, alpha, beta } = scene.state;
+  if (scene.several) return NaN;
+  const [run] = scene.runs;
+  if (scene.model.runs.length > 1) {
+    const others = detailOf(scene, scene.baseline, set, scene.model.runs);
+    return spread(detailOf(scene, score, set, scene.model.runs).map((value, i) => value - others[i]));
+  }
+  if (run.values[detail] || !run.sizes[set === null ? 1 : set + 2]) return NaN;
+  const [own, theirs] = [score, scene.baseline].map((one) => {
+    const path = aloneOf(scene, run, run.scores[one], set);
+    const setting = {
+      alpha: set === null ? 1 : alpha, at: reaching(path, scene.recall), window: scene.model.windows[scene.state.level], ofOod: set !== null,
+    };
+    return { own: run.scores[one], slopes: slopes(path, detail, setting) };
+  });
+  return twiceError(variances(run, own, theirs, scene.model.sets.map((_, other) => Number(other === set))), beta);
 }
 
 function detailIn(scene, run, own, set) {
@@ -217,9 +229,9 @@ function detailIn(scene, run, own, set) {
   if (!run.sizes[group]) return NaN;
   if (detail === "auroc") return auroc(own, group);
   const alone = aloneOf(scene, run, own, set);
-  const point = stopped(alone, scene.recall);
-  if (detail === "fpr") return (set === null ? point.wrong : point.ood)[0];
-  const [a, b] = metricParts(detail === "risk" ? point : alone, detail, set === null ? 1 : alpha, 0);
+  const at = reaching(alone, scene.recall);
+  if (detail === "fpr") return (set === null ? alone.wrong : alone.ood)[at];
+  const [a, b] = metricParts(alone, detail, set === null ? 1 : alpha, at);
   return beta * a + (1 - beta) * b;
 }
 

@@ -115,7 +115,7 @@ function leadInWords(scene) {
 /** What the noise of a difference is measured by. */
 export function noiseInWords(scene) {
   const { length } = scene.model.runs;
-  return length > 1 ? `2 std over ${length} runs` : "2 standard errors by resampling";
+  return length > 1 ? `2 std over ${length} runs` : "2 standard errors";
 }
 
 /** Along the line of the current β, which score is best for which α. */
