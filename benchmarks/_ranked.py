@@ -69,6 +69,10 @@ class Noisy:
         own = self.confidences[name]
         return own[self.correct], own[~self.correct], self.ood["ood"][name]
 
+    def evaluation(self) -> sirc.Evaluation:
+        """Of all scores, with one OOD set."""
+        return sirc.evaluate({name: (own, self.correct) for name, own in self.confidences.items()}, ood=self.ood)
+
     def resample(self, draws: int) -> None:
         """The bootstrap that is timed: all metrics of all scores in each draw."""
         bootstrap_metrics(

@@ -209,13 +209,14 @@ def _strays(asked: Request, own: dict[str, _Own], base: dict[str, _Own] | None) 
         one, other = own[negative], None if base is None else base[negative]
         strays = spread(one.influences, None if other is None else other.influences)
         usable = one.usable if other is None else one.usable * other.usable
-        # The share of few negatives moves in jumps, which two scores that agree on all of them do not show.
-        jumps = np.zeros_like(strays.variance) if other is None else grain(one.influences)
         fewest = min(part.shape[1] for part in one.influences.values())
         alpha = 1.0 if negative == WRONG else float(ev.alpha)
         for row, metric in enumerate(_with_derivative()):
             at_recall = "recall" in metric.parameters
-            variance = strays.variance[row] + (jumps[row] if at_recall and strays.variance[row] > 0 else 0.0)
+            variance = strays.variance[row]
+            if at_recall and other is not None and variance > 0:
+                # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
+                variance += grain(one.influences, row)
             most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
             if usable[row]:
                 columns = (variance, strays.freedom[row], strays.skewness[row], fewest, most, at_recall)

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sirc.metrics.areas import halfway
-
 if TYPE_CHECKING:
     from sirc.metrics.ranking import Negative, Ranking
 
@@ -32,7 +30,7 @@ _END = 1e-3
 
 def auroc(ranking: Ranking, negative: Negative) -> ByGroup:
     """DeLong's structural components: the share of the other group that is ranked below, or above."""
-    c, x, o = (halfway(share) for share in ranking.shares())
+    c, x, o = ranking.midway()
     return {"correct": 1 - (x if negative == "wrong" else o), negative: c}
 
 
@@ -48,7 +46,7 @@ def aurc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
 
 def augrc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
     """Of ∫ L dK by trapezoids: the loss at the sample, and the cost of the sample over the coverage that follows."""
-    halves, masses = [halfway(share) for share in ranking.shares()], _masses(ranking, alpha)
+    halves, masses = ranking.midway(), _masses(ranking, alpha)
     costs = _costs(masses, beta)
     loss, rest = _mixed([cost[:, None] for cost in costs], halves), 1 - _mixed(masses, halves)
     return {
@@ -104,7 +102,10 @@ def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Sequence[float]) -
 
 def _mixed(parts: Sequence[float | Tensor], shares: Sequence[Tensor]) -> Tensor:
     """The sum of shares, each times its part."""
-    return parts[0] * shares[0] + parts[1] * shares[1] + parts[2] * shares[2]
+    total = parts[0] * shares[0]
+    for part, share in zip(parts[1:], shares[1:], strict=True):
+        total = torch.addcmul(total, part, share) if isinstance(part, Tensor) else total.add_(share, alpha=part)
+    return total
 
 
 def _from_there_on(values: Tensor) -> Tensor:

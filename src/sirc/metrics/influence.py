@@ -112,15 +112,16 @@ class Spread:
 
 
 def spread(influences: Influences, less: Influences | None = None) -> Spread:
-    """The spread of figures, or of their differences to others' on the same samples."""
+    """The spread of figures, or of their differences to others' on the same samples, whose skewness is taken for 0."""
     sums: Floats | float = 0.0
     for stratum, values in influences.items():
         n = values.shape[1]
-        off = values if less is None else values - less[stratum]
-        off = off - off.mean(1, keepdim=True)
-        squares = off.square()
-        variance = squares.sum(1) / (max(1, n - 1) * n)
-        third = torch.linalg.vecdot(squares, off) / (max(1, n - 1) * max(1, n - 2) * n)
+        off = values - (values.mean(1, keepdim=True) if less is None else less[stratum])
+        if less is not None:
+            off -= off.mean(1, keepdim=True)
+        variance = torch.linalg.vecdot(off, off) / (max(1, n - 1) * n)
+        third = torch.linalg.vecdot(off.square(), off) if less is None else torch.zeros_like(variance)
+        third /= max(1, n - 1) * max(1, n - 2) * n
         sums = sums + torch.stack((variance, variance**2 / max(1, n - 1), third)).cpu().numpy()
     variance, squared, third = np.asarray(sums)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -128,11 +129,10 @@ def spread(influences: Influences, less: Influences | None = None) -> Spread:
     return Spread(variance, np.nan_to_num(freedom, nan=1.0), np.nan_to_num(skewness))
 
 
-def grain(influences: Influences) -> Floats:
-    """The variance that half a sample of each negative stratum more or less would make, for shares at a threshold."""
-    parts = [values.abs().amax(1) / values.shape[1] for name, values in influences.items() if name != "correct"]
-    found: Floats = torch.stack(parts).square().sum(0).cpu().numpy()
-    return found
+def grain(influences: Influences, figure: int) -> float:
+    """The variance that half a sample of each negative stratum more or less makes in a share at a threshold."""
+    parts = [values[figure] for name, values in influences.items() if name != "correct"]
+    return sum(float(part.abs().amax() / len(part)) ** 2 for part in parts)
 
 
 def reach(level: float, freedom: Floats) -> Floats:

@@ -128,6 +128,7 @@ class Ranking:
         self._steps: list[areas.Steps] | None = None
         self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._reached: dict[tuple[float, Positive], int] = {}
+        self._midway: Shares | None = None
 
     def __len__(self) -> int:
         return self.num_correct + self.num_wrong + self.num_ood
@@ -152,6 +153,13 @@ class Ranking:
         if isinstance(runs, list):
             return runs[0].c[1:], runs[0].x[1:], runs[0].ood[1:]
         return self._as_shares(slice(None))
+
+    def midway(self) -> Shares:
+        """The shares above each threshold, with half of what stands at it."""
+        if self._midway is None:
+            c, x, o = self.shares()
+            self._midway = areas.halfway(c), areas.halfway(x), areas.halfway(o)
+        return self._midway
 
     def roc(self, negative: Negative, positive: Positive = "correct") -> tuple[Tensor, Tensor]:
         """The true and the false positive rate at each threshold, from the strictest on."""

@@ -49,7 +49,7 @@ class Metric:
     parameters: tuple[str, ...]
     """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""
     derivative: Derivative | None = None
-    """In the mass of a sample; a metric of the mixture that has one is linear in β."""
+    """In the mass of a sample; linear in β, and the metric lies between 0 and 1."""
 
     @property
     def of_negative(self) -> bool:

@@ -91,7 +91,7 @@ class Choice:
     draws: int
     level: float
     method: str
-    """Of the draws: `analytic` (normal, from the influence of each sample) or `bootstrap`."""
+    """Of the draws: `analytic` (from the influence of each sample) or `bootstrap`."""
 
     @property
     def summary(self) -> str:
@@ -138,8 +138,8 @@ def select(
     The regret of a score at (α, β) is its metric less that of the candidate that is best there, over the latter;
     `relative=False` leaves out the division. Chosen is the lowest regret in its worst point, or with `by="average"` in
     the mean over all points. Intervals, and which others may be the best, come from `draws` of how the values of all
-    scores at all points might have come out together: then it is a tie, and the simplest of them is chosen. Draws are
-    normal, with the covariance of the influences of each sample; with `method="bootstrap"`, and where a metric has no
+    scores at all points might have come out together: then it is a tie, and the simplest of them is chosen. Draws have
+    the covariance of the influences of each sample; with `method="bootstrap"`, and where a metric has no
     derivative or too few samples for one, of a stratified bootstrap.
 
     Without OOD data only ID✗|ID✓ is measured: α is 1, whatever was given.
@@ -225,11 +225,12 @@ def _drawn(
     seed: int,
 ) -> tuple[str, Floats]:
     """How the values might have come out, (draws, scores, α, β), and the method of that."""
-    enough = method == "auto" and loss.derivative and min(ev.sizes.values()) >= FEWEST
+    fewest = min(ev.sizes.values())
+    enough = method == "auto" and loss.derivative and fewest >= FEWEST
     placed = [ev._placed(score, POOLED if ev.ood else WRONG) for score in ev.scores] if enough else []
     if placed and ("recall" not in loss.parameters or all(resolved(one.ranking, recall) for one in placed)):
         covaried = covariance(placed, loss, "ood" if ev.ood else "wrong", recall, alpha)
-        return "analytic", normal_draws(values, covaried, beta, relative, draws, seed)
+        return "analytic", normal_draws(values, covaried, fewest - 1, beta, relative, draws, seed)
     blocks = bootstrap_grids(
         ev.confidences, ev.correct, ev.ood, equal_sets=ev.pool == "datasets", metric=loss, recall=recall,
         alpha=alpha, beta=beta, draws=draws, seed=seed,

@@ -27,14 +27,18 @@ def regrets(values: Floats, scale: Floats) -> Floats:
     return grid
 
 
-def normal_draws(values: Floats, covariance: Tensor, beta: Tensor, relative: bool, draws: int, seed: int) -> Floats:
-    """Values as they might have come out, (draws, scores, α, β); with `relative` their logarithms are normal.
+def normal_draws(
+    values: Floats, covariance: Tensor, freedom: int, beta: Tensor, relative: bool, draws: int, seed: int
+) -> Floats:
+    """Values as they might have come out, (draws, scores, α, β); with `relative` their logarithms stray, not they.
 
-    `covariance` is of their parts at β = 1 and 0, by α and score.
+    `covariance` is of their parts at β = 1 and 0, by α and score. With the degrees of `freedom` that it was found with,
+    draws are of Student's distribution.
     """
     spreads, directions = torch.linalg.eigh(covariance)
-    generator = torch.Generator().manual_seed(seed)
-    lots = torch.randn(draws, len(spreads), generator=generator, dtype=torch.float64)
+    freedom, generator = min(freedom, 1000), torch.Generator().manual_seed(seed)
+    lots = torch.randn(draws, len(spreads) + freedom, generator=generator, dtype=torch.float64)
+    lots = lots[:, freedom:] / lots[:, :freedom].square().mean(1, keepdim=True).sqrt()
     parts = (lots * spreads.clamp_min(0).sqrt()) @ directions.T
     of_wrong, of_ood = parts.reshape(draws, values.shape[1], values.shape[0], 2).transpose(1, 2).unbind(-1)
     off: Floats = (of_wrong[..., None] * beta + of_ood[..., None] * (1 - beta)).numpy()
