@@ -103,6 +103,25 @@ def test_intervals_stay_in_the_range_and_keep_a_width_at_its_ends():
     assert 0 < rows.loc["aurr", "high"] < 0.2
 
 
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.0, 0.5), (1.0, 0.0), (0.5, 1.0), (0.0, 1.0)])
+@pytest.mark.parametrize("level", [0, 0.95, 1])
+def test_every_level_and_corner_has_intervals_around_the_values(alpha, beta, level):
+    ev = made((60, 20, 30), scores=1)
+    ev = sirc.evaluate(
+        {"s": (ev.confidences["s0"], ev.correct), "same": (np.zeros(80), ev.correct)},
+        ood={"x": {"s": ev.ood["set 0"]["s0"], "same": np.zeros(30)}},
+    )
+    table = ev.intervals(alpha=alpha, beta=beta, level=level, draws=20)
+    rows = table[table["method"] != "bootstrap"]
+    assert ((rows["low"] <= rows["value"] + 1e-12) & (rows["value"] <= rows["high"] + 1e-12)).all()
+    assert rows[["se", "low", "high"]].notna().all(axis=None)
+    assert (
+        ev.compare("same", alpha=alpha, beta=beta, level=level, draws=20)[["low", "high", "wins"]]
+        .notna()
+        .all(axis=None)
+    )
+
+
 def test_the_error_has_wilson_s_interval():
     row = made((70, 30, 20)).intervals().query("metric == 'error'").iloc[0]
     expected = stats.binomtest(30, 100).proportion_ci(0.95, method="wilson")

@@ -101,7 +101,7 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     known = errors["variance"].notna().to_numpy()
     error, low, high = np.sqrt(errors["variance"].to_numpy()), *np.full((2, len(frame)), np.nan)
     value, found = frame["value"].to_numpy()[known], errors[known]
-    most = np.where(value <= found["most"], found["most"], 1.0)
+    most = np.where((value <= found["most"]) & (found["most"] > 0), found["most"], 1.0)
     strays = Spread(*(found[name].to_numpy() for name in _ERRORS[:3]))
     # At an end of its range a metric has no spread to go by.
     shares = found["at_recall"].to_numpy(bool) | ((strays.variance == 0) & ((value <= 0) | (value >= most)))
@@ -114,7 +114,7 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
         error[rest] = samples.std(1, ddof=1) if asked.draws > 1 else np.nan
         low[rest], high[rest] = _percentiles(samples, level)
     right, n = int(asked.ev.correct.sum()), len(asked.ev.correct)
-    wilson = wilson_interval(n - right, n, level)
+    wilson = wilson_interval(n - right, n, min(level, 1 - 1e-12))
     error[of_id] = (wilson.value * (1 - wilson.value) / n) ** 0.5
     low[of_id], high[of_id] = wilson.low, wilson.high
     method = np.where(of_id, "wilson", np.where(known, "analytic", "bootstrap"))

@@ -24,6 +24,7 @@ Influences = dict[str, Tensor]
 """By stratum, the influence of each of its samples on some figures, (figures, n)."""
 
 _ROOM = 1 << 25  # influences of several scores held at a time
+_FAR = 1e9  # standard errors, beyond any range
 
 
 @final
@@ -139,7 +140,7 @@ def reach(level: float, freedom: Floats) -> Floats:
     """The half width, in standard errors, of Student's interval."""
     from scipy.special import stdtrit
 
-    quantile: Floats = stdtrit(np.maximum(freedom, 1.0), (1 + level) / 2)
+    quantile: Floats = np.minimum(stdtrit(np.maximum(freedom, 1.0), (1 + level) / 2), _FAR)
     return quantile
 
 
@@ -155,7 +156,7 @@ def area_interval(value: Floats, spread: Spread, most: Floats, level: float) -> 
     moved, ends = t * error / (most * share * (1 - share)), []
     for sign in (1, -1):
         hall = value - error * 3 / skew * (np.cbrt(1 + skew * (sign * t - skew / 6)) - 1)
-        logit = most / (1 + (1 - share) / share * np.exp(sign * moved))
+        logit = most / (1 + (1 - share) / share * np.exp(np.clip(sign * moved, -700, 700)))
         ends.append(np.minimum(hall, logit) if sign > 0 else np.maximum(hall, logit))
     return np.clip(ends[0], 0.0, value), np.clip(ends[1], value, np.maximum(most, value))
 
