@@ -25,6 +25,7 @@ TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOUR
 NAMED = {command.__name__: command for command in COMMANDS}
 # Arguments that no command passes on, or that the words around them explain.
 PYTHON_ONLY = {
+    "keep",
     *("classes", "dtype", "index", "size", "skipped", "shuffle", "distributed", "one_pass", "second", "preprocess"),
     *("reject_cost", "c", "key", "set", "features", "alpha", "beta"),
 }
