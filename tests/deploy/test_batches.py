@@ -115,7 +115,9 @@ def cluster():
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         options = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
         ray.init(num_cpus=3, _temp_dir=folder, logging_level="ERROR", **options)
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.read_op_min_num_blocks = 2  # by default 200, each a task
         yield ray
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

@@ -66,7 +66,7 @@ def test_intervals_of_smooth_metrics_cover_the_truth_as_often_as_they_say(sizes)
     expected = {"auroc": truth.auroc("ood"), "aurr": truth.aurr(0.5, 0.5), "augrc": truth.augrc(0.5, 0.5)}
     held = dict.fromkeys(expected, 0)
     for seed in range(400):
-        table = made(sizes, seed=seed, scores=1).intervals(negatives=["pooled"]).set_index("metric")
+        table = made(sizes, seed=seed, scores=1).intervals(negatives=["pooled"], draws=2).set_index("metric")
         for metric, value in expected.items():
             held[metric] += table.loc[metric, "low"] <= value <= table.loc[metric, "high"]
     for metric, count in held.items():

@@ -16,12 +16,12 @@ torch.cuda.device_of = lambda tensor: contextlib.nullcontext()
 from sirc.metrics import Ranking
 generator = torch.Generator().manual_seed(0)
 worst = 0.0
-for sizes in ((1, 0, 0), (3, 1, 2), (900, 150, 1300), (40, 3, 0)):
+for sizes in ((1, 0, 0), (3, 1, 2), (900, 150, 1100), (40, 3, 0)):
     for decimals in (1, 9):
         groups = [torch.randn(n, generator=generator).double().round(decimals=decimals) for n in sizes]
         weights = torch.rand(sizes[2], generator=generator).double() + 0.1 if sizes[2] > 2 else None
         ranking = Ranking(*groups, ood_weights=weights)
-        alpha = torch.linspace(0, 1, 5, dtype=torch.float64) if sizes[2] else torch.ones(1, dtype=torch.float64)
+        alpha = torch.linspace(0, 1, 3, dtype=torch.float64) if sizes[2] else torch.ones(1, dtype=torch.float64)
         for found, expected in zip(ranking._kernel_sums(alpha), ranking._area_sums(alpha), strict=True):
             assert found.shape == expected.shape
             worst = max(worst, float((found - expected).abs().max()))
