@@ -131,7 +131,8 @@ def test_the_error_has_wilson_s_interval():
 
 def test_too_few_samples_or_tied_recalls_fall_back_on_the_bootstrap_and_say_so():
     few = made((40, 3, 30)).intervals(draws=30)
-    drawn = few[few["negative"].isin(["wrong", "pooled"]) & (few["metric"] != "error")]
+    of_wrong = (few["negative"] == "wrong") | few["metric"].isin(["aurr", "aurc", "augrc", "risk@95"])
+    drawn = few[few["negative"].isin(["wrong", "pooled"]) & of_wrong & (few["metric"] != "error")]
     assert set(drawn["method"]) == {"bootstrap"}
     tied = made((400, 80, 90), decimals=0).compare("s0", draws=40)
     by_metric = tied.groupby("metric")["method"].agg(set)
@@ -148,3 +149,12 @@ def test_the_seed_plays_no_part_where_nothing_is_drawn():
     pd.testing.assert_frame_equal(ev.compare("s0", seed=1), ev.compare("s0", seed=2, draws=7))
     with pytest.raises(ValueError, match='`method` must be "auto" or "bootstrap"'):
         ev.intervals(method="normal")
+
+
+@pytest.mark.parametrize("wrong", [0, 4, 6, 50])
+def test_groups_that_play_no_part_do_not_widen_a_bar(wrong):
+    right = np.arange(1000 + wrong) < 1000
+    ev = sirc.evaluate({"s": (right + 5.0, right)}, ood={"far": {"s": np.linspace(0, 1, 2000)}})
+    table = ev.intervals(negatives=["far"]).set_index("metric")
+    assert table.loc["auroc", "low"] == pytest.approx(0.99616, abs=1e-4)
+    assert table.loc["auroc", "method"] == "analytic"

@@ -603,3 +603,12 @@ def test_the_command_chooses_for_each_run_of_a_study(command, tmp_path, monkeypa
     assert out.startswith("tiny, seed 1\n")
     sizes = re.search(r"(\d+) ID✓, (\d+) ID✗, 10 Grey and 6 Noise", out.replace("\n", " "))
     assert int(sizes[1]) + int(sizes[2]) == 12  # half of them; the others set the threshold
+
+
+@pytest.mark.parametrize("method", ["auto", "bootstrap"])
+def test_perfect_scores_are_tied(method):
+    right = np.arange(40) < 30
+    scores = {f"s{i}": (right * 1.0, right) for i in range(3)}
+    ood = {"x": {name: np.zeros(20) - 1 for name in scores}}
+    choice = sirc.select(scores, ood=ood, relative=False, method=method, draws=50)
+    assert choice.tie

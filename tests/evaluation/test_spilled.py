@@ -56,7 +56,7 @@ def test_the_table_is_that_of_an_evaluation_in_memory(stores, small, tmp_path, p
     expected = sirc.evaluate(Scorer(SPECS), *stores, pool=pool, **ASKED)
     ev = sirc.evaluate(Scorer(SPECS), *stores, pool=pool, spill=tmp_path, **ASKED)
     assert isinstance(ev, SpilledEvaluation)
-    assert len(list((tmp_path / "test").iterdir())) == 5
+    assert len(list(tmp_path.glob("test-*/*"))) == 5
     # Counts are exact; weights of samples are added up in another order.
     pd.testing.assert_frame_equal(ev.table, expected.table, check_exact=pool == "samples", rtol=1e-12)
     grid = [0.1, 0.5, 0.9], [0.0, 0.4]
@@ -135,7 +135,7 @@ def test_a_stopped_evaluation_goes_on_from_its_parts(stores, small, tmp_path, mo
         ev = sirc.evaluate(Scorer(SPECS), test, ood, spill=tmp_path)
         assert again.shards == 15 + 13 + 1 - 9  # three parts of three shards were written
     pd.testing.assert_frame_equal(ev.table, expected, check_exact=True)
-    part = next((tmp_path / "test").iterdir())
+    part = next(tmp_path.glob("test-*/*"))
     part.write_bytes(part.read_bytes()[:-8] + b"damaged!")
     with monkeypatch.context() as patch:
         again = Counting(patch)
@@ -223,3 +223,19 @@ def test_two_processes_share_the_work_and_have_the_same_table(tmp_path):
         assert done.returncode == 0, done.stderr
     for rank in range(2):
         pd.testing.assert_frame_equal(pd.read_pickle(tmp_path / f"table {rank}"), expected, check_exact=True)
+
+
+def test_evaluations_of_other_scores_may_use_the_same_folder(stores, small, tmp_path):
+    ev = sirc.evaluate(Scorer(["msp", "energy"]), *stores, spill=tmp_path)
+    before = ev.ranking("energy", "far").auroc("ood")
+    other = sirc.evaluate(Scorer(["max_logit", "msp"]), *stores, spill=tmp_path)
+    assert ev.ranking("energy", "far").auroc("ood") == before
+    assert other.ranking("msp", "far").auroc("ood") == ev.ranking("msp", "far").auroc("ood")
+
+
+def test_what_needs_the_rows_says_so(stores, tmp_path):
+    ev = sirc.evaluate(Scorer(["msp"]), *stores, spill=tmp_path)
+    with pytest.raises(AttributeError, match="an evaluation on disk has no `compare`, which needs the rows"):
+        ev.compare("msp")
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = ev.nonsense

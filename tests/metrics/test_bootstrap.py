@@ -333,16 +333,21 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
         assert -0.04 - 4 * math.sqrt(0.09 / repeats) < count / repeats - 0.9 < 4 * math.sqrt(0.09 / repeats), metric
 
 
-def test_no_wrong_predictions_are_no_obstacle():
-    ev = sirc.evaluate({"s": ([3.0, 2, 1], [1, 1, 1])}, ood={"x": {"s": [2.0, 0]}})
-    table = ev.intervals(method="bootstrap", draws=20)
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("method", ["auto", "bootstrap"])
+def test_no_wrong_predictions_are_no_obstacle(method, alpha):
+    ev = sirc.evaluate({"s": ([3.0, 2, 1] * 3, [1, 1, 1] * 3)}, ood={"x": {"s": [2.0, 0] * 4}}, alpha=alpha)
+    table = ev.intervals(method=method, draws=20)
+    table = table[table["metric"] != "error"]
     assert "wrong" not in set(table["negative"])
     assert table[["value", "low", "high"]].notna().all(axis=None)
 
 
-def test_no_ood_is_no_obstacle():
+@pytest.mark.parametrize("method", ["auto", "bootstrap"])
+def test_no_ood_is_no_obstacle(method):
     confidence, right, _ = problem(0)
-    table = sirc.evaluate({"s": (confidence, right)}).intervals(method="bootstrap", draws=20)
+    table = sirc.evaluate({"s": (confidence, right)}).intervals(method=method, draws=20)
+    table = table[table["metric"] != "error"]
     assert set(table["negative"]) == {"wrong"}
     assert list(table["metric"]) == ["auroc", "fpr@95", "aurr", "risk@95", "aurc", "augrc"]
     assert set(table["alpha"].dropna()) == {1}

@@ -92,7 +92,7 @@ def select(
     absolute: Annotated[bool, Option("--absolute", help="Regret as it is, not relative to the best.")] = False,
     pool: Annotated[Pool, Option(help="What weighs the same among OOD data: `datasets` or `samples`.")] = Pool.datasets,
     method: Annotated[Method, Option(help="Of the intervals: `auto`, without resampling if it can be.")] = Method.auto,
-    draws: Annotated[int, Option(help="Of how the values might have come out.")] = 1000,
+    draws: Annotated[int, Option(help="Draws behind the intervals.")] = 1000,
     level: Annotated[float, Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
     seed: Annotated[int, Option(help="Of the draws.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one choice for each model.")] = False,

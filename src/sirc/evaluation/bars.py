@@ -102,9 +102,10 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     error, low, high = np.sqrt(errors["variance"].to_numpy()), *np.full((2, len(frame)), np.nan)
     value, found = frame["value"].to_numpy()[known], errors[known]
     most = np.where((value <= found["most"]) & (found["most"] > 0), found["most"], 1.0)
-    strays = Spread(*(found[name].to_numpy() for name in _ERRORS[:3]))
-    # At an end of its range a metric has no spread to go by.
-    shares = found["at_recall"].to_numpy(bool) | ((strays.variance == 0) & ((value <= 0) | (value >= most)))
+    variance, *others = (found[name].to_numpy() for name in _ERRORS[:3])
+    # Where groups lie wholly apart a metric has no spread to go by.
+    flat = variance <= (_ROUNDING * np.abs(value)) ** 2
+    strays, shares = Spread(np.where(flat, 0.0, variance), *others), found["at_recall"].to_numpy(bool) | flat
     as_shares = share_interval(value, strays, most, found["fewest"].to_numpy(), level)
     as_areas = area_interval(value, strays, most, level)
     low[known], high[known] = (np.where(shares, *ends) for ends in zip(as_shares, as_areas, strict=True))
@@ -189,15 +190,21 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
         kind: Negative = "wrong" if name == WRONG else "ood"
         alpha = 1.0 if name == WRONG else float(ev.alpha)
         values = one.influences(metrics, kind, ev.recall, alpha, ev.beta)
-        enough = min(part.shape[1] for part in values.values()) >= FEWEST
-        fine = enough and resolved(one.ranking, ev.recall)
-        usable = [float(fine if "recall" in metric.parameters else enough) for metric in metrics]
+        fine = resolved(one.ranking, ev.recall)
+        enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
+        usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
         found[name] = _Own(values, np.array(usable))
     if MEAN in asked.negatives:
         sets = [found[name] for name in ev.ood]
         usable = np.min([one.usable for one in sets], axis=0)
         found[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable)
     return found
+
+
+def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
+    """The size of the smallest stratum that a metric depends on: ID✗ play no part where ID✓ is told from OOD."""
+    idle = "wrong" if metric.of_negative and negative != WRONG else None
+    return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
 def _strays(asked: Request, own: dict[str, _Own], base: dict[str, _Own] | None) -> dict[Figure, tuple[float, ...]]:
@@ -209,16 +216,16 @@ def _strays(asked: Request, own: dict[str, _Own], base: dict[str, _Own] | None) 
         one, other = own[negative], None if base is None else base[negative]
         strays = spread(one.influences, None if other is None else other.influences)
         usable = one.usable if other is None else one.usable * other.usable
-        fewest = min(part.shape[1] for part in one.influences.values())
         alpha = 1.0 if negative == WRONG else float(ev.alpha)
         for row, metric in enumerate(_with_derivative()):
             at_recall = "recall" in metric.parameters
             variance = strays.variance[row]
             if at_recall and other is not None and variance > 0:
                 # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
-                variance += grain(one.influences, row)
+                variance += max(grain(one.influences, row), grain(other.influences, row))
             most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
             if usable[row]:
+                fewest = _fewest(one.influences, metric, negative)
                 columns = (variance, strays.freedom[row], strays.skewness[row], fewest, most, at_recall)
                 found[negative, metric.name] = columns
     return found

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Unpack, final
+from typing import NoReturn, Unpack, final
 
 import pandas as pd
 import torch
@@ -58,8 +58,12 @@ class SpilledEvaluation(Tabulated):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"`spill` must be a folder, or the path of a new one; '{folder}' is a file")
         self._folder, sets = folder, as_sets(ood)
-        self._test = _SortedStore(folder / "test", "test", test, scorer, labelled=True)
-        self._ood = {name: _SortedStore(_place(folder, name), f"ood[{name!r}]", sets[name], scorer) for name in sets}
+        made = {"scorer": scorer.digest, "sirc": sirc.__version__, "device": where.type}
+        self._test = _SortedStore(_place(folder, "test", made), "test", test, scorer, made, labelled=True)
+        self._ood = {
+            name: _SortedStore(_place(folder, f"ood {name}", made), f"ood[{name!r}]", sets[name], scorer, made)
+            for name in sets
+        }
         super().__init__(scorer.specs, list(sets), **settings)
         everything = [self._test, *self._ood.values()]
         jobs = [(store, number) for store in everything for number in store.numbers]
@@ -109,17 +113,35 @@ class SpilledEvaluation(Tabulated):
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         return partial(self.ranking, score)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(sirc.Evaluation, name):
+            raise AttributeError(
+                f"an evaluation on disk has no `{name}`, which needs the rows: evaluate in memory for it, without "
+                "`spill`, and some of the rows if not all fit"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-def _place(folder: Path, name: str) -> Path:
-    """The folder of an OOD set, whose name may have anything in it."""
-    return folder / f"ood-{hashlib.sha256(str(name).encode()).hexdigest()[:16]}"
+
+def _place(folder: Path, name: str, made: Mapping[str, str]) -> Path:
+    """The folder of a set, whose name may have anything in it, scored in this way: others may use the same folder."""
+    mark = hashlib.sha256(json.dumps([name, made]).encode()).hexdigest()[:16]
+    return folder / f"{name.partition(' ')[0]}-{mark}"
 
 
 @final
 class _SortedStore:
     """The confidences of one store in parts, each of some shards: sorted, by group and score."""
 
-    def __init__(self, folder: Path, name: str, store: object, scorer: Scorer, *, labelled: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        store: object,
+        scorer: Scorer,
+        made: Mapping[str, str],
+        *,
+        labelled: bool = False,
+    ) -> None:
         if not isinstance(store, OutputStore):
             raise ValueError(
                 f"with `spill`, `{name}` must be an `OutputStore`; got {type(store).__name__}. "
@@ -129,7 +151,7 @@ class _SortedStore:
         if labelled and not store.has_labels:
             raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
         self._name, self._store, self._scorer, self._labelled = name, store, scorer, labelled
-        self._parts = Parts(folder, {"scorer": scorer.digest, "sirc": sirc.__version__})
+        self._parts = Parts(folder, made)
         self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
         self.numbers = range(0, store.num_shards, self._shards)
         self._about: dict[int, dict[str, str]] = {}

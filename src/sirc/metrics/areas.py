@@ -54,7 +54,8 @@ def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor,
 
 def largest_risk(p: float, alpha: float, beta: float, recall: float = 0.0) -> float:
     """The risk at a recall were all of ID✗ and OOD accepted; at a recall of 0 it bounds every risk and area."""
-    return (beta * alpha * (1 - p) + (1 - beta) * (1 - alpha)) / (1 - alpha * p * (1 - recall))
+    loss = beta * alpha * (1 - p) + (1 - beta) * (1 - alpha)
+    return loss / (1 - alpha * p * (1 - recall)) if loss else 0.0
 
 
 def oracle_loss(coverage: Tensor, p: float, alpha: float, beta: float) -> Tensor:

@@ -131,7 +131,7 @@ def spread(influences: Influences, less: Influences | None = None) -> Spread:
 
 
 def grain(influences: Influences, figure: int) -> float:
-    """The variance that half a sample of each negative stratum more or less makes in a share at a threshold."""
+    """The variance that one sample of each negative stratum more or less makes in a share at a threshold."""
     parts = [values[figure] for name, values in influences.items() if name != "correct"]
     return sum(float(part.abs().amax() / len(part)) ** 2 for part in parts)
 

@@ -15,6 +15,7 @@ Flags = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 
 EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
+_TINY = float(np.finfo(np.float64).tiny)
 _LEAST = 1e-3  # of the best value: in a draw with less, the regret relative to it says nothing any more
 
 
@@ -67,7 +68,7 @@ def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, l
         at, drawn = (np.log(np.maximum(x / scale, _LEAST)) for x in (values, draws))
     else:
         at, drawn = values, draws
-    least = EQUAL if relative else EQUAL * float(np.abs(values).max())
+    least = EQUAL if relative else max(EQUAL * float(np.abs(values).max()), _TINY)
     # One candidate after another, each with its draws side by side.
     at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
     z = NormalDist().inv_cdf((1 + level) / 2)
@@ -102,7 +103,7 @@ def contenders(value: Floats, draws: Floats, level: float, resolution: float) ->
         difference = value[t] - value
         drawn = draws[:, [t]] - draws
         # Candidates that rank alike differ by rounding only.
-        spread = np.maximum(drawn.std(0, ddof=1), resolution)
+        spread = np.maximum(drawn.std(0, ddof=1), max(resolution, _TINY))
         largest = np.maximum(largest, (np.abs(drawn - difference) / spread).max(1))
         exceeds[t] = (difference / spread).max()
     may_be_best: Flags = exceeds <= np.quantile(largest, level)
