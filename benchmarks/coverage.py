@@ -61,6 +61,7 @@ CASES = (
     Case("1% errors", (1980, 20, 1000)),
     Case("1% errors, fewer", (990, 10, 500)),
     Case("far apart", (1000, 50, 500), means=_APART),
+    Case("1% errors, far apart", (1980, 20, 1000), means=_APART),
 )
 
 

@@ -156,7 +156,8 @@ def area_interval(value: Floats, spread: Spread, most: Floats, level: float) -> 
     moved, ends = t * error / (most * share * (1 - share)), []
     for sign in (1, -1):
         hall = value - error * 3 / skew * (np.cbrt(1 + skew * (sign * t - skew / 6)) - 1)
-        logit = most / (1 + (1 - share) / share * np.exp(np.clip(sign * moved, -700, 700)))
+        with np.errstate(over="ignore"):  # an end beyond all numbers is that of the range
+            logit = most / (1 + (1 - share) / share * np.exp(np.clip(sign * moved, -700, 700)))
         ends.append(np.minimum(hall, logit) if sign > 0 else np.maximum(hall, logit))
     return np.clip(ends[0], 0.0, value), np.clip(ends[1], value, np.maximum(most, value))
 
