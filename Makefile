@@ -17,6 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests read and write text as UTF-8, whatever the locale.
 export PYTHONUTF8 := 1
 
+# One more than there are cores: some tests wait for a browser, a server or another process.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+
 .PHONY: test types suite quick attack demo screenshot lint bench clean
 
 test: $(DEV)
@@ -29,17 +32,17 @@ types: $(DEV)
 	$(BIN)/mypy --strict src
 
 suite: $(DEV)
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 quick: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile quick \
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --hypothesis-profile quick \
 	  -m "not slow and not browser and not gpu"
 
 # Tries to break what docs/security.md promises, for about ten minutes, and prints its table.
 attack: $(DEV)
-	$(BIN)/pytest -n auto --dist worksteal -m attack --attack-scale 10
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m attack --attack-scale 10
 
 demo: $(DEMO)
 	$(BIN)/sirc demo

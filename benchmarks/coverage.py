@@ -21,6 +21,7 @@ import sirc
 METRICS = ("auroc", "aurr", "aurc", "augrc", "fpr@95", "risk@95")
 _NORMAL = ((1.5, 1.2), (0.3, 0.2), (0.0, -0.3), (-0.5, -0.5))  # means of ID✓, ID✗ and the OOD sets, by each score
 _APART = ((4.0, 3.5), (1.5, 1.2), (0.0, -0.3))
+_FARTHER = ((4.5, 4.0), (1.5, 1.2), (0.0, -0.3))
 _POPULATION = 1_000_000
 
 
@@ -62,6 +63,17 @@ CASES = (
     Case("1% errors, fewer", (990, 10, 500)),
     Case("far apart", (1000, 50, 500), means=_APART),
     Case("1% errors, far apart", (1980, 20, 1000), means=_APART),
+    Case("1% errors, farther", (1980, 20, 1000), means=_FARTHER),
+    Case("10 errors, far apart", (300, 10, 300), means=_APART),
+)
+
+
+_EQUAL = ((1.5, 1.5), (0.3, 0.3), (0.0, 0.0))
+SELECT_CASES = (
+    Case("equally good", (800, 200, 500), means=_EQUAL),
+    Case("equally good, few errors", (760, 40, 300), means=_EQUAL),
+    Case("one is better", (800, 200, 500)),
+    Case("one is better, few errors", (760, 40, 300)),
 )
 
 
@@ -86,12 +98,39 @@ def covered(case: Case, repeats: int, draws: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["negative", "metric", "value", "difference", "bootstrap"])
 
 
+def chosen(case: Case, repeats: int) -> tuple[float, float]:
+    """The share of repeats in which `select` calls one score worse, and in which intervals hold the true regrets."""
+
+    def select(evaluation: sirc.Evaluation) -> pd.DataFrame:
+        given = {score: (values, evaluation.correct) for score, values in evaluation.confidences.items()}
+        return sirc.select(given, ood=evaluation.ood, draws=200).table.set_index("score")
+
+    whole = select(case.evaluation(None, max(1, _POPULATION // 10 // max(case.sizes))))
+    rng, called, held = np.random.default_rng(0), 0, 0
+    for _ in range(repeats):
+        table = select(case.evaluation(rng))
+        called += not table["tied"].all()
+        for score, truth in whole["worst_regret"].items():
+            low, high = table.loc[score, ["worst_low", "worst_high"]]
+            held += low - 1e-12 <= truth <= high + 1e-12
+    return called / repeats, held / repeats / len(whole)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2000)
     parser.add_argument("--draws", type=int, default=200, help="of the bootstrap, where it is fallen back on")
     parser.add_argument("--case", action="append", help="names of cases; all if left out")
+    parser.add_argument("--select", action="store_true", help="of `sirc.select` instead: its calls and its regrets")
     options = parser.parse_args()
+    if options.select:
+        print("| samples of ID✓, ID✗, OOD | one is called worse | intervals hold the worst regret |\n|---|---|---|")
+        for case in SELECT_CASES:
+            if not options.case or case.name in options.case:
+                called, held = chosen(case, options.repeats)
+                sizes = ", ".join(map(str, case.sizes))
+                print(f"| {case.name}: {sizes} | {100 * called:.1f} | {100 * held:.1f} |", flush=True)
+        return
     print("| samples of ID✓, ID✗, OOD | against | AUROC | AURR | AURC | AUGRC | FPR@95 | Risk@95 |")
     print("|---|---|---|---|---|---|---|---|")
     for case in CASES:

@@ -129,7 +129,10 @@ def main() -> None:
     parts = {"first pass: moments": cost.first, "solving": cost.solving, "second pass: statistics": cost.second}
     rows = [Row(f"fit of {n:,} rows", cost.total, products, cost.product, cost.total / cost.product, 2)]
     rows += [Row(f"- {name}", part, "the same", cost.product, part / cost.product) for name, part in parts.items()]
-    notes = ['crossfit is "auto" unless stated: rows are left out of their own statistics below 100 for each feature']
+    notes = [
+        'crossfit is "auto" unless stated: rows are left out of their own statistics below 100 for each feature',
+        "a decomposition in a fit has one thread: with more, `eigh` is quicker on idle cores, far slower on busy ones",
+    ]
     if cost.memory is None or crossfitted.memory is None:
         notes.append("peak memory is read from /proc and was not measured here")
     else:

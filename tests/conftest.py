@@ -188,7 +188,7 @@ def open_page(chromium, tabs):
     """Open a report as its reader does, but without a network; what it logs or asks for fails the test.
 
     A report that another test opened is brought to the setting; one that is to be changed otherwise must be `fresh`,
-    and is loaded in a tab for all such reports.
+    and is loaded in a tab for all such reports. Of one that is not `drawn`, plots get their data and no picture.
     """
 
     def note_request(request):
@@ -199,18 +199,20 @@ def open_page(chromium, tabs):
         if message.type in ("error", "warning"):
             tabs.complaints.append(f"console: {message.text}")
 
-    def new_tab():
+    def new_tab(drawn):
         context = chromium.new_context(offline=True)
         context.set_default_timeout(60_000)
         context.on("request", note_request)
         context.on("console", note_message)
         context.on("weberror", lambda error: tabs.complaints.append(f"page: {error.error}"))
+        if not drawn:
+            context.add_init_script(page_driving.UNDRAWN)
         return context.new_page()
 
-    def open_one(path, setting="", *, fresh=False, width=1280, height=900, color_scheme="light"):
-        key = "fresh" if fresh else path
+    def open_one(path, setting="", *, fresh=False, drawn=True, width=1280, height=900, color_scheme="light"):
+        key = "fresh" if fresh else (path, drawn)
         known = key in tabs.pages
-        page = tabs.pages[key] if known else tabs.pages.setdefault(key, new_tab())
+        page = tabs.pages[key] if known else tabs.pages.setdefault(key, new_tab(drawn or fresh))
         if known and not fresh:
             page_driving.go(page, setting)
             return page

@@ -131,6 +131,9 @@ def _calls():
     yield "calibrate", partial(made.calibrate, OTHER), {"recall": 0.9, "delta": None}
     by_cost = {"alpha": 0.5, "beta": 0.5, "reject_cost": 0.1}
     yield "calibrate by cost", partial(made.calibrate, OTHER, ood=OOD), by_cost
+    guarded = {"model": MODEL, "recall": 0.5, "delta": None, "score": "msp", "head": None, "classes": None}
+    yield "guard", partial(sirc.guard, train=ROWS, val=OTHER), {**guarded, "batch_size": 8, "progress": False}
+    yield "load_guard", sirc.load_guard, {"path": "/nowhere/x", "model": MODEL}
     yield "set_threshold", made.set_threshold, {"value": 0.5}
     yield "at_recall", threshold.at_recall, {"confidence": CONFIDENCE, "correct": CORRECT, "recall": 0.9, "delta": 0.1}
     yield "at_coverage", threshold.at_coverage, {"confidence": CONFIDENCE, "coverage": 0.9, "delta": 0.1}

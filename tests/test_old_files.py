@@ -170,6 +170,7 @@ def test_the_outputs_of_a_run_are_evaluated_to_its_results(study, command):
 
 
 @pytest.mark.parametrize("images", [True, False], ids=["with its images", "without them"])
+@pytest.mark.slow
 def test_nothing_of_a_finished_run_is_made_anew(study, command, images):
     if not images:
         shutil.rmtree("data")

@@ -75,7 +75,7 @@ def test_nothing_is_shown_where_nobody_looks(capsys):
 def test_a_fit_names_its_steps():
     told = Told()
     sirc.fit(["sirc(msp, react)", "cop"], TRAIN, head=HEAD, crossfit=5, progress=told)
-    assert told.names == [("fit, first pass", 60), ("fit, solving react, cop", 7), ("fit, second pass", 60)]
+    assert told.names == [("fit, first pass", 60), ("fit, solving react, cop", 8), ("fit, second pass", 60)]
     told = Told()
     sirc.fit("msp", TRAIN, progress=told)  # which has no parameters
     assert told.names == [("fit, first pass", 60)]

@@ -1,7 +1,8 @@
 """Selective classification with out-of-distribution data: scores that accept what a classifier gets right.
 
-Start with `Outputs` (what a model said about a dataset), `find_head`, `fit` and the `Scorer` it returns. A name is
-imported on first use, so that `import sirc` and the command line start at once.
+Start with `guard`, which makes a trained model say "I don't know"; or with `Outputs` (what a model said about a
+dataset), `find_head`, `fit` and the `Scorer` it returns. A name is imported on first use, so that `import sirc` and the
+command line start at once.
 """
 
 import importlib
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it together with the two tables below
     from sirc import data, metrics, models, progress
     from sirc._utils import distributed
-    from sirc.deploy import Decision, SelectiveClassifier, monitor, threshold
+    from sirc.deploy import Decision, SelectiveClassifier, guard, load_guard, monitor, threshold
     from sirc.errors import DataWarning, NotFittedError, StoreError
     from sirc.evaluation import Choice, Evaluation, combine, evaluate, select
     from sirc.extraction import extract
@@ -45,7 +46,9 @@ __all__ = [
     "find_head",
     "fit",
     "functional",
+    "guard",
     "known_names",
+    "load_guard",
     "metrics",
     "models",
     "moments",
@@ -68,7 +71,7 @@ _MODULES = {
     "threshold": "sirc.deploy.threshold",
 }
 _NAMES = {
-    "sirc.deploy": ("Decision", "SelectiveClassifier"),
+    "sirc.deploy": ("Decision", "SelectiveClassifier", "guard", "load_guard"),
     "sirc.errors": ("DataWarning", "NotFittedError", "StoreError"),
     "sirc.evaluation": ("Choice", "Evaluation", "combine", "evaluate", "select"),
     "sirc.extraction": ("extract",),

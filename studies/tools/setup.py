@@ -156,6 +156,7 @@ def _files(study: Study, beside: Path) -> str:
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
         "data.md": "which images, in which folders",
+        "scod.md": "`scod` beside its rivals, on the same networks trained again",
     }
     lines = [f"- [{name}]({name}): {what}" for name, what in known.items() if (beside / name).exists()]
     shown = [

@@ -10,6 +10,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
+from scipy import special
 from torch import Tensor
 
 import sirc
@@ -32,6 +34,7 @@ METRICS = ("aurr", "aurc")
 WITNESSES = ("residual", "vim", "mahalanobis", "mahalanobis_pp", "knn", "l1")
 PAPER = ("l1", "residual")  # the S2 scores of the paper
 FOUR = ("residual", "mahalanobis_pp", "knn", "l1")
+UNSURE = 0.025  # on the side where `scod` is worse, of a 95% interval
 GROUPS = 20  # of rows, each left out in turn: the sampling error by the jackknife
 
 Columns = Mapping[str, Tensor]
@@ -153,13 +156,13 @@ def witnessed(
             return bayes.log_g(log_u, away, density)
 
     id_u, id_g = log_u, log_g(log_u, away)
-    risks = {point: bayes.expected_risk(id_u, id_g, *point) for point in POINTS}
+    risk = cache(partial(bayes.expected_risk, id_u, id_g))
 
     def rule(rows: Columns, alpha: float, beta: float, metric: str) -> Tensor:
         log_u, away = u_and_away(rows)
         if metric == "aurc":
             return bayes.least_aurc(log_u, log_g(log_u, away), alpha, beta)
-        return bayes.least_aurr(log_u, log_g(log_u, away), alpha, beta, risks[alpha, beta])
+        return bayes.least_aurr(log_u, log_g(log_u, away), alpha, beta, risk(alpha, beta))
 
     return rule
 
@@ -196,29 +199,31 @@ def measure(network: Network) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["network", "rule", "metric", "alpha", "beta", "value"])
 
 
-def surely_worse(network: Network) -> pd.DataFrame:
-    """The change, in percent, of `scod` against SIRC with each S2 of the paper, and the low end of its 95% interval."""
+def surely_worse(network: Network, *, calibrated: bool = False) -> pd.DataFrame:
+    """The change, in percent, of `scod` against SIRC with each S2 of the paper, the low end of its 95% interval, and p.
+
+    p is the probability of so large a change, or a larger one, where there is none. `calibrated` is `scod` with `val`.
+    """
     sizes = [len(rows["log_gap"]) for rows in (network.test, *network.ood.values())]
     group = torch.cat([torch.randperm(n, generator=torch.Generator().manual_seed(0)) % GROUPS for n in sizes])
     kept = (group != torch.arange(-1, GROUPS)[:, None]).double()  # the first leaves none out
-    found, ours = [], list(areas(network, witnessed(network), kept))
+    found, ours = [], list(areas(network, witnessed(network, calibrated=calibrated), kept))
     for s2 in PAPER:
         theirs = areas(network, _sirc(network, (s2,)), kept)
         for (alpha, beta, metric, value), (*_, rival) in zip(ours, theirs, strict=True):
             change, *without = 100 * (value / rival).log()
             error = math.sqrt((GROUPS - 1) / GROUPS * float(torch.stack(without).sub(change).square().sum()))
-            found.append(
-                (
-                    network.name,
-                    s2,
-                    metric,
-                    alpha,
-                    beta,
-                    float(change),
-                    float(change) - t_quantile(GROUPS - 1) * error,
-                )
-            )
-    return pd.DataFrame(found, columns=["network", "s2", "metric", "alpha", "beta", "change", "low"])
+            low = float(change) - t_quantile(GROUPS - 1) * error
+            p = special.stdtr(GROUPS - 1, -float(change) / error)
+            found.append((network.name, s2, metric, alpha, beta, float(change), low, p))
+    return pd.DataFrame(found, columns=["network", "s2", "metric", "alpha", "beta", "change", "low", "p"])
+
+
+def sure_together(p: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which of many comparisons stay sure where all are looked at: with 95%, none is so by chance (Holm's rule)."""
+    order = p.argsort()
+    refused = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)) <= UNSURE
+    return refused[order.argsort()]
 
 
 def learnt(network: Network) -> pd.DataFrame:
@@ -257,26 +262,39 @@ def _with_interval(values: npt.NDArray[np.float64], digits: int = 1) -> str:
 
 
 def at_half(networks: Sequence[Network]) -> str:
-    """%AUROC of ID✗ and of OOD input, mean over sets, and AURR × 100 at α = β = ½: means over networks."""
+    """%AUROC of ID✗ and of OOD input, mean over sets, and AURR × 100 at α = β = ½: means over networks.
+
+    Of `sirc` and of `bayes` with one S2, the best by AURR on these networks is shown beside `residual`.
+    """
     found: dict[str, list[list[float]]] = {}
-    for network, name in ((network, name) for network in networks for name in ("msp", "sirc(msp, residual)", "scod")):
-        rule, right = rules(network)[name], network.test["correct"].bool()
-        own, *outside = (rule(rows, 0.5, 0.5, "aurr") for rows in (network.test, *network.ood.values()))
-        rankings = [sirc.Ranking(own[right], own[~right], other) for other in outside]
-        values = [
-            float(rankings[0].auroc("wrong")),
-            *(
-                np.mean([float(x) for x in xs])
-                for xs in zip(*((ranking.auroc("ood"), ranking.aurr(0.5, 0.5)) for ranking in rankings), strict=True)
-            ),
-        ]
-        found.setdefault(name, []).append([100 * value for value in values])
+    for network in networks:
+        right = network.test["correct"].bool()
+        for name, rule in rules(network).items():
+            own, *outside = (rule(rows, 0.5, 0.5, "aurr") for rows in (network.test, *network.ood.values()))
+            rankings = [sirc.Ranking(own[right], own[~right], other) for other in outside]
+            values = [[float(r.auroc("wrong")), float(r.auroc("ood")), float(r.aurr(0.5, 0.5))] for r in rankings]
+            found.setdefault(name, []).append((100 * np.mean(values, 0)).tolist())
     lines = ["| at α = β = ½ | ID✗ | OOD mean | AURR |", "|---|---:|---:|---:|"]
-    base = np.array(found["msp"])
-    for name, rows in found.items():
-        wrong, ood, aurr = np.mean(rows, 0)
-        change = np.array(rows)[:, 2] - base[:, 2]
+    means = {name: np.mean(rows, 0) for name, rows in found.items()}
+    alone = ([f"{kind}(msp, {s2})" for s2 in WITNESSES] for kind in ("sirc", "bayes"))
+    best = [min(names, key=lambda name: means[name][2]) for names in alone]
+    for name in dict.fromkeys(["msp", "sirc(msp, residual)", *best, "scod"]):
+        wrong, ood, aurr = means[name]
+        change = np.array(found[name])[:, 2] - np.array(found["msp"])[:, 2]
         lines.append(f"| `{name}` | {wrong:.1f} | {ood:.1f} | {aurr:.2f} ({_with_interval(change, 2)}) |")
+    return "\n".join(lines)
+
+
+def _counted(name: str, part: pd.DataFrame) -> str:
+    """How many comparisons are surely worse, one by one and all together, and which."""
+    together = sure_together(part["p"].to_numpy())
+    lines = [
+        f"{name} against sirc(msp, {' or '.join(PAPER)}), {len(part)} comparisons: surely worse, one by one, at "
+        f"{(part['low'] > 0).sum()}, all together at {together.sum()}; at worst {signed(part['change'].max())}%"
+    ]
+    for row in part.assign(together=together)[part["low"] > 0].itertuples():
+        more = ", all together too" if row.together else ""
+        lines.append(f"- {row.network}, {row.s2}, α = {row.alpha}, β = {row.beta}: {signed(row.change)}%{more}")
     return "\n".join(lines)
 
 
@@ -288,8 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep.add_argument("folders", nargs="+", type=Path, help="what `sirc run` or `sirc demo` left")
     keep.add_argument("--out", type=Path, required=True, help="the folder for the files")
     keep.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    show = commands.add_parser("table", help="print the tables")
-    show.add_argument("files", nargs="+", type=Path, help="what `columns` kept, one for each network")
+    for name, words in (("table", "print the tables of docs/bayes.md"), ("half", "print the table of docs/scores.md")):
+        show = commands.add_parser(name, help=words)
+        show.add_argument("files", nargs="+", type=Path, help="what `columns` kept, one for each network")
     asked = parser.parse_args(arguments)
     if asked.command == "columns":
         asked.out.mkdir(parents=True, exist_ok=True)
@@ -297,14 +316,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             save_file(columns(run, asked.device), asked.out / f"{run.parent.name}-{run.name}.safetensors")
         return
     networks = [Network.load(path) for path in asked.files]
-    print(at_half(networks), end="\n\n")
+    if asked.command == "half":
+        print(at_half(networks))
+        return
     print(as_markdown(pd.concat(map(measure, networks))), end="\n\n")
-    sure = pd.concat(map(surely_worse, networks))
-    for (metric, s2), part in sure.groupby(["metric", "s2"], sort=False):
-        print(
-            f"{metric.upper()}, scod against sirc(msp, {s2}): surely worse at {(part['low'] > 0).sum()} of {len(part)} "
-            f"points; at worst {signed(part['change'].max())}%, with an interval from {signed(part['low'].max())}%"
-        )
+    for name, calibrated in (("scod", False), ("scod, val", True)):
+        sure = pd.concat([surely_worse(network, calibrated=calibrated) for network in networks], ignore_index=True)
+        for metric, part in sure.groupby("metric", sort=False):
+            print(_counted(f"{metric.upper()}, {name}", part))
     with_ood = pd.concat(map(learnt, networks))
     for metric, part in with_ood.groupby("metric", sort=False):
         mean, most = part["change"].mean(), part["change"].max()

@@ -2,11 +2,14 @@
 
 import functools
 import os
+import re
+import tomllib
 
 import pytest
 
-from sirc._utils.imports import import_function, import_module, stored_name
+from sirc._utils.imports import DISTRIBUTION, import_function, import_module, missing_package, stored_name
 from sirc.models import small
+from support.pages import ROOT
 
 
 def test_the_old_path_of_a_moved_module_is_understood():
@@ -55,3 +58,17 @@ def test_no_road_leads_to_the_standard_library_or_through_another_module(name):
 def test_functions_that_are_wrapped_are_functions(monkeypatch):
     monkeypatch.setattr(small, "narrow", functools.partial(small.resnet, width=4), raising=False)
     assert import_function("sirc.models.small:narrow", "a name") is small.narrow
+
+
+def test_every_text_installs_the_distribution_by_its_name_and_an_extra_that_it_has():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == DISTRIBUTION
+    assert "pip install 'torch-sirc[vision]'" in str(missing_package("this", "that"))
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
+    pattern = re.compile(r"pip install (?:-\S+ )*'?([^'` ]*sirc[^'` \n]*)")
+    found = [words for path in texts for words in pattern.findall(path.read_text(encoding="utf-8"))]
+    assert len(found) > 8
+    for words in found:
+        name, _, extras = words.partition("[")
+        assert name in (DISTRIBUTION, "{DISTRIBUTION}"), words
+        assert {*extras.rstrip("]").split(",")} <= {*project["optional-dependencies"], "", "{extra}"}, words

@@ -224,6 +224,7 @@ def test_an_option_that_would_do_nothing_is_refused(tmp_path, monkeypatch, comma
     assert words in err
 
 
+@pytest.mark.slow
 def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     for name, size in (("test", 60), ("far", 30)):
@@ -254,7 +255,11 @@ def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monk
     given[given.index("far=far")] = "far=far.npz"
     code, _, err = command(*given, "--out", "other", "--spill", "scratch")
     assert code == 1
-    assert "`ood['far']` must be an `OutputStore`; got Outputs" in err
+    assert "with `--spill`, `--ood far=…` must be an `OutputStore`; got Outputs. `OutputStore.from_outputs(" in err
+    given[given.index("far=far.npz")] = "far=test"
+    code, _, err = command(*given, "--out", "other", "--spill", "far.npz")
+    assert code == 1
+    assert "`--spill` must be a folder" in err
 
 
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest_right_one(study, command):
@@ -395,6 +400,6 @@ for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--he
     assert shown in out.getvalue(), arguments
     heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib"} & set(sys.modules)
     assert not heavy, (arguments, heavy)
-assert len(names) == 20
+assert len(names) == 21
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,6 +1,7 @@
 """Confidences that OpenOOD saved, files with `conf`, `pred` and `label`, are evaluated as they are."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import sirc
@@ -38,6 +39,23 @@ def test_openoods_files_give_the_table_of_their_confidences(saved, command):
     np.testing.assert_allclose(got["value"], expected["value"])
     assert command(*call("--quiet"))[0] == 0
     assert set(read_results("sirc-results/results.csv")["score"]) == {"confidence"}
+
+
+def test_a_table_has_the_intervals_that_were_asked_for(saved, command):
+    code, out, err = command(*call("--intervals"))
+    assert code == 0, err
+    conf, pred, label = saved["cifar10"]
+    ood = {name: {"confidence": saved[name][0]} for name in ("svhn", "dtd")}
+    found = sirc.evaluate({"confidence": (conf, pred == label)}, ood=ood).intervals(negatives=["wrong"])
+    row = found.set_index("metric").loc["auroc"]
+    assert f"[{100 * row.low:.1f}, {100 * row.high:.1f}]" in out
+    assert "95% intervals over samples in brackets" in out
+    cells = pd.read_csv("sirc-results/table.csv").query("negative == 'wrong' and metric == 'auroc'").iloc[0]
+    assert (cells.low, cells.high) == pytest.approx((row.low, row.high))
+    assert "low" not in read_results("sirc-results/results.csv").columns
+    code, _, err = command("table", "sirc-results", "--intervals")
+    assert code == 1
+    assert "holds no stored outputs" in err
 
 
 def test_labels_of_another_order_are_told_here_too(saved, command):

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch.distributed.run import parse_args
 
 import sirc
 from sirc import SelectiveClassifier
@@ -22,7 +23,7 @@ from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment
 from sirc.experiment.stages import check_outputs, extract_run, fit_run, train_run
-from support.interpreters import Interpreter, python
+from support.interpreters import Interpreter, launched
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -192,6 +193,7 @@ def _network(seed):
     return network(study, study.run(seed))
 
 
+@pytest.mark.slow
 def test_promises_and_scores_are_chosen(here, command):
     calls = {
         "recall": ("--recall", 0.9, "--score", "msp"),
@@ -226,14 +228,15 @@ def test_processes_share_the_images_and_write_one_file_in_their_order(here, comm
     arguments = ["predict", "data/images", "--model", "selective.safetensors", "--run", "runs/tiny", "--seed", "1"]
     code, out, err = command(*arguments, "--batch-size", 4, "--out", "one.csv", "--quiet")
     assert code == 0, err
-    # Without the `--`, torchrun takes `--run` for a short form of its own `--run-path`.
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "sirc"]
-    two = python(*launcher, *arguments, "--batch-size", 4, "--out", "two.csv")
-    assert two.returncode == 0, two.stderr
-    assert two.stdout == out.replace("one.csv", "two.csv")  # said once
-    assert "predict, process 1 of 2: 46/46 images" in two.stderr  # of 90, in batches of 4
+    first, second = launched(2, "-m", "sirc", *arguments, "--batch-size", 4, "--out", "two.csv")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout + second.stdout == out.replace("one.csv", "two.csv")  # said once
+    assert "predict, process 1 of 2: 46/46 images" in first.stderr  # of 90, in batches of 4
     assert Path("two.csv").read_bytes() == Path("one.csv").read_bytes()
     assert not list(here.glob(".*"))
+    # Torchrun hands them over; without the `--` it takes `--run` for a short form of its own `--run-path`.
+    given = parse_args(["--standalone", "--nproc-per-node", "2", "-m", "--", "sirc", *arguments])
+    assert (given.training_script, given.training_script_args) == ("sirc", arguments)
 
 
 @pytest.mark.slow
@@ -450,6 +453,7 @@ def confidences(run, spec, rows=None):
     return values if rows is None else values[rows]
 
 
+@pytest.mark.slow
 def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command):
     study = Experiment.read("tiny.toml")
     for run in study.runs:
@@ -483,6 +487,7 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     assert torch.equal(chooser.logits, store.logits[rows[::2].sort()[0]])
 
 
+@pytest.mark.slow
 def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(here, command):
     study = Experiment.read("tiny.toml")
     run = study.run(1)
@@ -506,6 +511,7 @@ def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(her
     assert "120 ID" in out
 
 
+@pytest.mark.slow
 def test_a_threshold_of_least_cost_is_set_on_ood_sets_by_name(here, command):
     study = Experiment.read("tiny.toml")
     test = sirc.OutputStore(study.run(1).store("test")).load()

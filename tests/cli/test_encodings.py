@@ -71,7 +71,7 @@ def test_without_matplotlib_all_but_the_figures_is_written(command, files, tmp_p
     code, shown, told = command("evaluate", "--id", files / "id.npz", "--score", "msp", "--out", out)
     assert code == 0
     assert "open " in shown
-    assert "note: no figures were drawn; figures need matplotlib: pip install 'sirc[plots]'" in told
+    assert "note: no figures were drawn; drawing needs matplotlib: pip install 'torch-sirc[plots]'" in told
     assert {path.name for path in out.iterdir()} >= {"results.csv", "report.html", "table.md"}
 
 

@@ -94,6 +94,7 @@ def test_arguments_are_told_as_options_or_keys():
     assert told("run", 'count them: `on_error="skip"`.') == "count them: `--set extract.on_error=skip`."
     assert told("calibrate", "say where: `--set data.root=…`.") == "say where: `data.root = …` in the TOML."
     assert told("select", "Pass `relative=False`") == "Pass `--absolute`"
+    assert told("evaluate", "with `spill`, `test` must have labels") == "with `--spill`, `--id` must have labels"
     assert told("serve", "use `Outputs(..., classes=…)`") == "use `Outputs(..., classes=…)`"
 
 

@@ -7,6 +7,7 @@ import tomllib
 import unicodedata
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,11 @@ def test_another_process_draws_the_same_pixels():
         images = getattr(glyphs, name)(count=21)
         drawn = hashlib.sha256(b"".join(np.asarray(images.image(i)).tobytes() for i in (20, 0))).hexdigest()
         assert line == f"{name} {drawn} {images.fingerprint}"
+
+
+def test_fonts_are_those_of_matplotlib():
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    assert [font_file(font) for font in FONTS] == [folder / f"{font}.ttf" for font in FONTS]
 
 
 def test_an_image_does_not_depend_on_how_many_there_are_or_which_came_first():
@@ -199,7 +205,7 @@ def test_bad_options_are_refused_in_words(make, words):
 def test_a_missing_package_names_the_extra(name, module, package, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda asked: None if asked == module else found(asked))
-    with pytest.raises(ImportError, match=rf"the set '{name}' needs {package}: pip install 'sirc\[demo\]'"):
+    with pytest.raises(ImportError, match=rf"the set '{name}' needs {package}: pip install 'torch-sirc\[demo\]'"):
         getattr(glyphs, name)()
 
 

@@ -63,6 +63,7 @@ def test_a_batch_of_encoded_images_gets_the_decisions_of_a_folder(photos, expect
     compare(DecideImages(calibrated())(pd.DataFrame(batch_of(photos))), expected, DECISIONS[:-1])
 
 
+@pytest.mark.slow
 def test_images_lie_in_dicts_or_in_one_of_several_columns(photos, expected):
     batch = batch_of(photos)
     cells = [{"bytes": data, "path": "x"} for data in batch["bytes"]]
@@ -114,10 +115,10 @@ def cluster():
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         options = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
-        ray.init(num_cpus=3, _temp_dir=folder, logging_level="ERROR", **options)
+        ray.init(num_cpus=2, _temp_dir=folder, logging_level="ERROR", **options)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.read_op_min_num_blocks = 2  # by default 200, each a task
+        context.read_op_min_num_blocks = 1  # by default 200, each a task
         yield ray
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,39 +149,30 @@ def decisions_in(folder, key):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_lines_of_the_page_decide_about_folders_parquet_and_webdataset(
+def test_ray_decides_about_folders_parquet_and_webdataset_and_outlives_a_worker(
     cluster, graph, photos, expected, tmp_path, monkeypatch
 ):
+    class Mortal(DecideImages):  # here, so that it goes to the worker whole
+        """Decides; the first of its kind that meets a certain image dies of it."""
+
+        def __call__(self, batch):
+            flag = Path(self.classifier).with_name("died")
+            if not flag.exists() and any(path.endswith("07.png") for path in batch["path"]):
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(batch)
+
     monkeypatch.chdir(tmp_path)
     shutil.copy(graph, "model.onnx")
     shutil.copytree(photos, "photos")
     write_parquet(photos, "images.parquet")
     write_shards(photos, Path("shards"))
-    (block,) = blocks_of(ROOT / "docs" / "scale.md", "python ray")
-    exec(compile(block, "scale.md", "exec"), {})
+    namespace = {}
+    for kind in ("python ray", "python ray workers"):
+        (block,) = blocks_of(ROOT / "docs" / "scale.md", kind)
+        exec(compile(block, "scale.md", "exec"), namespace)
+        namespace["DecideImages"] = Mortal
+    assert Path("died").exists()
     same = [name for name in DECISIONS if name not in ("reason", "error")]
-    for name, key in (("photos", "path"), ("parquet", "id"), ("shards", "__key__")):
+    for name, key in (("photos", "path"), ("parquet", "id"), ("shards", "__key__"), ("workers", "path")):
         compare(decisions_in(f"decisions/{name}", key), expected, same)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_worker_killed_in_the_middle_loses_and_doubles_nothing(cluster, graph, photos, expected, tmp_path):
-    class Mortal:  # here, so that it goes to the worker whole
-        """Decides; the first of its kind that meets a certain image dies of it."""
-
-        def __init__(self, graph, flag):
-            self._decide, self._flag = DecideImages(graph), Path(flag)
-
-        def __call__(self, batch):
-            if not self._flag.exists() and any(path.endswith("07.png") for path in batch["path"]):
-                self._flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return self._decide(batch)
-
-    flag, out = tmp_path / "died", tmp_path / "decisions"
-    images = cluster.data.read_binary_files(str(photos), include_paths=True)
-    how = {"batch_size": 2, "compute": cluster.data.ActorPoolStrategy(size=1)}
-    images.map_batches(Mortal, fn_constructor_args=[str(graph), str(flag)], **how).write_parquet(str(out))
-    assert flag.exists()
-    compare(decisions_in(out, "path"), expected, ["accepted", "label", "class", "confidence"])

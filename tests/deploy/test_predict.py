@@ -170,6 +170,7 @@ def deciding(monkeypatch):
     return watch
 
 
+@pytest.mark.slow
 def test_a_stopped_call_goes_on_and_other_settings_begin_anew(table, selective, folder, tmp_path, deciding):
     path, options = tmp_path / "decisions.csv", {"batch_size": 3}
     save_decisions(table, tmp_path / "whole.csv")

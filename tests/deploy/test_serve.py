@@ -464,7 +464,7 @@ def test_an_image_that_the_graph_cannot_take_is_refused(graph, tmp_path):
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "sirc.deploy.serve")
-    with pytest.raises(ImportError, match=r"pip install 'sirc\[serve\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'torch-sirc\[serve\]'"):
         importlib.import_module("sirc.deploy.serve")
 
 

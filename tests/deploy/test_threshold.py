@@ -310,6 +310,7 @@ def test_a_risk_is_shown_near_the_coverage_that_any_test_could_reach(n, risk, kn
     assert broken_at_most(np.array(broken), delta)
 
 
+@pytest.mark.slow
 def test_an_infeasible_risk_is_said_with_the_lowest_that_is_feasible():
     rng = np.random.default_rng(9)
     confidence = rng.random(1000)

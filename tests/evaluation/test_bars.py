@@ -1,11 +1,15 @@
 """Error bars of an evaluation: against the bootstrap, at the ends of the range, and where they fall back on it."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 import sirc
+from sirc.metrics import Placed, area_interval, difference_interval, find_metric, largest_risk, spread
 
 SMOOTH = ("auroc", "aurr", "aurc", "augrc")
 AT_RECALL = ("fpr@95", "risk@95")
@@ -29,13 +33,12 @@ def made(sizes, *, decimals=None, seed=0, pool="samples", shift=0.0, scores=2, *
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pool", "decimals"), [("samples", None), ("datasets", 1)])
-def test_standard_errors_are_those_of_the_bootstrap(pool, decimals):
-    ev = made((1200, 400, 900, 500), pool=pool, decimals=decimals, alpha=0.6, beta=0.4)
+def test_standard_errors_are_those_of_the_bootstrap():
+    ev = made((1000, 300, 500, 300), pool="datasets", decimals=1, alpha=0.6, beta=0.4)
     keys = ["score", "negative", "metric"]
     for ours, drawn in (
-        (ev.intervals(), ev.intervals(method="bootstrap", draws=3000)),
-        (ev.compare("s0"), ev.compare("s0", method="bootstrap", draws=3000)),
+        (ev.intervals(), ev.intervals(method="bootstrap", draws=1500)),
+        (ev.compare("s0"), ev.compare("s0", method="bootstrap", draws=1500)),
     ):
         both = ours.merge(drawn, on=keys, suffixes=("", "_drawn"))
         assert len(both) == len(drawn)
@@ -43,8 +46,8 @@ def test_standard_errors_are_those_of_the_bootstrap(pool, decimals):
         ratio = both["se"] / both["se_drawn"]
         smooth = both["metric"].isin(SMOOTH)
         assert set(both["method"][smooth]) == {"analytic"}
-        assert ratio[smooth].between(0.95, 1.05).all()
-        assert ratio[~smooth].between(0.85, 1.15).all()
+        assert ratio[smooth].between(0.94, 1.06).all()
+        assert ratio[~smooth].between(0.8, 1.2).all()
         if "wins" in both:
             assert (both["wins"] - both["wins_drawn"]).abs().max() < 0.1
 
@@ -56,21 +59,135 @@ def test_standard_errors_are_near_those_of_a_small_bootstrap():
     assert ratio.between(0.8, 1.2).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1000, 300, 800), (200, 50, 100), (990, 10, 500), (30, 10, 30)])
-def test_intervals_of_smooth_metrics_cover_the_truth_as_often_as_they_say(sizes):
-    """400 samples each; `benchmarks/coverage.py` has 2,000, with ties, sets and differences."""
-    scale = 200_000 // max(sizes)
-    even = [stats.norm.ppf((np.arange(n * scale) + 0.5) / (n * scale)) for n in sizes]
-    truth = sirc.Ranking(even[0] + 1.5, even[1] + 0.3, even[2])
-    expected = {"auroc": truth.auroc("ood"), "aurr": truth.aurr(0.5, 0.5), "augrc": truth.augrc(0.5, 0.5)}
-    held = dict.fromkeys(expected, 0)
-    for seed in range(400):
-        table = made(sizes, seed=seed, scores=1).intervals(negatives=["pooled"], draws=2).set_index("metric")
-        for metric, value in expected.items():
-            held[metric] += table.loc[metric, "low"] <= value <= table.loc[metric, "high"]
-    for metric, count in held.items():
-        assert 0.92 <= count / 400 <= 0.985, metric
+def influences(groups):
+    """On the smooth metrics of a mixture at α = β = ½."""
+    right, wrong, ood = (torch.as_tensor(values) for values in groups)
+    metrics, half = [find_metric(name) for name in SMOOTH], torch.tensor([0.5], dtype=torch.float64)
+    return Placed(right, wrong, {"x": ood}, equal_sets=False).influences(metrics, "ood", 0.95, 0.5, half)
+
+
+def normal(rng, sizes, repeats, means=(1.5, 0.3, 0.0)):
+    """Scores of the groups in each repeat, (repeats, n) each."""
+    return [rng.normal(mean, 1, (repeats, n)) for mean, n in zip(means, sizes, strict=True)]
+
+
+def plain_values(groups):
+    """The smooth metrics of each repeat at α = β = ½ by counts over all samples, sorted, of which none are equal."""
+    sizes = [one.shape[1] for one in groups]
+    order = np.argsort(-np.concatenate(groups, axis=1), axis=1)
+    ends = np.cumsum([0, *sizes])
+    c, x, o = (((order >= a) & (order < b)).cumsum(1) / (b - a) for a, b in pairwise(ends))
+    p = sizes[0] / (sizes[0] + sizes[1])
+    covered, loss = 0.5 * (p * c + (1 - p) * x) + 0.5 * o, 0.25 * ((1 - p) * x + o)
+
+    def steps(share):
+        return np.diff(share, axis=1, prepend=0)
+
+    before = loss - steps(loss)
+    return np.stack(
+        [
+            (steps(o) * c).sum(1),
+            (steps(c) * loss / covered).sum(1),
+            (steps(covered) * loss / covered).sum(1),
+            (steps(covered) * (loss + before) / 2).sum(1),
+        ]
+    )
+
+
+def test_variances_are_those_of_metrics_over_many_samples():
+    """A wrong derivative, scale or stratum shows here: 3,000 samples against the mean of 80 analytic variances."""
+    rng, sizes = np.random.default_rng(3), (150, 60, 100)
+    groups = normal(rng, sizes, 3000)
+    noisy = [0.8 * one + 0.6 * rng.normal(size=one.shape) for one in groups]
+    own, other = plain_values(groups), plain_values(noisy)
+    one = [sirc.Ranking(*(part[0] for part in groups)).aurr(0.5, 0.5), own[1, 0]]
+    assert one[0] == pytest.approx(one[1], abs=1e-12)
+    found = np.zeros((2, len(SMOOTH)))
+    for repeat in range(80):
+        first, second = (influences([part[repeat] for part in parts]) for parts in (groups, noisy))
+        found += np.stack([spread(first).variance, spread(second, first).variance]) / 80
+    assert found[0] == pytest.approx(own.var(1), rel=0.1)
+    assert found[1] == pytest.approx((other - own).var(1), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "means", "others"),
+    [((40, 12, 30), (1.5, 0.3, 0.0), (1.2, 0.2, -0.3)), ((400, 20, 100), (4.0, 1.5, 0.0), (3.5, 1.2, -0.3))],
+    ids=["few", "far apart"],
+)
+def test_intervals_hold_the_truth_as_often_as_they_say(sizes, means, others):
+    """100 samples each; `benchmarks/coverage.py` has 2,000, with ties, sets and metrics at a recall."""
+    repeats, rng = 100, np.random.default_rng(5)
+    groups = normal(rng, sizes, repeats, (0.0, 0.0, 0.0))
+    noisy = [0.8 * one + 0.6 * rng.normal(size=one.shape) + mean for one, mean in zip(groups, others, strict=True)]
+    groups = [one + mean for one, mean in zip(groups, means, strict=True)]
+    even = [stats.norm.ppf((np.arange(400 * n) + 0.5) / (400 * n))[None] for n in sizes]
+    truth, beside = (
+        plain_values([one + mean for one, mean in zip(even, shifts, strict=True)])[:, 0] for shifts in (means, others)
+    )
+    own, other = plain_values(groups), plain_values(noisy)
+    most = np.array([1.0, *(largest_risk(sizes[0] / sum(sizes[:2]), 0.5, 0.5),) * 3])
+    held = np.zeros((2, len(SMOOTH)))
+    for repeat in range(repeats):
+        first, second = (influences([part[repeat] for part in parts]) for parts in (groups, noisy))
+        low, high = area_interval(own[:, repeat], spread(first), most, 0.95)
+        held[0] += (low <= truth) & (truth <= high)
+        low, high = difference_interval(other[:, repeat] - own[:, repeat], spread(second, first), 0.95)
+        held[1] += (low <= beside - truth) & (beside - truth <= high)
+    assert (held >= 90).all(), held
+    assert (held.mean(1) < 99).all(), held
+
+
+def test_the_bar_of_an_aurc_reaches_down_to_that_of_many_samples():
+    """Few samples that are ranked well have an AURC above that of many, and hardly a spread."""
+    rng, sizes = np.random.default_rng(2), (400, 20, 60)
+    even = [stats.norm.ppf((np.arange(400 * n) + 0.5) / (400 * n)) for n in sizes]
+    truth = sirc.Ranking(even[0] + 5, even[1] + 1.5, even[2]).aurc(0.5, 0.5)
+    for _ in range(10):
+        right, wrong, ood = (one[0] for one in normal(rng, sizes, 1, (5, 1.5, 0)))
+        given = {"s": (np.append(right, wrong), np.arange(420) < 400)}
+        row = sirc.evaluate(given, ood={"x": {"s": ood}}).intervals(negatives=["x"]).set_index("metric").loc["aurc"]
+        assert row.low <= truth <= row.high
+
+
+def test_few_samples_of_which_one_outweighs_the_others_are_warned_of():
+    rng = np.random.default_rng(0)
+    right, wrong = rng.normal(4, 1, 300), np.append(rng.normal(-9, 1, 9), 3.5)
+    given = {"s": (np.append(right, wrong), np.arange(310) < 300)}
+    with pytest.warns(sirc.errors.DataWarning, match="groups of 10 samples, one of which outweighs the others"):
+        table = sirc.evaluate(given).intervals(negatives=["wrong"]).set_index("metric")
+    row = table.loc["auroc"]
+    assert row.value - row.low > 3 * row.se  # the end allows for another one like it
+    assert row.high <= 1
+
+
+def test_ends_move_little_where_samples_do():
+    """No end leaps as the skewness grows past a limit."""
+    rng = np.random.default_rng(1)
+    groups = [part[0] for part in normal(rng, (300, 20, 50), 1)]
+    widths = []
+    for shift in np.linspace(0, 3, 61):
+        moved = [groups[0], groups[1] - shift, groups[2]]
+        value = plain_values([part[None] for part in moved])[:, 0]
+        found = spread(influences(moved))
+        low, high = area_interval(value, found, np.array([1.0, 0.5, 0.5, 0.5]), 0.95)
+        widths.append((high - low) / np.sqrt(found.variance))
+    assert np.max(widths) < 12
+    assert np.abs(np.diff(widths, axis=0)).max() < 0.6
+
+
+def test_two_perfect_scores_differ_by_what_was_not_seen():
+    right = np.arange(120) < 100
+    first, second = right * 10 + np.linspace(0, 1, 120), right * 10 + np.linspace(1, 0, 120)
+    ev = sirc.evaluate({"a": (first, right), "b": (second, right)})
+    row = ev.compare("a").set_index("metric")
+    for metric in SMOOTH:
+        assert row.loc[metric, "difference"] == 0
+        assert row.loc[metric, "wins"] == 0.5
+        assert row.loc[metric, "high"] == -row.loc[metric, "low"] > 0.001
+    alone = ev.intervals().query("score == 'a'").set_index("metric")
+    for metric in ("aurr", "aurc", "augrc"):
+        assert alone.loc[metric, "high"] - alone.loc[metric, "value"] > 0.005
 
 
 def test_a_better_score_wins_and_a_copy_neither_wins_nor_loses():
@@ -130,7 +247,12 @@ def test_the_error_has_wilson_s_interval():
 
 
 def test_too_few_samples_or_tied_recalls_fall_back_on_the_bootstrap_and_say_so():
-    few = made((40, 3, 30)).intervals(draws=30)
+    with pytest.warns(sirc.errors.DataWarning, match="are a bootstrap's, as a group has 3 samples"):
+        few = made((40, 3, 30)).intervals(draws=30)
+    with pytest.warns(
+        sirc.errors.DataWarning, match="fpr@95, risk@95 .* hardly one of 30 ID✓ lies beyond a recall of 95%"
+    ):
+        made((30, 20, 30)).intervals(draws=30)
     of_wrong = (few["negative"] == "wrong") | few["metric"].isin(["aurr", "aurc", "augrc", "risk@95"])
     drawn = few[few["negative"].isin(["wrong", "pooled"]) & of_wrong & (few["metric"] != "error")]
     assert set(drawn["method"]) == {"bootstrap"}

@@ -52,6 +52,7 @@ def written(path, values):
 
 
 @pytest.mark.parametrize("pool", ["samples", "datasets"])
+@pytest.mark.slow
 def test_the_table_is_that_of_an_evaluation_in_memory(stores, small, tmp_path, pool):
     expected = sirc.evaluate(Scorer(SPECS), *stores, pool=pool, **ASKED)
     ev = sirc.evaluate(Scorer(SPECS), *stores, pool=pool, spill=tmp_path, **ASKED)
@@ -123,6 +124,7 @@ class Counting:
         monkeypatch.setattr(Scorer, "__call__", score)
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_goes_on_from_its_parts(stores, small, tmp_path, monkeypatch):
     test, ood = stores
     expected = sirc.evaluate(Scorer(SPECS), test, ood).table
@@ -225,6 +227,7 @@ def test_two_processes_share_the_work_and_have_the_same_table(tmp_path):
         pd.testing.assert_frame_equal(pd.read_pickle(tmp_path / f"table {rank}"), expected, check_exact=True)
 
 
+@pytest.mark.slow
 def test_evaluations_of_other_scores_may_use_the_same_folder(stores, small, tmp_path):
     ev = sirc.evaluate(Scorer(["msp", "energy"]), *stores, spill=tmp_path)
     before = ev.ranking("energy", "far").auroc("ood")

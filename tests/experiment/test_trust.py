@@ -153,7 +153,8 @@ def test_what_this_user_made_or_trusted_once_is_used(experiment, command):
         require_trust(load_study("runs/tiny"), file, trust=False)
     require_trust(experiment, experiment.save(), trust=False)  # made here
     marks = Path("state/sirc/trusted")
-    assert [mark.read_text() for mark in marks.iterdir()] == [f"{file.resolve()}\n"] * 2
+    places = [mark.read_text().removesuffix("\n").split("\0") for mark in marks.iterdir()]
+    assert sum(str(file.resolve()) in there for there in places) == 2
     assert marks.stat().st_mode & 0o077 == 0 or os.name == "nt"
 
 
@@ -204,6 +205,20 @@ def test_a_study_lies_in_its_folder(part, command):
     remember(Path("runs/tiny/study.json"))  # as `sirc run --out` does, which puts studies together
     with pytest.raises((FileNotFoundError, ValueError), match=r"experiment\.toml|null"):
         load_studies("runs/tiny")
+
+
+def test_a_study_put_together_here_speaks_for_no_other_of_the_same_content(experiment):
+    own, other = Path("runs/both/study.json"), Path("stranger/both/study.json")
+    for file in (own, other):
+        file.parent.mkdir(parents=True)
+        file.write_text('{"experiments": ["../tiny"]}')
+    remember(own)
+    assert [study.folder.name for study in load_studies("runs/both")] == ["tiny"]
+    shutil.copytree("runs/tiny", "stranger/tiny")
+    assert "must name folders inside of its own" in refusal(load_studies, "stranger/both")
+    remember(other)
+    for folder in ("runs/both", "stranger/both"):
+        assert [study.folder.parent.name for study in load_studies(folder)] == [Path(folder).parent.name]
 
 
 def test_a_kept_experiment_extends_no_file():

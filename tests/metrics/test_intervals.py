@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import sirc
-from sirc.metrics.intervals import auroc_components, kendall, spearman, wilson_interval
+from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
 from support.examples import examples
 
 ties = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=4, max_size=40)
@@ -39,7 +39,7 @@ def test_a_share_has_wilson_s_interval():
 def test_intervals_of_one_auroc_are_those_of_the_ranking():
     rng = np.random.default_rng(3)
     right, wrong = torch.tensor(rng.normal(1, 1, 300).round(1)), torch.tensor(rng.normal(0, 1, 40).round(1))
-    ranking, got = sirc.Ranking(right, wrong), auroc_components(right, [wrong]).interval(0.9)
+    ranking, got = sirc.Ranking(right, wrong), auroc_influences(right, [wrong]).interval(0.9)
     assert got.value == pytest.approx(ranking.auroc("wrong"), abs=1e-12)
     assert (got.low, got.high) == pytest.approx(ranking.auroc_interval("wrong", level=0.9), abs=1e-12)
 
@@ -55,7 +55,7 @@ def test_the_interval_of_a_paired_difference_covers_as_promised():
         noise = rng.normal(size=(2, 250)) * 0.5 + shared
         noise /= 1.25**0.5
         noise[:, :200] += np.array([[1.0], [0.6]])
-        x, y = (auroc_components(torch.tensor(s[:200]), [torch.tensor(s[200:])]) for s in noise)
+        x, y = (auroc_influences(torch.tensor(s[:200]), [torch.tensor(s[200:])]) for s in noise)
         difference = y.less(x, 0.95)
         inside += difference.low <= truth <= difference.high
     assert stats.binomtest(inside, repeats, 0.95).pvalue > 0.01

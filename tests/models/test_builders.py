@@ -13,12 +13,13 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from timm.models import save_for_hf
 from torch import nn
 
 from sirc._utils.files import read_safetensors
 from sirc.data.preprocess import Preprocess
 from sirc.errors import StoreError
-from sirc.models import build, fingerprint, load_weights, preprocess_of, save_weights
+from sirc.models import build, fingerprint, load_weights, named, preprocess_of, save_weights
 
 SMALL_BIT = {"channels": [128, 128, 128, 128], "stem_chs": 32}
 
@@ -141,7 +142,7 @@ def test_an_error_inside_one_s_own_module_is_left_as_it_is(mine):
 
 def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=r"a model of timm needs timm: pip install 'sirc\[vision\]'"):
+    with pytest.raises(ImportError, match=r"a model of timm needs timm: pip install 'torch-sirc\[vision\]'"):
         build("timm:resnet18")
 
 
@@ -533,6 +534,43 @@ def test_timm_s_preprocessing_gives_timm_s_pixels(name):
     ours = preprocess_of(f"timm:{name}").test()(image)
     theirs = timm.data.create_transform(**config, is_training=False)(image)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_network_is_named_with_its_weights_in_one_word(tmp_path, mine, monkeypatch):
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=3)
+    file, folder = tmp_path / "weights.safetensors", tmp_path / "hub"
+    save_weights(model, file)
+    save_for_hf(model, folder, safe_serialization=True)
+    published = preprocess_of("timm:test_resnet")
+    for text in (f"timm:test_resnet={file}", str(folder)):
+        found, preprocess = named(text, 3)
+        assert fingerprint(found) == fingerprint(model)
+        assert preprocess == published == preprocess_of(model)
+    own = build("torchvision:resnet18", num_classes=3)
+    save_weights(own, tmp_path / "own.safetensors")
+    found, preprocess = named(f"torchvision:resnet18={tmp_path / 'own.safetensors'}", 3)
+    assert fingerprint(found) == fingerprint(own)
+    assert preprocess == preprocess_of("torchvision:resnet18")
+    given = []
+    monkeypatch.setattr("sirc.models.builders.build", lambda *a, **named: given.append((*a, *named.items())) or model)
+    assert named("timm:test_resnet")[0] is model
+    assert named("my_models:make", 3)[1] is None
+    assert given == [
+        ("timm:test_resnet", ("pretrained", True)),
+        ("my_models:make", ("num_classes", 3), ("checkpoint", None)),
+    ]
+
+
+def test_a_name_without_a_network_says_how_to_write_it(tmp_path):
+    (tmp_path / "weights.pt").touch()
+    (tmp_path / "config.json").write_text('{"architectures": ["ViT"]}')
+    with pytest.raises(ValueError, match=r"weights need the network that they are for: `timm:NAME=.*weights.pt`"):
+        named(str(tmp_path / "weights.pt"))
+    with pytest.raises(ValueError, match=r"must name an `architecture`, as timm's files do; it does not"):
+        named(str(tmp_path))
+    with pytest.raises(ValueError, match=r"only models of timm say themselves how .*; ResNet does not"):
+        preprocess_of(build("torchvision:resnet18"))
 
 
 def test_preprocessing_that_nobody_published_is_told():

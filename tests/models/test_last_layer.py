@@ -11,9 +11,10 @@ import torchvision.models
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sirc
 from sirc import Head, find_head
 from sirc._utils.files import write_safetensors
-from sirc.models import capture_features
+from sirc.models import capture_features, head_of, is_whole
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 
 ZOO = [
@@ -355,6 +356,94 @@ def test_a_subclass_that_is_not_linear_is_refused(images):
     model.fc = Cosine(5, 4)
     with pytest.raises(ValueError, match=r"must compute W z \+ b; 'fc', a Cosine, gives.*sirc\.Head\(W, b\)"):
         find_head(model, images)
+
+
+class LoRA(nn.Module):
+    """A layer with an update of low rank beside it, as `peft` wraps one."""
+
+    def __init__(self, layer, rank=2):
+        super().__init__()
+        self.base_layer, self.dropout = layer, nn.Dropout(0.5)
+        self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + 2 * self.lora_B(self.lora_A(self.dropout(x)))
+
+
+def lora():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), LoRA(nn.Linear(6, 4)))
+
+
+def test_a_head_with_lora_is_the_sum_of_both():
+    model, x = lora().train(), torch.randn(5, 3, 2, 2)
+    head = find_head(model, x)
+    layer = model[3]
+    assert head.name == "3.base_layer"
+    torch.testing.assert_close(head.weight, layer.base_layer.weight + 2 * layer.lora_B.weight @ layer.lora_A.weight)
+    torch.testing.assert_close(head.bias, layer.base_layer.bias)
+    assert layer.dropout.training
+    assert not is_whole(model, head)
+    assert is_whole(model, Head(layer.base_layer.weight, layer.base_layer.bias, "3.base_layer"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_logits_of_a_head_with_lora_are_the_model_s_in_any_precision(precision):
+    model, x = lora().eval(), torch.randn(40, 3, 2, 2)
+    made = sirc.extract(model, [x], precision=precision)
+    torch.testing.assert_close(made.logits.float(), model(x), atol=0.05, rtol=0.05)
+    head = find_head(model, x)
+    torch.testing.assert_close(made.features.float() @ head.weight.T + head.bias, model(x), atol=0.05, rtol=0.05)
+    if precision == "bf16":
+        made = sirc.Outputs(made.logits.float(), made.features.float(), model(x).argmax(-1))
+        model = model.bfloat16()
+        sel = sirc.SelectiveClassifier(model, sirc.fit("sirc(msp, l1)", made), "sirc(msp, l1)").set_threshold(0)
+        torch.testing.assert_close(sel(x).logits.float(), made.logits, atol=0.05, rtol=0.05)
+
+
+class Shared(nn.Module):
+    """One head for two inputs; the logits are those of the one that runs at this place."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.body, self.fc, self.place = nn.Linear(6, 5), nn.Linear(5, 3), place
+        self.embedding = nn.Embedding(3, 5)
+        self.embedding.weight = self.fc.weight  # tied
+        self.also = self.fc
+
+    def forward(self, x, other):
+        return [self.fc(self.body(one).relu()) for one in (x, other)][self.place]
+
+
+def test_a_head_of_two_inputs_tied_and_shared_is_found_where_it_runs_last():
+    batch = {"x": torch.randn(4, 6), "other": torch.randn(4, 6), "labels": torch.arange(4)}
+    assert find_head(Shared(1), batch).name == "fc"
+    made = sirc.extract(model := Shared(1).eval(), [{**batch, "labels": torch.arange(4) % 3}])
+    torch.testing.assert_close(made.features, model.body(batch["other"]).relu())
+    with pytest.raises(ValueError, match=r"must run last .* 'fc' runs again, on \(4, 5\)\. Let the model call it once"):
+        find_head(Shared(0), batch)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 4)),
+        nn.Sequential(nn.Linear(12, 4), nn.Dropout(0.5)),
+        nn.Sequential(nn.Unflatten(1, (12, 1, 1)), nn.Conv2d(12, 4, 1), nn.Flatten()),
+    ],
+)
+def test_dropout_and_flatten_around_a_head_change_nothing(end):
+    assert find_head(nn.Sequential(nn.Flatten(), end).train(), torch.randn(2, 3, 2, 2)).num_features == 12
+
+
+def test_the_head_of_stored_outputs_is_the_layer_that_gives_them():
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12)), torch.randn(20, 3, 2, 2)
+    stored = sirc.extract(model, [x])
+    assert head_of(model, stored).name == head_of(model, stored, name="3").name == "3"
+    with pytest.raises(ValueError, match=r"W z \+ b; layer '1' does not\. Pass the layer's arrays"):
+        head_of(model, stored, name="1")
+    with pytest.raises(ValueError, match=r"W z \+ b; no linear layer of the model does"):
+        head_of(lora(), sirc.Outputs(stored.logits))
 
 
 def test_a_model_must_be_a_module():

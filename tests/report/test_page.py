@@ -1,6 +1,7 @@
 """The page shows, at every setting that a reader can make, what `sirc.Ranking` says, and its links bring it back."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 from urllib.parse import parse_qs
 
@@ -32,6 +33,12 @@ def seeds(tmp_path_factory):
     return SimpleNamespace(path=write(runs, tmp_path_factory.mktemp("seeds") / "report.html"), evaluations=evaluations)
 
 
+@pytest.fixture
+def open_page(open_page):
+    """Open a report for its numbers, which are the same without pictures."""
+    return partial(open_page, drawn=False)
+
+
 @pytest.fixture(params=["one", "seeds"])
 def study(request):
     return request.getfixturevalue(request.param)
@@ -58,8 +65,10 @@ def assert_shows(page, evaluations, *, by="risk", baseline="msp", scores=SCORES,
 
 def test_the_page_opens_from_disk_at_the_evaluations_setting(open_page, tmp_path):
     evaluation = made_up(alpha=0.3, beta=0.8, recall=0.9, pool="datasets", groups=GROUPS)
-    page = open_page(report(evaluation, tmp_path / "report.html", title="A title"), fresh=True)
+    path = report(evaluation, tmp_path / "report.html", title="A title", notes=["A <b>note</b>", "and another"])
+    page = open_page(path, fresh=True)
     assert page.title() == "A title"
+    assert page.inner_text("#notes").split("\n\n") == ["A <b>note</b>", "and another"]
     assert page.inner_text("h1") == "A title"
     weights = pooled(evaluation, pool="datasets")
     assert_shows(page, [evaluation], alpha=0.3, beta=0.8, recall=0.9, weights=weights)
@@ -232,7 +241,7 @@ def test_the_map_has_the_winners_that_python_finds(open_page, study, metric):
 
 
 def test_pressing_the_map_goes_there(open_page, one):
-    page = open_page(one.path)
+    page = open_page(one.path, drawn=True)
     page.locator("#map").scroll_into_view_if_needed()
     for alpha, beta in ((0.2, 0.8), (0.75, 0.3)):
         spot = page.evaluate(

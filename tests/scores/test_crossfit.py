@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -271,14 +272,19 @@ def test_in_sample_statistics_that_mislead_are_told(one_pass):
         sirc.fit(spec, draw(1280), head=head, crossfit=0)
 
 
-def test_an_s2_that_never_speaks_is_told_where_there_are_validation_rows(monkeypatch):
+def test_an_s2_that_never_speaks_is_told(monkeypatch):
     """With three rows a class, a covariance from four folds puts the fifth far below where all rows lie."""
     plain = registry.get("mahalanobis_pp")
     monkeypatch.setitem(registry._SCORES, "mahalanobis_pp", dataclasses.replace(plain, held_out=None))
     many, draw, _ = gaussian(1, 2000, 52, 40)
     train = many[torch.cat([(many.labels == k).nonzero()[:3, 0] for k in range(40)])]
-    with pytest.warns(sirc.DataWarning, match=r"`val` spread so little on the scale of `mahalanobis_pp` \(z = "):
-        sirc.fit("sirc(msp, mahalanobis_pp)", train, val=draw(300))
+    fit = partial(sirc.fit, "sirc(msp, mahalanobis_pp)")
+    words = r"not fitted on spread so little on the scale of `mahalanobis_pp` \(z = .*Fit on more rows$"
+    for rows, options in ((train, {}), (iter([train]), {}), (train, {"val": draw(300)})):
+        with pytest.warns(sirc.DataWarning, match=words) as told:
+            fit(rows, **options)
+        assert len(told) == 1
+    fit(many)  # with rows enough there is nothing to tell
 
 
 class Shuffled:

@@ -1,5 +1,7 @@
 """Every score against a NumPy reference, one table of properties for all of them, and SIRC against the paper's C."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,12 @@ def one(scorer, spec):
     return sirc.Scorer(spec, scorer.parameters)
 
 
+@pytest.fixture(scope="module")
+def plain_values(data, val, fresh):
+    """Plain values of every leaf on the fresh rows of a type, each made once."""
+    return cache(lambda dtype: in_sample_values(data, val, tuple(x.astype(dtype) for x in fresh)))
+
+
 def in_sample_values(data, val, rows):
     """Plain value of every leaf on `rows` = (logits, features), fitted on `data` and `val`, all in NumPy."""
     _, z, y, weight, bias = data
@@ -100,9 +108,9 @@ def log_gaps(row):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-10), (np.float32, 1e-5)])
-def test_each_score_is_its_formula(name, dtype, rtol, data, val, fresh, scorer):
+def test_each_score_is_its_formula(name, dtype, rtol, plain_values, fresh, scorer):
     logits, features = (x.astype(dtype) for x in fresh)
-    expected = in_sample_values(data, val, (logits, features))[name]
+    expected = plain_values(dtype)[name]
     if registry.get(name).log_gap is not None and registry.get(name).confidence_kind == "log_gap":
         expected = -np.array([log_gaps(row)[name] for row in logits])
     got = scorer(sirc.Outputs(logits, features))[name].numpy()
@@ -114,8 +122,8 @@ def test_each_score_is_its_formula(name, dtype, rtol, data, val, fresh, scorer):
     np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol * 1e-1 * scale)
 
 
-def test_combinations_combine_plain_values(data, val, fresh, scorer):
-    v = in_sample_values(data, val, fresh)
+def test_combinations_combine_plain_values(plain_values, fresh, scorer):
+    v = plain_values(np.float64)
     conf = scorer(sirc.Outputs(*fresh))
     np.testing.assert_allclose(
         conf["linear(energy, residual, c=0.7)"], v["energy"] + 0.7 * v["residual"], rtol=1e-10, atol=1e-10

@@ -37,8 +37,8 @@ random = np.random.default_rng(0)
 results = {}
 for dtype in ("float16", "bfloat16", "float32", "float64"):
     # The interpreter is slow, and the kernel reads both kinds of 16 bits as float32 before all else.
-    for classes in (2, 1000) if dtype.endswith("16") else (2, 3, 101, 130, 1000):
-        v = random.normal(size=(8, classes)) * random.choice([0.01, 1, 5], size=(8, 1))
+    for classes in (2, 130) if dtype.endswith("16") else (2, 3, 130, 1000):
+        v = random.normal(size=(6, classes)) * random.choice([0.01, 1, 5], size=(6, 1))
         v[:4, 0] += np.geomspace(1, 1000, 4)
         v[4], v[5, : classes // 2 + 1] = 1.5, 9.0
         results[f"{dtype} {classes}"] = differences(torch.as_tensor(v).to(getattr(torch, dtype)))
@@ -47,9 +47,9 @@ extreme = [[big, -big, 0, 1], [big] * 4, [-big] * 4, [0, 0, -big, -big], [-0.0, 
 extreme += [[0, 0, -1030, -2000], [1e4, 0, -1e4, -700]]  # so far below that nothing is left of them
 results["extreme"] = differences(torch.tensor(extreme, dtype=torch.float32))
 results["one row"] = differences(torch.tensor([[0.5, 2.0, -1.0]]))
-strided = torch.as_tensor(random.normal(size=(12, 9)))
+strided = torch.as_tensor(random.normal(size=(6, 9)))
 results["columns apart"] = differences(strided.T.contiguous().T)
-results["rows apart"] = differences(strided[::3, 1:6])
+results["rows apart"] = differences(strided[::2, 1:6])
 print(json.dumps(results))
 """
 
@@ -76,7 +76,7 @@ def test_the_winner_and_the_two_largest_logits_are_exact(results):
 
 def test_float64_logits_keep_float64(results):
     cases = [case for case in results if case.startswith("float64") or case.endswith("apart")]
-    assert len(cases) == 7
+    assert len(cases) == 6
     for case in cases:
         assert all(value < 1e-13 for name, value in results[case].items() if name != "finite"), (case, results[case])
 

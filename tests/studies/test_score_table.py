@@ -195,7 +195,29 @@ def test_the_tables_of_witnesses_have_every_rule_and_what_is_sure(columns, capsy
     tool.main(["table", *map(str, files)])
     printed = capsys.readouterr().out
     known = list(tool.rules(tool.Network.load(files[0])))
-    assert [spec for spec, _ in cells(printed)] == ["msp", "sirc(msp, residual)", "scod", *known]
-    assert printed.count("surely worse at") == 4
+    assert [spec for spec, _ in cells(printed)] == known
+    assert printed.count("comparisons: surely worse, one by one") == 4
     assert printed.count("g learnt against none") == 2
     assert dict(cells(printed))["msp"][0].startswith("0.0")
+
+
+@pytest.mark.slow
+def test_the_row_of_scod_stands_beside_the_best_single_s2(columns, capsys):
+    tool, files = columns
+    tool.main(["half", *map(str, files)])
+    rows = dict(cells(capsys.readouterr().out))
+    assert list(rows)[:2] == ["msp", "sirc(msp, residual)"]
+    assert list(rows)[-1] == "scod"
+    assert {spec.partition("(")[0] for spec in list(rows)[2:-1]} >= {"bayes"}
+    aurr = {spec: float(figures[2].split()[0]) for spec, figures in rows.items()}
+    assert min(aurr[spec] for spec in rows if spec.startswith("sirc")) <= aurr["sirc(msp, residual)"]
+
+
+def test_comparisons_are_sure_together_by_holms_rule():
+    tool = importlib.import_module("studies.tools.witnesses")
+    p = np.array([0.02, 0.004, 0.9, 0.005, 0.3, 0.009])
+    sure, left = set(), sorted(range(6), key=lambda i: p[i])
+    while left and p[left[0]] <= 0.025 / len(left):
+        sure.add(left.pop(0))
+    assert sure == {1, 3}
+    assert set(tool.sure_together(p).nonzero()[0]) == sure

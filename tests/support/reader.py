@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from sirc.data import Preprocess, image_folder
 
-COUNTS = {"train": 40, "validation": 40, "test": 30}
+COUNTS = {"train": 25, "validation": 25, "test": 20}
 _SIZE = 80
 
 

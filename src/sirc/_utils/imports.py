@@ -14,6 +14,8 @@ from typing import Any
 from sirc._utils.hints import closest
 from sirc._utils.text import shorten
 
+DISTRIBUTION = "torch-sirc"
+"""What is installed to import `sirc`: on PyPI that name is another project's."""
 _MOVED = {"sirc.small": "sirc.models.small"}  # modules that earlier experiments name by their old path
 
 
@@ -97,4 +99,4 @@ def current_folder() -> Iterator[None]:
 
 def missing_package(what: str, package: str, extra: str = "vision") -> ImportError:
     """Make the error for a package that is not installed; it names the extra that brings it."""
-    return ImportError(f"{what} needs {package}: pip install 'sirc[{extra}]'")
+    return ImportError(f"{what} needs {package}: pip install '{DISTRIBUTION}[{extra}]'")

@@ -107,13 +107,13 @@ def _set_precisions(precisions: dict[str, str]) -> None:
 def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:
     """The results of independent steps, in their order: on a CPU as many at a time as torch has threads, each with one.
 
-    Decompositions of matrices gain little from threads of their own, and lose tenfold where other work has the cores:
-    all wait for the slowest at every column.
+    Decompositions of matrices gain less than twofold from a second thread, and lose four- to tenfold where other work
+    has the cores: all threads wait for the slowest at every column.
     """
-    if device.type != "cpu":  # whose linear algebra must not be begun by two threads at once
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:  # a GPU's linear algebra must not be begun by two threads at once
         yield from (step() for step in steps)
         return
-    threads = torch.get_num_threads()
     with ThreadPoolExecutor(max(1, min(len(steps), threads)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
             # Modes such as `inference_mode` are of a thread.

@@ -36,6 +36,7 @@ COMMANDS = (
     results.report,
     choose.check,
     choose.select,
+    deploy.guard,
     deploy.calibrate,
     deploy.predict,
     deploy.export,
@@ -59,6 +60,7 @@ for command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit as scripts expect."""
+    gc.set_threshold(30_000)  # torch and pandas bring a million objects that stay: few looks through them do
     atexit.register(_end_quickly)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does

@@ -1,4 +1,4 @@
-"""Commands that put a classifier to use: calibrate, predict, export, serve, monitor."""
+"""Commands that put a classifier to use: guard, calibrate, predict, export, serve, monitor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from sirc.cli.console import result, say
+from sirc.cli.console import is_main, result, say
 from sirc.cli.options import (
     Device,
+    OnErrorOption,
     OodFiles,
+    Overwrite,
     Quiet,
     Replace,
     Trust,
@@ -43,8 +45,68 @@ if TYPE_CHECKING:
     from sirc.scores import Scorer
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds.")]
+Network = Annotated[Path, Argument(metavar="RUN", help="The same, or the MODEL of `sirc guard`: where its network is.")]
+Workers = Annotated[int, Option(help="Processes that read images.", min=0)]
 RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
 _PREFERRED = ("scod", "sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
+
+
+def guard(
+    model: Annotated[
+        str,
+        Argument(metavar="MODEL", help="`timm:NAME` or `torchvision:NAME`, `…=WEIGHTS`, a folder, `module:function`."),
+    ],
+    train: Annotated[Path, Argument(metavar="TRAIN", help="Labelled images, a folder for each class; or outputs.")],
+    val: Annotated[
+        Path | None, Argument(metavar="VAL", help="The same, not trained on: it sets the threshold.")
+    ] = None,
+    recall: Annotated[float, Option(help="Accept at least this share of what the model gets right.")] = 0.95,
+    delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
+    plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise.")] = False,
+    score: Annotated[str, Option(metavar="SPEC", help="The score.")] = "scod",
+    head: Annotated[str | None, Option(metavar="LAYER", help="The last linear layer. Default: it is found.")] = None,
+    classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the outputs.")] = None,
+    resize: Annotated[int | None, Option(help="The shorter side of an image. Default: as published.", min=1)] = None,
+    crop: Annotated[int | None, Option(help="The central square of it. Default: as published.", min=1)] = None,
+    path: Annotated[Path | None, Option(help="A folder that keeps outputs: a stopped command goes on there.")] = None,
+    report: Annotated[Path | None, Option(help="Write a page, too.")] = None,
+    out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
+    overwrite: Overwrite = False,
+    batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 64,
+    workers: Workers = 0,
+    on_error: OnErrorOption = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Make a trained model say "I don't know", and print what that promises.
+
+    MODEL has the weights that it was published with, or your own: `timm:resnet18=weights.safetensors`. A folder is a
+    model as timm and the Hub keep it. A function loads its weights itself. Without VAL a part of TRAIN sets the
+    threshold, and nothing is promised.
+
+    Example: `sirc guard timm:resnet18=weights.pth photos/train photos/validation --out guard.safetensors`
+
+    Then: `sirc predict photos/new --model guard.safetensors --run timm:resnet18=weights.pth`
+    """
+    from sirc.data import Source, class_names
+    from sirc.deploy import guard as make
+
+    for file in filter(None, (out, report)):
+        refuse_existing(file, overwrite)
+    names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())
+    with on_device(device, quiet) as (where, progress):
+        made = make(
+            model, train, val, recall=recall, delta=None if plain else delta, score=score, head=head, classes=names,
+            preprocess={name: side for name, side in (("resize", resize), ("crop", crop)) if side} or None, path=path,
+            batch_size=batch_size, workers=workers, device=where, on_error="skip" if on_error == "skip" else "stop",
+            overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+        if is_main():
+            made.save(out, overwrite=overwrite)
+            result(str(made))
+            if report is not None:
+                result(str(made.report(report, overwrite=overwrite)))
+            result(str(out))
 
 
 def calibrate(
@@ -145,14 +207,16 @@ def calibrate(
 
 def predict(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in folders however deep.")],
-    model: Annotated[Path | None, Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")] = None,
-    run: Annotated[Path | None, Option("--run", metavar="RUN", help="With --model: where its network is.")] = None,
+    model: Annotated[Path | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote.")] = None,
+    run: Annotated[
+        Path | None, Option("--run", metavar="RUN", help="With --model: a run, or the MODEL of `sirc guard`.")
+    ] = None,
     onnx: Annotated[Path | None, Option(help="Or: what `sirc export` wrote.")] = None,
     seed: RunSeed = None,
     out: Annotated[Path, Option(help="The CSV file to write.")] = Path("decisions.csv"),
     overwrite: Replace = False,
     batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 32,
-    workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
+    workers: Workers = 0,
     trust: Trust = False,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -187,8 +251,8 @@ def predict(
 
 
 def export(
-    run: RunFolder,
-    model: Annotated[Path, Option("--model", metavar="FILE", help="What `sirc calibrate` wrote.")],
+    run: Network,
+    model: Annotated[Path, Option("--model", metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     seed: RunSeed = None,
     overwrite: Replace = False,
@@ -250,7 +314,7 @@ def serve(
 
 
 def monitor(
-    calibration: Annotated[Path, Option(metavar="FILE", help="What `sirc calibrate` wrote.")],
+    calibration: Annotated[Path, Option(metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
     confidences: Annotated[Path, Option(help="Production's confidences, in their order: `.csv`, `.npy` or `.npz`.")],
     column: Annotated[str | None, Option(help="The CSV's column, or the `.npz` file's array. [confidence]")] = None,
     delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
@@ -387,12 +451,17 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
     return list(names) if names and len(names) == count else None
 
 
-def _load_selective(path: Path, folder: Path, seed: int | None, trust: bool) -> tuple[SelectiveClassifier, Experiment]:
-    """Load a classifier with the network that it was calibrated for, one of the runs in the folder."""
-    from sirc.deploy import SelectiveClassifier, read
+def _load_selective(
+    path: Path, folder: Path, seed: int | None, trust: bool
+) -> tuple[SelectiveClassifier, Experiment | None]:
+    """Load a classifier with the network that it was calibrated for: one of the runs in the folder, or one by name."""
+    from sirc.deploy import SelectiveClassifier, load_guard, read
     from sirc.experiment import network
     from sirc.models import fingerprint
 
+    if (":" in str(folder) and not folder.exists()) or (folder / "config.json").is_file():
+        refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
+        return load_guard(path, str(folder)), None
     wanted = read(path)[0]["model"]
     study, runs = _find_runs(folder, seed, trust)
     for run in runs:
@@ -403,13 +472,16 @@ def _load_selective(path: Path, folder: Path, seed: int | None, trust: bool) -> 
     raise ValueError(f"'{path}' was calibrated for none of the networks in '{folder}' (seeds {seeds}). Calibrate anew.")
 
 
-def _example_images(study: Experiment, size: int | tuple[int, int] | None) -> Tensor:
+def _example_images(study: Experiment | None, size: int | tuple[int, int] | None) -> Tensor:
     """Noise to export with, of the network's image size, or of a test image's if the preprocessing fixes none."""
     import torch
 
     from sirc.experiment import images_of
 
+    if size is None and study is None:
+        raise ValueError("a graph needs the size of its images; this classifier does not know it: guard with `--crop`")
     if size is None:
+        assert study is not None
         item = images_of(study, "test")[0]
         image = item[0] if isinstance(item, tuple) else item
         assert isinstance(image, torch.Tensor)

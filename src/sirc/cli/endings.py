@@ -18,7 +18,7 @@ from sirc.errors import ConfigError
 INTERRUPTED = 130
 _STOPPED = {
     **dict.fromkeys(
-        ("train", "extract", "run", "demo", "predict", "calibrate", "noise", "colonoscopy"),
+        ("train", "extract", "run", "demo", "predict", "guard", "calibrate", "noise", "colonoscopy"),
         "what was finished is kept, and the same command goes on from there",
     ),
     "fit": "the scores of finished seeds are kept, and the same command fits the others",
@@ -27,14 +27,25 @@ _STOPPED = {
 }
 _NOTHING = "nothing was written, and the same command begins anew"
 _ANEW = "what was finished is kept; without `--{}` the same command goes on with what was begun and keeps older results"
-_BEGINS_ANEW = {"train", "extract", "fit", "predict", "run", "demo", "noise"}  # where it has `--overwrite` or `--redo`
+_BEGINS_ANEW = {
+    "train",
+    "extract",
+    "fit",
+    "predict",
+    "guard",
+    "run",
+    "demo",
+    "noise",
+}  # where it has `--overwrite` or `--redo`
 # A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
 _KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
+_SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
 _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
 _MODEL = ("num_classes", "checkpoint", "pretrained")
 _TABLES = {"crossfit": "fit", "on_unfit": "fit", "on_error": "extract", **dict.fromkeys(_MODEL, "model")}
 _OTHER_WORDS = {
     "relative=False": "`--absolute`",
+    "preprocess=…": "`--resize` and `--crop`",
     "labelled=False": "it as `data.ood.NAME`",
     "labels=False": "it as `data.ood.NAME`",
     "allow_empty=True": "`allow_empty = true` in its `options`",
@@ -62,7 +73,7 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
     """What a stopped command leaves, and what the same command would do."""
-    if name == "predict" and not has_begun(options["out"]):
+    if (name == "predict" and not has_begun(options["out"])) or (name == "guard" and options.get("path") is None):
         return _NOTHING
     used = [option for option in ("overwrite", "redo") if options.get(option) and name in _BEGINS_ANEW]
     return _ANEW.format(used[0]) if used else _STOPPED.get(name, _NOTHING)
@@ -90,5 +101,7 @@ def in_options(command: Callable[..., None], text: str) -> str:
             return f"`--set {_TABLES[keyword]}.{keyword}={plain.lower() if plain in ('True', 'False') else plain}`"
         return _OTHER_WORDS.get(f"{keyword}={value}", match[0])
 
+    if "spill" in options:  # `sirc evaluate`, whose other options hold the arguments of `evaluate`
+        text = _SET_OF.sub(r"`--ood \1=…`", text.replace("`test`", "`--id`").replace("`spill`", "`--spill`"))
     text = re.sub(r"(`--[^`]*`) or \1", r"\1", _KEYWORD.sub(replace, text))
     return text if "set" in options else _SET.sub(r"`\1 = \2` in the TOML", text)

@@ -48,6 +48,7 @@ TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to t
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
 OnUnfit = Annotated[OnErrorChoice | None, Option(help="At a score that cannot be fitted: `stop`, or `skip` it.")]
+OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 Imports = Annotated[Names, Option("--import", metavar="MODULE", help="Import a module that registers scores; repeat.")]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 

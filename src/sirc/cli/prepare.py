@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, result
-from sirc.cli.options import Device, Names, OnErrorChoice, Overrides, Overwrite, Quiet, Trust, on_device, read_runs
+from sirc.cli.options import Device, Names, OnErrorOption, Overrides, Overwrite, Quiet, Trust, on_device, read_runs
 from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 ExperimentFile = Annotated[Path, Argument(metavar="EXPERIMENT.toml", help="The paper's are in `studies/paper/`.")]
 Seeds = Annotated[list[int] | None, Option("--seed", metavar="N", help="A seed of the experiment; repeat.")]
-OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 
 
 def train(

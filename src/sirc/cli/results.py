@@ -53,6 +53,7 @@ Studies = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `sir
 Stored = Annotated[list[Path], Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")]
 Stage = StrEnum("Stage", ["train", "extract", "fit", "page", "figures"])
 Redo = Annotated[list[Stage] | None, Option("--redo", help="Do a stage again; repeat. Only this retrains.")]
+Intervals = Annotated[bool, Option("--intervals", help="The 95% interval of each figure, over samples, beside it.")]
 Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
 
@@ -128,6 +129,7 @@ def evaluate(
     on_unfit: OnUnfit = None,
     name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
     out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
+    intervals: Intervals = False,
     spill: Annotated[Path | None, Option(help="A folder for stores beyond memory: no page, no figures.")] = None,
     device: Annotated[str | None, Option(help="With --spill: where to score, `cpu`, `cuda`, … [a GPU, if any]")] = None,
     figures: Figures = True,
@@ -153,7 +155,8 @@ def evaluate(
     if spill is None:
         refuse_unused("it is for stores that `--spill` scores", device=device)
     else:
-        refuse_unused("with `--spill` there is neither a page nor a figure", format=format_, open=open_ or None)
+        without = "with `--spill` there is neither a page nor a figure nor an interval"
+        refuse_unused(without, format=format_, open=open_ or None, intervals=intervals or None)
     folds = crossfit or "auto"
     if folds != "auto" and not folds.isdecimal():
         raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
@@ -199,8 +202,9 @@ def evaluate(
         scorer = fit(progress=progress)
         _note_scores(scorer.specs, spec, val, progress)
         run = RunResults(name, 0, evaluate(scorer, test, outside, groups=groups or None), scorer, test, outside)
+    formats = list(format_ or FigureFormat)
     study = save_results(
-        [run], out, figures=figures, formats=list(format_ or FigureFormat), overwrite=overwrite, progress=progress
+        [run], out, figures=figures, formats=formats, intervals=intervals, overwrite=overwrite, progress=progress
     )
     _show(study, open_)
 
@@ -214,6 +218,7 @@ def table(
     alpha: Annotated[float | None, Option(help="Which share of ID input, if the results have several.")] = None,
     beta: Annotated[float | None, Option(help="Which cost of accepting ID✗, if the results have several.")] = None,
     spread: Annotated[bool, Option("--spread", help="Mean ± 2 std over seeds instead of the mean.")] = False,
+    intervals: Intervals = False,
     out: Annotated[Path | None, Option(help="Write to this file; its ending chooses the format.")] = None,
     overwrite: Replace = False,
 ) -> None:
@@ -223,7 +228,7 @@ def table(
     """
     import pandas as pd
 
-    from sirc.experiment import read_results
+    from sirc.experiment import load_runs, read_results
     from sirc.metrics import parse_metric
     from sirc.report.tables import table as make
     from sirc.scores import parse
@@ -236,12 +241,18 @@ def table(
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"there are no results at '{file}'. Make them: `sirc run EXPERIMENT.toml`.")
-    results = pd.concat([read_results(file) for file in files], ignore_index=True)
+    if intervals:
+        parts = [run.intervals(alpha, beta) for run in load_runs(runs)]
+    else:
+        parts = [read_results(file) for file in files]
+    results = pd.concat(parts, ignore_index=True)
     metrics = metric or ["auroc", "fpr@95"]
     if all(found and not found[0].of_mixture for found in map(parse_metric, metrics)):
         refuse_unused("these metrics have neither α nor β; `--metric aurr` has both", alpha=alpha, beta=beta)
     if results.groupby("model")["seed"].nunique().max() == 1:
         refuse_unused("each model has one training run", spread=spread or None)
+    elif intervals:
+        raise ConfigError("`--intervals` are of one training run; these have several seeds: `--spread` shows theirs.")
     made = make(
         results,
         metrics=metrics,

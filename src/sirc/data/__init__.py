@@ -21,7 +21,7 @@ from sirc.data.reading import (
     reader_of,
     usable_workers,
 )
-from sirc.data.source import Source, eval_geometry, eval_transform, open_source, source_path
+from sirc.data.source import Source, class_names, eval_geometry, eval_transform, open_source, source_path
 
 __all__ = [
     "READ_ERRORS",
@@ -45,6 +45,7 @@ __all__ = [
     "benchmarks",
     "check",
     "check_repeatable",
+    "class_names",
     "data_fingerprint",
     "eval_geometry",
     "eval_transform",

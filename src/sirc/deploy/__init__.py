@@ -2,6 +2,7 @@
 
 from sirc.deploy import monitor, threshold
 from sirc.deploy.batches import DecideImages, ScoreOutputs
+from sirc.deploy.guards import guard, load_guard
 from sirc.deploy.predict import predict_folder, save_decisions
 from sirc.deploy.saved import read
 from sirc.deploy.selective import Decision, SelectiveClassifier
@@ -11,6 +12,8 @@ __all__ = [
     "Decision",
     "ScoreOutputs",
     "SelectiveClassifier",
+    "guard",
+    "load_guard",
     "monitor",
     "predict_folder",
     "read",

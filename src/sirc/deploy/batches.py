@@ -28,13 +28,12 @@ Batch: TypeAlias = Mapping[str, Any]
 _TEXTS = ("class", "reason", "error")
 
 
-@final
 class DecideImages:
     """Decides about batches of encoded images; other columns stay, and those of `sirc predict` follow.
 
     ```python
     photos = ray.data.read_binary_files("photos", include_paths=True)
-    photos.map_batches(DecideImages, fn_constructor_args=["model.onnx"], concurrency=4).write_parquet("decisions")
+    photos.map_batches(DecideImages("model.onnx"), batch_size=64).write_parquet("decisions")
     ```
 
     `classifier` is the path of an exported graph, which every machine must have, a function that loads a calibrated

@@ -19,6 +19,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_at_least, check_same_length, dtype_name
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc._utils.imports import missing_package
 from sirc._utils.warn import warn
 from sirc.data import Preprocess
 from sirc.deploy.saved import about, preprocess_from
@@ -47,7 +48,7 @@ def export(
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError("exporting needs onnx, onnxruntime and onnxscript: pip install 'sirc[onnx]'") from error
+        raise missing_package("exporting", "onnx, onnxruntime and onnxscript", "onnx") from error
     inputs = _inputs(example)
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
@@ -188,7 +189,7 @@ class OnnxGraph:
         try:
             import onnxruntime
         except ImportError as error:
-            raise ImportError("running an exported graph needs onnxruntime: pip install 'sirc[onnx]'") from error
+            raise missing_package("running an exported graph", "onnxruntime", "onnx") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3

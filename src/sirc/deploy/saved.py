@@ -32,6 +32,8 @@ def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[st
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
     tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
     tensors["calibration"] = _sample(selective.calibration)
+    if selective.calibration_correct is not None:
+        tensors["calibration_correct"] = _sample(selective.calibration_correct).bool()
     if scorer.fitted_on is not None:
         tensors["fitted_on"] = scorer.fitted_on
     return tensors, {"sirc": json.dumps(about(selective))}
@@ -61,6 +63,7 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
         "preprocess": None if preprocess is None else dataclasses.asdict(preprocess),
         "model": model,
         "quantiles": _quantiles(selective.calibration),
+        "remarks": selective.remarks,
     }
 
 
@@ -84,6 +87,9 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
         selective._hook.is_last = bool(facts["head_is_last"])
         selective._with(Threshold.from_dict(facts["threshold"]))
         selective.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
+        correct = tensors.get("calibration_correct")  # files of earlier versions have none, and no remarks
+        selective.calibration_correct = None if correct is None else correct.clone()
+        selective.remarks = tuple(map(str, facts.get("remarks", ())))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
     return selective

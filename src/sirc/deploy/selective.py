@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.checks import check_number, check_type, iterates
+from sirc._utils.checks import check_number, check_path, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats
 from sirc._utils.precision import full_products
@@ -22,7 +22,7 @@ from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
-from sirc.models import FeatureHook, call_model, find_head, fingerprint, model_logits, rows_of
+from sirc.models import FeatureHook, call_model, find_head, fingerprint, is_whole, model_logits, rows_of
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import (
     COMBINATIONS,
@@ -85,17 +85,12 @@ class SelectiveClassifier(nn.Module):
     ) -> None:
         super().__init__()
         check_type("model", model, nn.Module, "a torch.nn.Module")
-        if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-            raise ValueError(
-                "`model` must not be compiled yet: features are caught inside it. Wrap the plain model, and compile "
-                "the selective classifier: `torch.compile(selective)`"
-            )
+        refuse_compiled(model)
         check_type("scorer", scorer, Scorer, "a `sirc.Scorer`, made by `sirc.fit`")
+        check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
         self.scorer = scorer.only(spec)
         self.spec = spec
-        if classes is not None and not iterates(classes):
-            raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
-        self.classes = None if classes is None else [str(name) for name in classes]
+        self.classes = names_of(classes)
         if self.classes is not None and scorer.num_classes not in (None, len(self.classes)):
             raise ValueError(
                 f"`classes` must name each of the {scorer.num_classes} classes; got {len(self.classes)} names"
@@ -104,18 +99,25 @@ class SelectiveClassifier(nn.Module):
         self.threshold: Threshold | None = None
         self.calibration: Tensor | None = None
         """Confidences of the ID rows that set the threshold, for `sirc.monitor`."""
+        self.calibration_correct: Tensor | None = None
+        """Which of those rows were predicted right, where that is known."""
+        self.remarks: tuple[str, ...] = ()
+        """What else there is to know, in lines that `print` shows; `sirc.guard` has some."""
         self.model = model
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
         self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
+        if first is not None and not first.is_meta:
+            self.scoring.to(first.device)
         self._calibrated_for: str | None = None
         self._headless = False
         self._hook = FeatureHook(scorer.num_features, scorer.num_classes)
-        name = head.name or None if isinstance(head, Head) else head  # arrays have no name: the layer is found later
-        if name is not None:  # more may follow a layer that was named
-            self._attach(name, last=isinstance(head, Head))
+        if isinstance(head, str) or (head is not None and head.name):  # arrays have no name: the layer is found later
+            self._attach(head)
         self.eval()
 
-    def _attach(self, name: str, *, last: bool = True) -> None:
+    def _attach(self, head: Head | str) -> None:
+        # More may follow a layer that was named.
+        name, last = (head, False) if isinstance(head, str) else (head.name, is_whole(self.model, head))
         handle = self._hook.attach(self.model, name, last=last)
         weakref.finalize(self, handle.remove)  # the model outlives what wraps it
 
@@ -178,7 +180,7 @@ class SelectiveClassifier(nn.Module):
             if self._hook.name is not None:
                 return  # another thread found it
             try:
-                self._attach(find_head(self.model, rows_of(images, slice(2))).name)
+                self._attach(find_head(self.model, rows_of(images, slice(2))))
             except ValueError:
                 if self.scoring.needs_features:
                     raise
@@ -188,6 +190,7 @@ class SelectiveClassifier(nn.Module):
         self,
         val: Data,
         *,
+        images: Any = None,
         rows: Tensor | None = None,
         recall: float | None = None,
         coverage: float | None = None,
@@ -201,7 +204,7 @@ class SelectiveClassifier(nn.Module):
         """Set the threshold on labelled ID validation data; `self.threshold` has its guarantee.
 
         `val` is `Outputs` or a store, or a loader or dataset of images and labels to run the model on; `rows` are the
-        numbers of those to use, all by default.
+        numbers of those to use, all by default. `images` may be a batch of those that outputs were made of.
 
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
@@ -212,11 +215,12 @@ class SelectiveClassifier(nn.Module):
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
         The threshold allows for confidences that change with batch size, device and runtime: by `self.tolerance` for
-        these outputs, and the precision of the forward pass if `val` is a store, which knows it; or, where `val` has
+        these outputs, and the precision of the forward pass if `val` is a store, which knows it; or, where there are
         images and more is seen when some are run one at a time, four times that.
         """
         with self._watched() as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
+        batches = seen.values() if images is None else [images]
         outputs = outputs if rows is None else outputs[rows]
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
@@ -227,7 +231,7 @@ class SelectiveClassifier(nn.Module):
             )
         # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
-        tolerance = self._tolerance(val, outputs, confidence, seen)
+        tolerance = self._tolerance(val, outputs, confidence, batches)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
         if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
             sets = ood.values() if isinstance(ood, Mapping) else [ood]
@@ -259,6 +263,7 @@ class SelectiveClassifier(nn.Module):
             delta = 0.05 if delta is None else delta
             threshold = at_risk(confidence, outputs.correct, risk, delta=delta, tolerance=tolerance)
         self.calibration = confidence.cpu()
+        self.calibration_correct = None if outputs.labels is None else outputs.correct.cpu()
         return self._with(threshold)
 
     @contextmanager
@@ -285,7 +290,7 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, seen: dict[int, Any]) -> float:
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: Iterable[Any]) -> float:
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
         if isinstance(val, OutputStore):
             from sirc.extraction import ran_in_half
@@ -293,7 +298,7 @@ class SelectiveClassifier(nn.Module):
             dtypes += [torch.bfloat16] if ran_in_half(val) else []
         share = self.tolerance(*dtypes)
         scale = typical_size(confidence.cpu().numpy())
-        for images in seen.values():
+        for images in batches:
             batch = self._score(images)[1][:_TRIED]
             alone = torch.cat([self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))])
             change = (alone - batch).abs() / batch.abs().clamp(min=scale)
@@ -303,12 +308,12 @@ class SelectiveClassifier(nn.Module):
     def set_threshold(self, value: float) -> Self:
         """Take a threshold from elsewhere, which promises nothing."""
         number = check_number("threshold", value)
-        self.calibration = None
+        self.calibration = self.calibration_correct = None
         text = "none: the threshold was given"
         return self._with(Threshold(number, "given", None, None, True, {}, {}, {}, text, ""))
 
     def _with(self, threshold: Threshold) -> Self:
-        self.threshold = threshold
+        self.threshold, self.remarks = threshold, ()
         # Nothing is accepted whose confidence could not be computed, not even by a threshold of −∞.
         self.scoring.limit.fill_(threshold.value if threshold.value != -math.inf else math.nextafter(LOWEST, 0))
         self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
@@ -349,6 +354,40 @@ class SelectiveClassifier(nn.Module):
         reasons = ["" if ok else driver for ok, driver in zip(accepted.tolist(), drivers, strict=True)]
         return Decision(logits.argmax(-1), confidence, accepted, logits), reasons
 
+    def report(
+        self,
+        path: PathLike,
+        *,
+        ood: Mapping[str, Data] | None = None,
+        title: str | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a page about the labelled rows that set the threshold, with what this promises, and give its path.
+
+        It tells nothing of OOD input, unless `ood` has sets of it to run the model on.
+        """
+        from sirc.evaluation import evaluate
+
+        threshold = self._check_threshold()
+        if self.calibration is None or self.calibration_correct is None:
+            raise ValueError(
+                "a page needs labelled rows that set the threshold; there are none: call `calibrate(val, …)`"
+            )
+        check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
+        sets = {name: self._as_outputs(data, labelled=False) for name, data in (ood or {}).items()}
+        ev = evaluate(
+            {self.spec: (self.calibration, self.calibration_correct)},
+            ood={name: {self.spec: self.scorer(rows, compile=False)[self.spec]} for name, rows in sets.items()},
+            recall=threshold.target if threshold.rule == "recall" and threshold.target else 0.95,
+        )
+        notes = str(self).splitlines()
+        return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
+
+    def __str__(self) -> str:
+        from sirc.deploy.guards import in_words
+
+        return super().__str__() if self.threshold is None else in_words(self)
+
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
         """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model."""
         from sirc.deploy.saved import contents
@@ -360,7 +399,8 @@ class SelectiveClassifier(nn.Module):
         """Read what `save` wrote for this model; another model is refused."""
         from sirc.deploy.saved import load
 
-        return load(Path(path), model)
+        check_type("model", model, nn.Module, "a torch.nn.Module")
+        return load(check_path("path", path), model)
 
     def export_onnx(
         self,
@@ -373,7 +413,7 @@ class SelectiveClassifier(nn.Module):
         """Write one graph, images → label, confidence, accepted, logits, for batches of any size, and test it.
 
         `example` is a batch as the model takes it: a tensor, or a dict, whose keys become the names of the inputs.
-        Needs `pip install 'sirc[onnx]'`. The metadata of the file has what `save` writes.
+        Needs `pip install 'torch-sirc[onnx]'`. The metadata of the file has what `save` writes.
         """
         from sirc.deploy.onnx import export
 
@@ -388,6 +428,22 @@ class SelectiveClassifier(nn.Module):
     def extra_repr(self) -> str:
         """The score and its threshold."""
         return f"{self.spec!r}, threshold={None if self.threshold is None else self.threshold.value}"
+
+
+def names_of(classes: Sequence[str] | None) -> list[str] | None:
+    """The names of the classes as a list, where there are any."""
+    if classes is not None and not iterates(classes):
+        raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
+    return None if classes is None else [str(name) for name in classes]
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Refuse a model in which no features can be caught."""
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        raise ValueError(
+            "`model` must not be compiled yet: features are caught inside it. Wrap the plain model, and compile the "
+            "selective classifier: `torch.compile(selective)`"
+        )
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
@@ -12,6 +13,8 @@ import pandas as pd
 import torch
 
 from sirc._utils.checks import check_choice, check_fraction, check_positive
+from sirc._utils.precision import side_by_side
+from sirc._utils.warn import warn
 from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
 from sirc.metrics import (
     Influences,
@@ -22,20 +25,25 @@ from sirc.metrics import (
     all_metrics,
     area_interval,
     bootstrap_metrics,
+    derivatives,
+    difference_interval,
+    even_spread,
     find_metric,
     grain,
     largest_risk,
     lower_is_better,
     mean_influences,
-    reach,
+    overhang,
     resolved,
     share_interval,
     spread,
+    still,
     wilson_interval,
 )
 
 if TYPE_CHECKING:
     from sirc.evaluation.evaluation import Evaluation
+    from sirc.evaluation.tabulated import Row
 
 Method = Literal["auto", "bootstrap"]
 Floats = npt.NDArray[np.float64]
@@ -45,7 +53,11 @@ METHODS = ("auto", "bootstrap")
 FEWEST = 5  # samples of a stratum
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _ROUNDING = 1e-13
-_ERRORS = ["variance", "freedom", "skewness", "fewest", "most", "at_recall"]
+_UNSEEN = 3  # the samples that may be of a kind of which none was seen: the rule of three
+_ERRORS = 12  # numbers about how a figure strays: the columns of its `Spread`, and `fewest`, `most`, `at_recall`
+_LOW_SHIFT = 3  # of these
+_BEYOND = 2  # ID✓ beyond a recall
+_FEW = 21  # samples of a stratum, of which the one that outweighs the others may be missing
 
 
 @final
@@ -98,15 +110,13 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     """The table with `se`, the interval `low`…`high`, and the `method` of these."""
     level = check_fraction("level", level)
     frame, errors = _measured(asked, None)
-    known = errors["variance"].notna().to_numpy()
-    error, low, high = np.sqrt(errors["variance"].to_numpy()), *np.full((2, len(frame)), np.nan)
-    value, found = frame["value"].to_numpy()[known], errors[known]
-    most = np.where((value <= found["most"]) & (found["most"] > 0), found["most"], 1.0)
-    variance, *others = (found[name].to_numpy() for name in _ERRORS[:3])
+    known = ~np.isnan(errors[:, 0])
+    error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
+    value, strays, (fewest, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
+    most = np.where((value <= most) & (most > 0), most, 1.0)
     # Where groups lie wholly apart a metric has no spread to go by.
-    flat = variance <= (_ROUNDING * np.abs(value)) ** 2
-    strays, shares = Spread(np.where(flat, 0.0, variance), *others), found["at_recall"].to_numpy(bool) | flat
-    as_shares = share_interval(value, strays, most, found["fewest"].to_numpy(), level)
+    shares = (at_recall > 0) | (strays.variance <= (_ROUNDING * np.abs(value)) ** 2)
+    as_shares = share_interval(value, strays, most, fewest, level)
     as_areas = area_interval(value, strays, most, level)
     low[known], high[known] = (np.where(shares, *ends) for ends in zip(as_shares, as_areas, strict=True))
     of_id = (frame["metric"] == "error").to_numpy()
@@ -134,9 +144,8 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     value = frame["value"].to_numpy()
     difference = value - value[against]
     sign = np.array([-1.0 if lower_is_better(metric) else 1.0 for metric in frame["metric"]])
-    known, error = errors["variance"].notna().to_numpy(), np.sqrt(errors["variance"].to_numpy())
-    half = reach(level, errors["freedom"].to_numpy()) * error
-    low, high = (np.clip(difference + end, -1.0, 1.0) for end in (-half, half))
+    known, error = ~np.isnan(errors[:, 0]), np.sqrt(errors[:, 0])
+    low, high = difference_interval(difference, _unpacked(errors)[0], level)
     with np.errstate(divide="ignore", invalid="ignore"):
         wins = np.where(np.abs(difference) <= _ROUNDING, 0.5, ndtr(sign * difference / error))
     if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
@@ -151,26 +160,62 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     return frame[frame["score"] != baseline].reset_index(drop=True)
 
 
-def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
     """The rows of the table, and how each (or its difference to the baseline's) strays; NaN where that is not known."""
     ev, with_error = asked.ev, asked.with_error and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_error else asked.negatives
-    rows, errors = {}, {}
-    base: dict[str, _Own] | None = None
-    for score in sorted(ev.scores, key=lambda score: score != baseline):
+    base: dict[str, _Own] = {}
+
+    def measure(score: str) -> list[tuple[Row, Floats]]:
         placed, strays = {}, {}
         if asked.method == "auto":
             placed = {name: ev._placed(score, name) for name in dict.fromkeys([*shown, *asked.ranked]) if name != MEAN}
             own = _influences(asked, placed)
             strays = _strays(asked, own, base)
-            base = own if score == baseline else base
+            if score == baseline:
+                base.update(own)
+            elif baseline is None:
+                _lower_steps(asked, placed, strays)
         rankings = {name: one.ranking for name, one in placed.items()}
         cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
         cells = [cell for cell in cells if _metric(cell[2]).per_negative or (with_error and cell[2] == "error")]
-        rows[score] = cells
-        errors[score] = [strays.get((cell[1], _metric(cell[2]).name), (np.nan,) * len(_ERRORS)) for cell in cells]
-    frame = pd.DataFrame([row for score in ev.scores for row in rows[score]], columns=COLUMNS)
-    return frame, pd.DataFrame([row for score in ev.scores for row in errors[score]], columns=_ERRORS)
+        nothing = np.full(_ERRORS, np.nan)
+        return [(cell, strays.get((cell[1], _metric(cell[2]).name), nothing)) for cell in cells]
+
+    # The baseline first, as all others are compared with it.
+    found: dict[str, list[tuple[Row, Floats]]] = {}
+    for scores in ([s for s in ev.scores if s == baseline], [s for s in ev.scores if s != baseline]):
+        found |= zip(scores, side_by_side([partial(measure, s) for s in scores], ev.correct.device), strict=True)
+    rows, errors = zip(*(pair for score in ev.scores for pair in found[score]), strict=True)
+    frame, columns = pd.DataFrame(rows, columns=COLUMNS), np.stack(errors)
+    if asked.method == "auto":
+        _warn_of_few(asked, frame, columns)
+    return frame, columns
+
+
+def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
+    """Say which error bars may be too narrow, for want of samples."""
+    strays, (fewest, _, at_recall) = _unpacked(errors)
+    right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
+    metrics = [_metric(label) for label in frame["metric"]]
+    drawn = np.isnan(errors[:, 0]) & [metric.derivative is not None for metric in metrics]
+    near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < _BEYOND)
+    doubts = {
+        f"rest on groups of {np.nanmin(fewest, initial=_FEW):.0f} samples, one of which outweighs the others": (
+            (strays.outlier >= 1) & (fewest < _FEW) & (at_recall == 0)
+        ),
+        f"are a bootstrap's, as hardly one of {right} ID✓ lies beyond a recall of {100 * recall:g}%": near,
+        f"are a bootstrap's, as a group has {smallest} samples": drawn & ~near & (smallest < FEWEST),
+    }
+    for doubt, rows in doubts.items():
+        if rows.any():
+            named = ", ".join(dict.fromkeys(frame["metric"][rows]))
+            warn(f"error bars of {named} {doubt}: 95% intervals may hold the truth in fewer than 90%. Use more samples")
+
+
+def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
+    """The spreads of all rows, and `fewest`, `most` and `at_recall`."""
+    return Spread.of(errors[:, :-3].T), errors[:, -3:].T
 
 
 @dataclass(frozen=True)
@@ -179,6 +224,12 @@ class _Own:
 
     influences: Influences
     usable: Floats
+
+    @cached_property
+    def grains(self) -> dict[int, float]:
+        """By the place of each metric at a recall."""
+        at_recall = [row for row, metric in enumerate(_with_derivative()) if "recall" in metric.parameters]
+        return {row: grain(self.influences, row) for row in at_recall}
 
 
 def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
@@ -207,28 +258,49 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
-def _strays(asked: Request, own: dict[str, _Own], base: dict[str, _Own] | None) -> dict[Figure, tuple[float, ...]]:
-    """By negative and metric, the columns of `_ERRORS` for those with enough to go by."""
+def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[Figure, Floats]:
+    """By negative and metric, the numbers of `_ERRORS` for those with enough to go by."""
     ev = asked.ev
-    found: dict[Figure, tuple[float, ...]] = {}
+    found: dict[Figure, Floats] = {}
+    metrics = _with_derivative()
+    names = [metric.name for metric in metrics]
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
     for negative in asked.negatives:
-        one, other = own[negative], None if base is None else base[negative]
+        one, other = own[negative], base.get(negative)
         strays = spread(one.influences, None if other is None else other.influences)
         usable = one.usable if other is None else one.usable * other.usable
         alpha = 1.0 if negative == WRONG else float(ev.alpha)
-        for row, metric in enumerate(_with_derivative()):
-            at_recall = "recall" in metric.parameters
-            variance = strays.variance[row]
-            if at_recall and other is not None and variance > 0:
-                # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
-                variance += max(grain(one.influences, row), grain(other.influences, row))
+        columns = strays.columns()
+        for row, metric in enumerate(metrics):
+            if not usable[row]:
+                continue
+            at_recall, fewest = "recall" in metric.parameters, _fewest(one.influences, metric, negative)
             most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
-            if usable[row]:
-                fewest = _fewest(one.influences, metric, negative)
-                columns = (variance, strays.freedom[row], strays.skewness[row], fewest, most, at_recall)
-                found[negative, metric.name] = columns
+            # A perfect ranking has an AURR of 0, whatever the order among those that are rejected.
+            judged = names.index("aurr") if metric.of_mixture and not at_recall else row
+            both = [one] if other is None else [one, other]
+            column = columns[:, row]
+            if columns[0, judged] <= _ROUNDING**2 and all(still(each.influences, judged) for each in both):
+                # Nothing seen tells two scores apart; three of so many samples unseen may.
+                column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
+            elif at_recall and other is not None and column[0] > 0:
+                # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
+                column = even_spread(column[0] + max(one.grains[row], other.grains[row]), column[1])
+            found[negative, metric.name] = np.append(column, [fewest, most, at_recall])
     return found
+
+
+def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[Figure, Floats]) -> None:
+    """Move the low ends of AURC, and of what differs from it by a constant, to where many samples would have it."""
+    ev = asked.ev
+    over = {
+        n: float(overhang(placed[n].ranking, 1.0 if n == WRONG else float(ev.alpha), ev.beta)) for n in asked.ranked
+    }
+    if MEAN in asked.negatives:
+        over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
+    for (negative, name), numbers in strays.items():
+        if _metric(name).derivative is derivatives.aurc:
+            numbers[_LOW_SHIFT] -= over[negative]
 
 
 def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final, overload
 
@@ -244,19 +244,27 @@ class Evaluation(Tabulated):
 
         return of_evaluation(self, scorer, level=level)
 
-    def report(self, path: PathLike, *, title: str | None = None, overwrite: bool = False) -> Path:
+    def report(
+        self, path: PathLike, *, title: str | None = None, notes: Sequence[str] = (), overwrite: bool = False
+    ) -> Path:
         """Write one HTML file in which α, β, the recall and the mix of OOD sets can be changed, and give its path.
 
-        It opens from disk and needs no network. Several runs or models go on one page with `sirc.report.page.report`.
+        It opens from disk and needs no network. `notes` are lines under its title. Several runs or models go on one
+        page with `sirc.report.page.report`.
         """
         from sirc.report.page import report
 
-        return report(self, path, title=title, overwrite=overwrite)
+        return report(self, path, title=title, notes=notes, overwrite=overwrite)
 
     def _placed(self, score: str, negative: str) -> Placed:
-        values = self.confidences[score]
+        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
         sets = {name: self.ood[name][score] for name in self._members(negative)}
-        return Placed(values[self.correct], values[~self.correct], sets, equal_sets=self.pool == "datasets")
+        return Placed(right, wrong, sets, equal_sets=self.pool == "datasets")
+
+    @cached_property
+    def _right_and_wrong(self) -> tuple[Tensor, Tensor]:
+        """The rows of ID✓ and of ID✗."""
+        return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
         """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""

@@ -49,6 +49,10 @@ class RunResults:
         """The rows of this run in results.csv."""
         return self.evaluation.table.assign(model=self.model, seed=self.seed)[SCHEMA]
 
+    def intervals(self, alpha: float | None = None, beta: float | None = None) -> pd.DataFrame:
+        """These rows at one α and β, with the interval of each, `low` and `high`."""
+        return self.evaluation.intervals(alpha=alpha, beta=beta).assign(model=self.model, seed=self.seed)
+
     @property
     def reported(self) -> RunResults:
         """The same with only the scores that its experiment wants in tables, page and figures."""
@@ -117,7 +121,7 @@ def load_studies(folder: PathLike) -> list[Experiment]:
             f"'{file}' must list the folders of its `experiments`; got {shorten(repr(parts))}. Make it again with "
             "`sirc run`, or name the folders themselves."
         )
-    if (outside := [part for part in parts if not is_inside(path / part, path)]) and not is_remembered(file):
+    if (outside := [part for part in parts if not is_inside(path / part, path)]) and not is_remembered(file, here=True):
         raise StoreError(
             f"'{file}' must name folders inside of its own, unless you made it here; got '{shorten(outside[0])}'. Name "
             "the folders themselves, or put them together again with `sirc run`."

@@ -319,13 +319,15 @@ def save_results(
     *,
     figures: bool = True,
     formats: Sequence[str] = FORMATS,
+    intervals: bool = False,
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Study:
-    """Write results, tables, page and figures of runs that belong to no experiment."""
+    """Write results, tables (with `intervals`, with those of each figure), page and figures of runs without a study."""
     from sirc.report.page import report
 
-    study = save_table(pd.concat([run.table for run in runs], ignore_index=True), folder, overwrite=overwrite)
+    tables = [run.intervals() if intervals else run.table for run in runs]
+    study = save_table(pd.concat(tables, ignore_index=True), folder, overwrite=overwrite)
     study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
     if figures:
         with _unless_missing(progress):

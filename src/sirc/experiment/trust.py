@@ -72,15 +72,21 @@ def _require(names: Sequence[str], file: Path, trust: bool) -> None:
 def remember(file: Path) -> None:
     """Note that this user made or trusts the content of a file; where that cannot be kept, trust is asked for again."""
     with suppress(OSError):
-        if (mark := _mark(file)) is not None and not mark.exists():
+        place = os.fsencode(file.resolve())
+        if (mark := _mark(file)) is not None and place not in (places := _places(mark)):
             mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_write(mark, lambda handle: handle.write(os.fsencode(file.resolve()) + b"\n"))
+            atomic_write(mark, lambda handle: handle.write(b"\0".join([*places, place]) + b"\n"))
 
 
-def is_remembered(file: Path) -> bool:
-    """Whether this user made or trusts a file with this content, here or where it was before it was moved."""
+def is_remembered(file: Path, *, here: bool = False) -> bool:
+    """Whether this user made or trusts a file with this content, wherever it was then or, if asked, at this place."""
     mark = _mark(file)
-    return mark is not None and mark.is_file()
+    return mark is not None and (os.fsencode(file.resolve()) in _places(mark) if here else mark.is_file())
+
+
+def _places(mark: Path) -> list[bytes]:
+    """Where files with a content were when they were made or trusted."""
+    return mark.read_bytes().removesuffix(b"\n").split(b"\0") if mark.is_file() else []
 
 
 def _mark(file: Path) -> Path | None:

@@ -21,6 +21,7 @@ from sirc.models import (
     evaluating,
     exact_logits,
     find_head,
+    is_whole,
     model_logits,
     rows_of,
 )
@@ -41,9 +42,18 @@ class Runner:
     dtype: torch.dtype | None
 
     def __post_init__(self) -> None:
-        self.layer = self.head.name or None if isinstance(self.head, Head) else self.head  # arrays have no name
+        self.layer: str | None = None
+        self._exact = False  # a layer that the user named may be followed by others
+        if isinstance(self.head, Head) and self.head.name:  # arrays have no name
+            self._take_layer(self.head)
+        elif isinstance(self.head, str):
+            self.layer = self.head
         self._take: Callable[[], Tensor] | None = None
         self._repeats: Repeats | None = None
+
+    def _take_layer(self, head: Head) -> str:
+        self.layer, self._exact = head.name, is_whole(self.model, head)
+        return head.name
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +69,7 @@ class Runner:
             for start in range(0, len(reader), reader.batch_size):
                 for got in reader.read([range(start, min(start + 2, len(reader)))], workers=0):
                     if got.batch is not None:
-                        self.layer = find_head(self.model, rows_of(self._formatted(got.batch), slice(2))).name
+                        self._take_layer(find_head(self.model, rows_of(self._formatted(got.batch), slice(2))))
                         return
 
     def how(self) -> str:
@@ -85,9 +95,10 @@ class Runner:
         """Logits, features and labels of a batch."""
         batch = self._formatted(batch)
         if self.features and self._take is None:
-            if self.layer is None:
-                self.layer = find_head(self.model, rows_of(batch, slice(2))).name
-            self._take = self._hooks.enter_context(capture_features(self.model, self.layer))
+            layer = self.layer
+            if layer is None:
+                layer = self._take_layer(find_head(self.model, rows_of(batch, slice(2))))
+            self._take = self._hooks.enter_context(capture_features(self.model, layer))
         logits, *features = self._forward(batch)
         z = features[0] if features else None
         labels = _labels(batch, len(logits)) if self.labels else None
@@ -107,8 +118,7 @@ class Runner:
         if self._take is None:
             return (logits,)
         z = self._take()
-        # A layer that `find_head` found gives the logits itself; one that the user named may be followed by others.
-        if self.precision == "bf16" and not isinstance(self.head, str):
+        if self.precision == "bf16" and self._exact:
             layer: Any = self.model.get_submodule(self.layer or "")
             with torch.autocast(z.device.type, enabled=False):  # in bfloat16, confident samples would tie
                 logits = exact_logits(layer, z)

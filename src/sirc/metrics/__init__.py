@@ -2,24 +2,28 @@
 
 from typing import TYPE_CHECKING
 
+from sirc.metrics import derivatives
 from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.derivatives import resolved, window
+from sirc.metrics.derivatives import overhang, resolved, window
 from sirc.metrics.influence import (
+    Estimate,
     Influences,
     Placed,
     Spread,
     area_interval,
     covariance,
+    difference_interval,
+    even_spread,
     grain,
     mean_influences,
-    reach,
     share_interval,
     spread,
+    still,
 )
-from sirc.metrics.intervals import AurocComponents, Estimate, auroc_components, kendall, spearman, wilson_interval
+from sirc.metrics.intervals import AurocInfluences, auroc_influences, kendall, spearman, wilson_interval
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
-    "AurocComponents",
+    "AurocInfluences",
     "Curve",
     "Estimate",
     "Influences",
@@ -47,12 +51,15 @@ __all__ = [
     "as_flags",
     "as_scores",
     "at_least",
-    "auroc_components",
+    "auroc_influences",
     "binomial_interval",
     "bootstrap_grids",
     "bootstrap_metrics",
     "covariance",
+    "derivatives",
+    "difference_interval",
     "draws_of",
+    "even_spread",
     "find_metric",
     "grain",
     "kendall",
@@ -62,14 +69,15 @@ __all__ = [
     "lower_limit",
     "mean_influences",
     "metric",
+    "overhang",
     "parse_metric",
     "ranking_of_runs",
-    "reach",
     "resolved",
     "share_interval",
     "sorted_scores",
     "spearman",
     "spread",
+    "still",
     "wilson_interval",
     "window",
 ]

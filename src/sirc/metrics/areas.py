@@ -25,12 +25,14 @@ def ratio(loss: Tensor, coverage: Tensor) -> Tensor:
 
 def trapezoids(steps: Tensor, y: Tensor) -> Tensor:
     """The area Σ (xᵢ − xᵢ₋₁)·(yᵢ + yᵢ₋₁)/2, given the steps xᵢ − xᵢ₋₁."""
-    return (steps * (y[..., 1:] + y[..., :-1])).sum(-1) / 2
+    return (y[..., 1:] + y[..., :-1]).mul_(steps).sum(-1) / 2
 
 
 def halfway(share: Tensor) -> Tensor:
     """The share above each threshold, the first point left out, with half of what stands at it."""
-    return share - torch.diff(share, prepend=share.new_zeros(1)) / 2
+    half = share / 2
+    half[..., 1:] += half[..., :-1].clone()
+    return half
 
 
 def first_reaching(share: Tensor, target: float) -> Tensor:
@@ -84,9 +86,9 @@ def oracle_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
 class Steps:
     """A run of thresholds: the accepted shares, the first before the run, and their growth from each to the next."""
 
-    def __init__(self, c: Tensor, x: Tensor, o: Tensor, p: float) -> None:
-        self.c, self.x, self.ood = c, x, o
-        self._p = p
+    def __init__(self, shares: Tensor, p: float) -> None:
+        self.shares, self._p = shares, p
+        self.c, self.x, self.ood = shares.unbind()
 
     @cached_property
     def id_share(self) -> Tensor:
@@ -110,8 +112,10 @@ class Steps:
 
     def areas(self, alpha: Tensor) -> Tensor:
         """Σ Δ·bad/coverage for each α, (A, 6): ID✗ and OOD over recall, ID✗ over ID and OOD, OOD likewise."""
-        steps = (self.c.diff(), self.id_steps, self.ood_steps)
-        columns = torch.stack([step * bad[1:] for bad in (self.wrong, self.ood) for step in steps])
+        columns = torch.empty(6, len(self.ood) - 1, dtype=torch.float64, device=alpha.device)
+        for number, step in enumerate((self.c.diff(), self.id_steps, self.ood_steps)):
+            torch.mul(step, self.wrong[1:], out=columns[number])
+            torch.mul(step, self.ood[1:], out=columns[3 + number])
         total = torch.empty(len(alpha), 6, dtype=torch.float64, device=alpha.device)
         # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
         size = 1 if alpha.device.type == "cpu" else max(1, _GPU_CHUNK // len(self.ood))

@@ -10,7 +10,7 @@ that plays a part the derivative at every threshold: (thresholds,), or (β, thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -36,21 +36,20 @@ def auroc(ranking: Ranking, negative: Negative) -> ByGroup:
 
 def aurr(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
     """Of ∫ R dC: the risk at the sample for ID✓, and what it does to the risk from there on."""
-    return _area(ranking, alpha, beta, (1.0, 0.0, 0.0))
+    return _area(ranking, alpha, beta, torch.eye(3, dtype=torch.float64, device=beta.device)[0])
 
 
 def aurc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
     """Of ∫ R dK: the risk at the sample, and what it does to the risk from there on."""
-    return _area(ranking, alpha, beta, _masses(ranking, alpha))
+    return _area(ranking, alpha, beta, ranking.masses(alpha))
 
 
 def augrc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
     """Of ∫ L dK by trapezoids: the loss at the sample, and the cost of the sample over the coverage that follows."""
-    halves, masses = ranking.midway(), _masses(ranking, alpha)
-    costs = _costs(masses, beta)
-    loss, rest = _mixed([cost[:, None] for cost in costs], halves), 1 - _mixed(masses, halves)
+    halves, masses = ranking.midway(), ranking.masses(alpha)
+    costs = ranking.costs(alpha, beta)
     return {
-        group: mass * loss + cost[:, None] * rest
+        group: torch.addmm(cost[:, None], (mass * costs - masses[:, None] * cost).T, halves)
         for group, mass, cost in zip(GROUPS, masses, costs, strict=True)
         if mass
     }
@@ -65,53 +64,44 @@ def fpr(ranking: Ranking, negative: Negative, recall: float) -> ByGroup:
 def risk(ranking: Ranking, recall: float, alpha: float, beta: Tensor) -> ByGroup:
     """As of `fpr`: what ID✗ and OOD do to the risk at a recall that stays."""
     accepted, slopes, shares = _at_recall(ranking, recall)
-    masses = _masses(ranking, alpha)
-    costs, covered = _costs(masses, beta), _mixed(masses, shares)
-    value = _mixed(costs, shares) / covered
+    masses, costs = ranking.masses(alpha), ranking.costs(alpha, beta)
+    covered = masses @ shares
+    value = shares @ costs / covered
     by_share = {g: (cost - mass * value) / covered for g, mass, cost in zip(GROUPS, masses, costs, strict=True)}
     by_share["correct"] = -by_share["wrong"] * slopes["wrong"] - by_share["ood"] * slopes["ood"]
     return {group: by_share[group][:, None] * accepted for group, mass in zip(GROUPS, masses, strict=True) if mass}
 
 
-def _masses(ranking: Ranking, alpha: float) -> tuple[float, float, float]:
-    """The shares of ID✓, ID✗ and OOD in the input."""
-    return alpha * ranking.accuracy, alpha * (1 - ranking.accuracy), 1 - alpha
-
-
-def _costs(masses: tuple[float, float, float], beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss that each group adds were all of it accepted, for each β."""
-    return torch.zeros_like(beta), masses[1] * beta, masses[2] * (1 - beta)
-
-
-def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Sequence[float]) -> ByGroup:
+def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Tensor) -> ByGroup:
     """Of the area under the risk over any mix of the groups' accepted shares."""
-    shares, masses = ranking.shares(), _masses(ranking, alpha)
-    costs = _costs(masses, beta)
-    # Nothing is lost where nothing is covered.
-    inverse = _mixed(masses, shares).reciprocal().nan_to_num_(posinf=0.0)
-    value = _mixed([cost[:, None] for cost in costs], shares) * inverse
-    along = _mixed(over, shares)
-    steps = torch.diff(along, prepend=along.new_zeros(1)) * inverse
+    inverse, value = ranking.risks(alpha, beta)
+    along = over @ ranking.shares()
+    steps = torch.diff(along, prepend=along.new_zeros(1)).mul_(inverse)
     by_loss, by_cover = _from_there_on(steps), _from_there_on(steps * value)
-    return {
-        group: cost[:, None] * by_loss - mass * by_cover + (part * value if part else 0.0)
-        for group, part, mass, cost in zip(GROUPS, over, masses, costs, strict=True)
-        if mass or part
-    }
+    found = {}
+    for group, part, mass, cost in zip(GROUPS, over, ranking.masses(alpha), ranking.costs(alpha, beta), strict=True):
+        if mass or part:
+            found[group] = by_cover * -mass
+            if group != "correct":
+                found[group].addcmul_(cost[:, None], by_loss)
+            if part:
+                found[group].add_(value, alpha=float(part))
+    return found
 
 
-def _mixed(parts: Sequence[float | Tensor], shares: Sequence[Tensor]) -> Tensor:
-    """The sum of shares, each times its part."""
-    total = parts[0] * shares[0]
-    for part, share in zip(parts[1:], shares[1:], strict=True):
-        total = torch.addcmul(total, part, share) if isinstance(part, Tensor) else total.add_(share, alpha=part)
-    return total
+def overhang(ranking: Ranking, alpha: float, beta: Tensor) -> Tensor:
+    """By how much the steps of ∫ R dK lie above the line through their ends, for each β: samples that are few."""
+    inverse, value = ranking.risks(alpha, beta)
+    covered = torch.where(inverse > 0, inverse, torch.inf).reciprocal_()
+    over: Tensor = torch.linalg.vecdot(covered.diff(), value.diff()).clamp_min(0) / 2
+    return over
 
 
 def _from_there_on(values: Tensor) -> Tensor:
     """At each threshold, the sum over it and all that accept more."""
     running = values.cumsum(-1)
-    return running[..., -1:] - running + values
+    total = running[..., -1:].clone()
+    return torch.sub(values, running, out=running).add_(total)
 
 
 def resolved(ranking: Ranking, recall: float) -> bool:
@@ -132,7 +122,7 @@ def _ends(ranking: Ranking, recall: float) -> tuple[int, int]:
     return int(torch.searchsorted(c, recall - h)), max(0, int(torch.searchsorted(c, recall + h, right=True)) - 1)
 
 
-def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor, Tensor]]:
+def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Which thresholds are at or above that of a recall; there, dX/dC and dO/dC, and the accepted shares.
 
     Slopes are of the chord over a window of recalls, on the logit scale, where the curve bends little.
@@ -147,5 +137,6 @@ def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tenso
         growth.append(low_at_high[1] * (1 - low_at_high[1]))
     rise = (logits[0][2] - logits[0][0]) * growth[0]
     slopes = {g: (one[2] - one[0]) * grown / rise for g, one, grown in zip(GROUPS, logits, growth, strict=True)}
-    accepted = (torch.arange(len(shares[0]), device=shares[0].device) <= at).double()
-    return accepted, slopes, (shares[0][at], shares[1][at], shares[2][at])
+    accepted = torch.zeros_like(shares[0])
+    accepted[: at + 1] = 1.0
+    return accepted, slopes, shares[:, at]

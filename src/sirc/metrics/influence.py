@@ -1,14 +1,15 @@
 """Influence of each sample on the metrics, and the intervals that follow from it, of values and of differences.
 
 Samples of a stratum (ID✓, ID✗, each OOD set) are independent, so a metric strays as the mean of their influences does:
-variances and third moments of the strata add up. Intervals of few samples allow for both: t quantiles with Welch and
-Satterthwaite's degrees of freedom, and Hall's correction for skewness.
+variances of the strata add up. Intervals of few samples have t quantiles with Welch and Satterthwaite's degrees of
+freedom, and allow for a sample that has not been seen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import final
 
 import numpy as np
@@ -25,6 +26,11 @@ Influences = dict[str, Tensor]
 
 _ROOM = 1 << 25  # influences of several scores held at a time
 _FAR = 1e9  # standard errors, beyond any range
+# A few samples may lack the one that matters most, and it shows in the skewness of the others' influences: each end of
+# an interval then allows for one more, so much farther out than the farthest. Chosen by `benchmarks/coverage.py`.
+_SKEW, _STEEP, _FARTHER = 0.2, 4.0, 2.0
+_ROUNDING = 1e-13
+_SIDES = np.array([[1.0], [-1.0]])
 
 
 @final
@@ -56,8 +62,10 @@ class Placed:
         found = {}
         for name, (group, share, place) in self._strata.items():
             if len(place):
-                rows = torch.zeros(sum(counts), len(place), dtype=torch.float64, device=place.device)
+                rows = torch.empty(sum(counts), len(place), dtype=torch.float64, device=place.device)
                 for by_group, part in zip(slopes, torch.split(rows, counts), strict=True):
+                    if group not in by_group:
+                        part.zero_()
                     for row, slope in zip(part, by_group.get(group, ()), strict=False):
                         torch.index_select(slope, 0, place, out=row)
                 found[name] = rows.mul_(share) if share != 1 else rows
@@ -105,39 +113,102 @@ def mean_influences(parts: Sequence[Influences]) -> Influences:
 @final
 @dataclass(frozen=True)
 class Spread:
-    """How some figures stray: their variance and its degrees of freedom, their skewness; each (figures,)."""
+    """How some figures stray; each (figures,), and what belongs to the low and the high end (2, figures)."""
 
     variance: Floats
     freedom: Floats
-    skewness: Floats
+    """Degrees of freedom of the variance."""
+    outlier: Floats
+    """The share, 0 to 1, of the one sample more that each end allows for: more, the more skew the figure is."""
+    shifts: Floats
+    """By how much that sample moves the figure."""
+    variances: Floats
+    """With that sample."""
+    freedoms: Floats
+
+    @classmethod
+    def of(cls, columns: Floats) -> Spread:
+        """From what `columns` gave."""
+        return cls(*columns[:3], *columns[3:].reshape(3, 2, -1))
+
+    def columns(self) -> Floats:
+        """All of it, (9, figures)."""
+        return np.vstack([getattr(self, field.name) for field in fields(self)])
+
+
+def even_spread(variance: float, freedom: float) -> Floats:
+    """The columns of one figure for which no sample more is allowed for."""
+    return np.array([variance, freedom, 0.0, 0.0, 0.0, variance, variance, freedom, freedom])
+
+
+def still(influences: Influences, figure: int) -> bool:
+    """Whether a figure stays as it is whichever samples are drawn again: none has an influence of its own."""
+    ends = (torch.aminmax(values[figure]) for values in influences.values())
+    return all(float(end.max - end.min) <= _ROUNDING for end in ends)
 
 
 def spread(influences: Influences, less: Influences | None = None) -> Spread:
-    """The spread of figures, or of their differences to others' on the same samples, whose skewness is taken for 0."""
-    sums: Floats | float = 0.0
+    """The spread of figures, or of their differences to others' on the same samples."""
+    strata = []
     for stratum, values in influences.items():
-        n = values.shape[1]
         off = values - (values.mean(1, keepdim=True) if less is None else less[stratum])
         if less is not None:
             off -= off.mean(1, keepdim=True)
-        variance = torch.linalg.vecdot(off, off) / (max(1, n - 1) * n)
-        third = torch.linalg.vecdot(off.square(), off) if less is None else torch.zeros_like(variance)
-        third /= max(1, n - 1) * max(1, n - 2) * n
-        sums = sums + torch.stack((variance, variance**2 / max(1, n - 1), third)).cpu().numpy()
-    variance, squared, third = np.asarray(sums)
+        second, third = torch.linalg.vecdot(off, off), torch.linalg.vecdot(off.square(), off)
+        # `aminmax` along an axis takes seven times as long as these two.
+        strata.append((values.shape[1], torch.stack((second, third, off.amin(1), off.amax(1))).cpu().numpy()))
+    _, variance, freedom = _moments(strata, np.zeros_like(strata[0][1][0]), 0)
+    third = sum(m[1] / (max(1, n - 1) * max(1, n - 2) * n) for n, m in strata)
     with np.errstate(divide="ignore", invalid="ignore"):
-        freedom, skewness = variance**2 / squared, third / variance**1.5
-    return Spread(variance, np.nan_to_num(freedom, nan=1.0), np.nan_to_num(skewness))
+        skewness = np.nan_to_num(np.abs(third) / variance**1.5)
+    outlier = np.clip(_STEEP * (skewness - _SKEW), 0.0, 1.0)
+    ends = zip(*(_moments(strata, outlier, side) for side in (0, 1)), strict=True)
+    return Spread(variance, freedom, outlier, *(np.stack(both) for both in ends))
+
+
+def _moments(strata: Sequence[tuple[int, Floats]], outlier: Floats, side: int) -> tuple[Floats, Floats, Floats]:
+    """Shift, variance and its freedom, with a share of one sample more in each stratum, at its low or high side."""
+    shift, variance, squared = np.zeros((3, len(outlier)))
+    for n, (second, _, *extremes) in strata:
+        far, total = _FARTHER * extremes[side], n + outlier
+        moved = outlier * far / total
+        part = (second + outlier * far**2 - total * moved**2) / (total * np.maximum(1, total - 1))
+        shift, variance, squared = shift + moved, variance + part, squared + part**2 / np.maximum(1, total - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return shift, variance, np.nan_to_num(variance**2 / squared, nan=1.0)
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its interval; the interval is NaN where there are too few samples for one."""
+
+    value: float
+    low: float
+    high: float
+
+
+def normal_estimate(
+    value: float, influences: Influences, level: float, *, least: float, less: Influences | None = None
+) -> Estimate:
+    """A figure between `least` and 1, or a difference to another on the same samples, with the normal interval.
+
+    Of an AUROC this is DeLong's.
+    """
+    if min(part.shape[1] for part in influences.values()) < 2:
+        return Estimate(value, math.nan, math.nan)
+    half = float(reach(level, math.inf)) * float(spread(influences, less).variance[0]) ** 0.5
+    return Estimate(value, max(least, value - half), min(1.0, value + half))
 
 
 def grain(influences: Influences, figure: int) -> float:
     """The variance that one sample of each negative stratum more or less makes in a share at a threshold."""
     parts = [values[figure] for name, values in influences.items() if name != "correct"]
-    return sum(float(part.abs().amax() / len(part)) ** 2 for part in parts)
+    return sum((float(torch.linalg.vector_norm(part, torch.inf)) / len(part)) ** 2 for part in parts)
 
 
-def reach(level: float, freedom: Floats) -> Floats:
-    """The half width, in standard errors, of Student's interval."""
+def reach(level: float, freedom: Floats | float) -> Floats:
+    """The half width, in standard errors, of Student's interval; with infinite freedom, of the normal one."""
     from scipy.special import stdtrit
 
     quantile: Floats = np.minimum(stdtrit(np.maximum(freedom, 1.0), (1 + level) / 2), _FAR)
@@ -145,21 +216,19 @@ def reach(level: float, freedom: Floats) -> Floats:
 
 
 def area_interval(value: Floats, spread: Spread, most: Floats, level: float) -> tuple[Floats, Floats]:
-    """The interval of a smooth metric that lies between 0 and `most`.
+    """The interval of a smooth metric that lies between 0 and `most`: Student's, on the logit scale."""
+    share = np.clip((value + spread.shifts) / most, 1e-12, 1 - 1e-12)
+    moved = reach(level, spread.freedoms) * np.sqrt(spread.variances) / (most * share * (1 - share))
+    with np.errstate(over="ignore"):  # an end beyond all numbers is that of the range
+        low, high = most / (1 + (1 - share) / share * np.exp(np.clip(_SIDES * moved, -700, 700)))
+    return np.clip(low, 0.0, value), np.clip(high, value, np.maximum(most, value))
 
-    Each end is the wider of two: Hall's for a skew statistic, (θ̂ − θ)/se being taken for a cubic of a t variable, and
-    Student's on the logit scale.
-    """
-    error, t = np.sqrt(spread.variance), reach(level, spread.freedom)
-    skew = np.where(np.abs(spread.skewness) < 1e-6, 1e-6, spread.skewness)
-    share = np.clip(value / most, 1e-12, 1 - 1e-12)
-    moved, ends = t * error / (most * share * (1 - share)), []
-    for sign in (1, -1):
-        hall = value - error * 3 / skew * (np.cbrt(1 + skew * (sign * t - skew / 6)) - 1)
-        with np.errstate(over="ignore"):  # an end beyond all numbers is that of the range
-            logit = most / (1 + (1 - share) / share * np.exp(np.clip(sign * moved, -700, 700)))
-        ends.append(np.minimum(hall, logit) if sign > 0 else np.maximum(hall, logit))
-    return np.clip(ends[0], 0.0, value), np.clip(ends[1], value, np.maximum(most, value))
+
+def difference_interval(difference: Floats, spread: Spread, level: float) -> tuple[Floats, Floats]:
+    """The interval of a difference between two metrics that lie between 0 and 1: Student's."""
+    half = reach(level, spread.freedoms) * np.sqrt(spread.variances)
+    low, high = np.clip(difference + spread.shifts - _SIDES * half, -1.0, 1.0)
+    return low, high
 
 
 def share_interval(value: Floats, spread: Spread, most: Floats, fewest: Floats, level: float) -> tuple[Floats, Floats]:

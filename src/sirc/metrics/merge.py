@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sirc._utils.arrays import ascending_order
 from sirc.metrics.ranking import Ranking
 
 Values = npt.NDArray[Any]  # float32 or float64, negated: the strictest threshold comes first
@@ -21,7 +22,7 @@ class SortedID:
 
     def __init__(self, confidence: Tensor, correct: Tensor) -> None:
         values, right = -confidence.numpy(), correct.numpy()
-        order = np.argsort(values)
+        order = ascending_order(values)
         values, right = values[order], right[order]
         last = _last(values)
         self._values: Values = values[last]

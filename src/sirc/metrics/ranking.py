@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 from typing import Literal, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._utils.arrays import ArrayLike, as_tensor
+from sirc._utils.arrays import ArrayLike, as_tensor, ascending_order
 from sirc._utils.checks import check_fraction, check_number, check_positive, check_unit_interval
 from sirc._utils.fused import attempt
 from sirc.metrics import areas
@@ -75,7 +73,7 @@ class Ranking:
         self.thresholds = scores[kept]
         inside = self.num_correct + self.num_wrong
         self._correct = (order < self.num_correct).cumsum(0, dtype=torch.int32)[kept]
-        self._wrong = ((order >= self.num_correct) & (order < inside)).cumsum(0, dtype=torch.int32)[kept]
+        self._wrong = (order < inside).cumsum(0, dtype=torch.int32)[kept] - self._correct
         if weights is None:
             self._ood = (order >= inside).cumsum(0, dtype=torch.int32)[kept]
         else:
@@ -90,8 +88,8 @@ class Ranking:
         """Rank the scores of ID✓, ID✗ and OOD, and give the threshold that first accepts each of them, by its index."""
         made, scores = cls.__new__(cls), torch.cat(list(groups))
         if scores.device.type == "cpu":
-            order = torch.from_numpy(np.argsort(-scores.numpy()))  # sooner done than PyTorch's, which is stable
-            ranked = scores[order]
+            order = torch.from_numpy(ascending_order(-scores.numpy()))
+            ranked = scores.index_select(0, order)
         else:
             ranked, order = scores.sort(descending=True)
         kept = made._count(groups, ood_weights, ranked, order)
@@ -128,7 +126,8 @@ class Ranking:
         self._steps: list[areas.Steps] | None = None
         self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
         self._reached: dict[tuple[float, Positive], int] = {}
-        self._midway: Shares | None = None
+        self._midway: Tensor | None = None
+        self._risks: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         return self.num_correct + self.num_wrong + self.num_ood
@@ -147,30 +146,46 @@ class Ranking:
         pairs = (self._pair(steps, negative, positive) for steps in self._runs())
         return sum(float(areas.trapezoids(rise, pos)) for pos, _, rise in pairs)
 
-    def shares(self) -> Shares:
-        """The accepted shares of ID✓, ID✗ and OOD at each threshold, from the strictest on."""
+    def shares(self) -> Tensor:
+        """The accepted shares of ID✓, ID✗ and OOD at each threshold, from the strictest on, (3, thresholds)."""
         runs = self._runs()
-        if isinstance(runs, list):
-            return runs[0].c[1:], runs[0].x[1:], runs[0].ood[1:]
-        return self._as_shares(slice(None))
+        return runs[0].shares[:, 1:] if isinstance(runs, list) else self._as_shares(slice(None))
 
-    def midway(self) -> Shares:
+    def midway(self) -> Tensor:
         """The shares above each threshold, with half of what stands at it."""
         if self._midway is None:
-            c, x, o = self.shares()
-            self._midway = areas.halfway(c), areas.halfway(x), areas.halfway(o)
+            self._midway = areas.halfway(self.shares())
         return self._midway
+
+    def masses(self, alpha: float) -> Tensor:
+        """The shares of ID✓, ID✗ and OOD in the input, (3,)."""
+        parts = alpha * self.accuracy, alpha * (1 - self.accuracy), 1 - alpha
+        return torch.tensor(parts, dtype=torch.float64, device=self.thresholds.device)
+
+    def costs(self, alpha: float, beta: Tensor) -> Tensor:
+        """The loss that each group adds were all of it accepted, (3, β)."""
+        return self.masses(alpha)[:, None] * torch.stack((torch.zeros_like(beta), beta, 1 - beta))
+
+    def risks(self, alpha: float, beta: Tensor) -> tuple[Tensor, Tensor]:
+        """At each threshold 1 over the coverage, and for each β the risk; both 0 where nothing is covered."""
+        key = alpha, *beta.tolist()
+        if key not in self._risks:
+            inverse = (self.masses(alpha) @ self.shares()).reciprocal_().nan_to_num_(posinf=0.0)
+            self._risks = {key: (inverse, (self.costs(alpha, beta).T @ self.shares()).mul_(inverse))}
+        return self._risks[key]
 
     def roc(self, negative: Negative, positive: Positive = "correct") -> tuple[Tensor, Tensor]:
         """The true and the false positive rate at each threshold, from the strictest on."""
         self._check_pair(negative, positive)
-        steps = areas.Steps(*self._as_shares(slice(None)), self.accuracy)
+        steps = areas.Steps(self._as_shares(slice(None)), self.accuracy)
         return self._pair(steps, negative, positive)[:2]
 
     def auroc_interval(
         self, negative: Negative, *, positive: Positive = "correct", level: float = 0.95
     ) -> tuple[float, float]:
         """DeLong's interval for the AUROC: normal, with the variance of the two groups' structural components."""
+        from sirc.metrics import influence  # which builds on this
+
         level = check_fraction("level", level)
         self._check_pair(negative, positive)
         accepted = self._correct + self._wrong if positive == "id" else self._correct
@@ -179,13 +194,12 @@ class Ranking:
             raise ValueError(
                 f"DeLong's interval needs two samples of each group, all weighing the same; this is {self!r}"
             )
-        variance = 0.0
-        for count, other in (counts, counts[::-1]):
-            n, drawn = int(count[-1]), count.diff(prepend=count.new_zeros(1)).double()
-            below = areas.halfway(other.double() / int(other[-1]))
-            variance += float(drawn @ (below - drawn @ below / n).square()) / (n - 1) / n
-        auroc, reach = self.auroc(negative, positive=positive), NormalDist().inv_cdf((1 + level) / 2) * variance**0.5
-        return max(0.0, auroc - reach), min(1.0, auroc + reach)
+        components = {}
+        for group, (count, other) in {"positive": counts, "negative": counts[::-1]}.items():
+            times = count.diff(prepend=count.new_zeros(1))
+            components[group] = areas.halfway(other.double() / int(other[-1])).repeat_interleave(times)[None]
+        found = influence.normal_estimate(self.auroc(negative, positive=positive), components, level, least=0.0)
+        return found.low, found.high
 
     def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
         """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives."""
@@ -321,12 +335,14 @@ class Ranking:
         c, x, o = self._as_shares(slice(max(0, at), at + 1))
         return c.sum(), x.sum(), o.sum()
 
-    def _as_shares(self, where: slice) -> Shares:
-        return (
-            self._correct[where].double() / self.num_correct,
-            self._wrong[where].double() / max(1, self.num_wrong),
-            self._ood[where].double() / self._ood_total,
-        )
+    def _as_shares(self, where: slice, before: int = 0) -> Tensor:
+        """The accepted shares at some thresholds, after as many points `before` them where nothing is accepted."""
+        counts = self._correct[where], self._wrong[where], self._ood[where]
+        totals = self.num_correct, max(1, self.num_wrong), self._ood_total
+        shares = torch.zeros(3, before + len(counts[0]), dtype=torch.float64, device=self.thresholds.device)
+        for share, count, total in zip(shares[:, before:], counts, totals, strict=True):
+            share.copy_(count).div_(total)
+        return shares
 
     def _runs(self) -> Iterable[areas.Steps]:
         """Runs of thresholds, each after the last point of the one before it, the first after 0."""
@@ -343,9 +359,8 @@ class Ranking:
             self._after_run()
 
     def _run(self, start: int, size: int) -> areas.Steps:
-        shares = self._as_shares(slice(max(0, start - 1), start + size))
-        c, x, o = shares if start else (torch.cat((share.new_zeros(1), share)) for share in shares)
-        return areas.Steps(c, x, o, self.accuracy)
+        shares = self._as_shares(slice(max(0, start - 1), start + size), before=0 if start else 1)
+        return areas.Steps(shares, self.accuracy)
 
     def _area_sums(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """The sums that AURR and AURC are made of for each α, (A, 6), and those of AUGRC, (4,)."""

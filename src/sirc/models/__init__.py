@@ -1,9 +1,9 @@
 """Networks: built by name, their weights, their final layer and the features it receives."""
 
-from sirc.models.builders import build, check_settings, preprocess_of
+from sirc.models.builders import build, check_settings, named, preprocess_of
 from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, rows_of, unwrap
 from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
-from sirc.models.last_layer import find_head
+from sirc.models.last_layer import find_head, head_of, is_whole
 from sirc.models.stems import Stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 
@@ -19,8 +19,11 @@ __all__ = [
     "exact_logits",
     "find_head",
     "fingerprint",
+    "head_of",
+    "is_whole",
     "load_weights",
     "model_logits",
+    "named",
     "preprocess_of",
     "rows_of",
     "save_weights",

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from sirc._utils.checks import check_choice, check_positive
-from sirc._utils.files import PathLike
+from sirc._utils.files import PathLike, read_json
 from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder, import_function, missing_package
 from sirc._utils.text import first_line
@@ -55,6 +56,32 @@ def build(
     return model
 
 
+def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preprocess | None]:
+    """Build a network with its weights as a person names it; with the preparation of its images, where that is known.
+
+    `timm:NAME` and `torchvision:NAME` have the weights that they were published with; `…=FILE` has those of a
+    checkpoint, for `num_classes` classes. A folder is a model as timm and the Hub keep it: config.json and weights. A
+    `package.module:function` loads weights itself, unless it has a `=FILE` too.
+    """
+    name, _, weights = text.partition("=")
+    if (config := Path(text, "config.json")).is_file():
+        if "architecture" not in read_json(config, config.read_text(encoding="utf-8")):
+            raise ValueError(
+                f"'{config}' must name an `architecture`, as timm's files do; it does not. Load the model in a "
+                "function of your own, and name that: `package.module:function`."
+            )
+        model = build(f"timm:local-dir:{text}", pretrained=True)
+        return model, preprocess_of(model)
+    if Path(text).is_file():
+        raise ValueError(f"weights need the network that they are for: `timm:NAME={text}`; got the file alone.")
+    own = _split(name)[0] not in ("timm", "torchvision")
+    if weights or own:
+        model = build(name, num_classes=num_classes, checkpoint=weights or None)
+    else:
+        model = build(name, pretrained=True)
+    return model, None if own else preprocess_of(model if name.startswith("timm:") else name)
+
+
 def check_settings(
     name: str, num_classes: int | None, pretrained: bool | str, checkpoint: PathLike | None, stem: Stem
 ) -> tuple[str, str]:
@@ -74,11 +101,22 @@ def check_settings(
     return _split(name)
 
 
-def preprocess_of(name: str, pretrained: bool | str = True) -> Preprocess:
-    """Get the preprocessing that a pretrained model of timm or torchvision was published with."""
+def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Preprocess:
+    """Get the preprocessing that a model of timm or torchvision was published with, by its name; timm's also say so."""
+    if isinstance(model, nn.Module):
+        config = getattr(model, "pretrained_cfg", None)
+        if not isinstance(config, dict):
+            raise ValueError(
+                f"only models of timm say themselves how images are prepared; {type(model).__name__} does not. Name "
+                'it, `preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
+            )
+        return _timm_preprocess(config.get("architecture", type(model).__name__), config)
+    name = model
     source, network = _split(name)
     if source == "timm":
-        return _timm_preprocess(network, pretrained)
+        timm = _library("timm")
+        network = _timm_name(timm, network, pretrained)
+        return _timm_preprocess(network, timm.get_pretrained_cfg(network).to_dict())
     if source != "torchvision":
         raise ValueError(f"only timm and torchvision say how images are prepared; got `{name}`. Write a `Preprocess`.")
     published = _torchvision_weights(network, pretrained or True).transforms()
@@ -129,10 +167,8 @@ def _timm_name(timm: Any, name: str, pretrained: bool | str) -> str:
     return f"{base}.{tag}" if tag else base
 
 
-def _timm_preprocess(name: str, pretrained: bool | str) -> Preprocess:
-    timm = _library("timm")
-    name = _timm_name(timm, name, pretrained)
-    config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+def _timm_preprocess(name: str, published: Mapping[str, Any]) -> Preprocess:
+    config = _library("timm").data.resolve_data_config(pretrained_cfg=published)
     _, height, width = config["input_size"]
     if height != width or config["crop_mode"] == "border" or config["interpolation"] == "random":
         raise ValueError(f"`timm:{name}` is prepared in a way that `Preprocess` does not know: {config}.")
@@ -226,7 +262,8 @@ def _create(
         reason = first_line(error).rstrip(".")
         raise ValueError(
             f"the pretrained weights of `{name}` could not be had: {reason}. Where there is no network, fetch "
-            f"them elsewhere ({published[1]}) and pass the file as `checkpoint=` with `pretrained=False`."
+            f"them elsewhere ({published[1]}) and pass the file as `checkpoint=` with `pretrained=False`, or in the "
+            f"name, `{name}=FILE`."
         ) from error
     finally:
         del os.environ[key]

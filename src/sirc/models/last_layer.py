@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sirc._utils.checks import check_type
 from sirc._utils.hints import closest
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
-from sirc.outputs import Head
+from sirc.outputs import Head, Outputs
 
 LinearLayer = nn.Linear | nn.Conv2d
 _BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
@@ -24,6 +24,8 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     The model runs once on `example`, one batch as its loader gives it (a tensor, a tuple that starts with the
     inputs, or a dict), in evaluation mode and without gradients, and is left as it was. Where several layers
     fit, the last to run is taken. With `name`, that layer is taken as long as its shapes fit.
+
+    Of a layer that others are added to, as LoRA does, W and b are those of the sum, and the name is its own.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. {_BY_HAND}")
@@ -47,10 +49,42 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
         return _head_of(layer, name)
     for run in reversed(runs):
         if run.rows is not None and run.rows[1].shape == logits.shape and torch.equal(run.rows[1].to(logits), logits):
+            if run is not (last := next(other for other in reversed(runs) if other.layer is run.layer)):
+                raise ValueError(
+                    f"The head must run last with what the logits are made of: features are caught there. {run.name!r} "
+                    f"runs again, on {last.shape}. Let the model call it once, or a copy of it the other times."
+                )
             head = _head_of(run.layer, run.name)
-            _check_linear(head, type(run.layer).__name__, *run.rows)
+            if not _gives(head, *run.rows):
+                raise ValueError(
+                    f"The head must compute W z + b; {run.name!r}, a {type(run.layer).__name__}, gives the model's "
+                    f"output, but not from its weight and bias alone. {_BY_HAND}"
+                )
             return head
+    for run in reversed(runs):
+        if run.rows is not None and (around := _around(model, run, logits)):
+            return around
     raise ValueError(_no_head(runs, logits))
+
+
+def head_of(model: nn.Module, outputs: Outputs, *, name: str | None = None) -> Head:
+    """Find the linear layer that gives the logits of stored outputs from their features, without a run of the model."""
+    model = unwrap(model)
+    names = [key for key, layer in model.named_modules() if is_linear_layer(layer)] if name is None else [name]
+    for key in reversed(names):
+        layer = linear_layer(model, key)
+        if outputs.features is not None and layer_size(layer) == (outputs.num_classes, outputs.num_features):
+            head = _head_of(layer, key)
+            if _gives(head.to(outputs.device), outputs.features, outputs.logits):
+                return head
+    which = f"layer {name!r} does not" if name else "no linear layer of the model does"
+    raise ValueError(f"The head must give these logits from these features, W z + b; {which}. {_BY_HAND}")
+
+
+def is_whole(model: nn.Module, head: Head) -> bool:
+    """Whether the layer of a head computes the logits alone; where others are added to it, as by LoRA, it does not."""
+    weight = linear_layer(unwrap(model), head.name).weight
+    return torch.equal(weight.flatten(1), head.weight.to(weight))
 
 
 @dataclass(frozen=True)
@@ -96,17 +130,27 @@ def _head_of(layer: LinearLayer, name: str) -> Head:
     return Head(layer.weight.clone(), None if layer.bias is None else layer.bias.clone(), name)
 
 
-def _check_linear(head: Head, kind: str, features: Tensor, outputs: Tensor) -> None:
-    """Refuse a subclass of `nn.Linear` that does not compute W z + b."""
+def _gives(head: Head, features: Tensor, outputs: Tensor) -> bool:
+    """Whether the outputs are W z + b; those of a subclass of `nn.Linear` may not be."""
     z, W = features.double(), head.weight.double()
     b = W.new_zeros(len(W)) if head.bias is None else head.bias.double()
     # Autocast and TF32 multiply in a narrower dtype than the result has, with about three digits.
     tolerance = max(torch.finfo(outputs.dtype).eps, 1e-3) * (z.abs() @ W.abs().T + b.abs())
-    if ((z @ W.T + b - outputs).abs() > tolerance).any():
-        raise ValueError(
-            f"The head must compute W z + b; {head.name!r}, a {kind}, gives the model's output, but not "
-            f"from its weight and bias alone. {_BY_HAND}"
-        )
+    return not bool(((z @ W.T + b - outputs).abs() > tolerance).any())
+
+
+def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
+    """The head that a layer is together with what the module around it adds, as LoRA does: W and b by probing it."""
+    assert run.rows is not None
+    z, module = run.rows[0], model.get_submodule(run.name.rpartition(".")[0])
+    if module is model or run.rows[1].shape != logits.shape:
+        return None
+    with evaluating(model), suppress(Exception):  # a module that takes something else may raise anything
+        if torch.equal(module(z).to(logits), logits):
+            b, columns = module(torch.zeros_like(z[:1]))[0], module(torch.eye(z.shape[1]).to(z))
+            head = Head((columns - b).T.contiguous(), b, run.name)
+            return head if _gives(head, z, logits) else None
+    return None
 
 
 def _no_head(runs: list[_Run], logits: Tensor) -> str:
@@ -122,7 +166,7 @@ def _no_head(runs: list[_Run], logits: Tensor) -> str:
     return (
         f"find_head looks for the nn.Linear or 1×1 nn.Conv2d whose output is the model's output, "
         f"{tuple(logits.shape)}; none is. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
-        f'Name the layer, find_head(model, example, name="…"), or pass its arrays, sirc.Head(W, b).'
+        f'Name the layer, find_head(model, example, name="…") or `head="…"`, or pass its arrays, sirc.Head(W, b).'
     )
 
 

@@ -210,6 +210,12 @@ def fold_of(index: Tensor, folds: int, seed: int = 0) -> Tensor:
     return _logical_shift(row_hash(index, 2 * seed + 1), 1) % folds
 
 
+def part_of(index: Tensor, folds: int) -> Tensor:
+    """The fold of each dataset index; `folds` for the half of the first fold that judges the fit of all other rows."""
+    fold = fold_of(index, folds)
+    return fold.where((fold > 0) | (fold_of(index, 2, seed=2) > 0), folds)
+
+
 def _logical_shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

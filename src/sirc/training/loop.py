@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from sirc._utils import distributed
 from sirc._utils.graphs import record
+from sirc._utils.imports import missing_package
 from sirc._utils.text import first_line
 from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
@@ -65,13 +66,6 @@ def train(
 
     If the recipe has `cache = "device"`, images are taken from `cache`, and added to it if they are not there.
     """
-    from accelerate import Accelerator
-    from accelerate.utils import set_seed
-
-    accelerator = Accelerator(cpu=cpu, mixed_precision="no")
-    process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
-    main = accelerator.is_main_process
-    progress = progress if main else SILENT
     settings = {  # that decide the weights
         **recipe.hyperparameters(),
         **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
@@ -84,9 +78,17 @@ def train(
         finished = None if overwrite else files.finished(model)
     _check_agreement(model, finished)
     if finished is not None:
-        progress.note(f"{name}: already trained, {files.weights}")
+        if distributed.is_main():
+            progress.note(f"{name}: already trained, {files.weights}")
         return finished
 
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+
+    accelerator = Accelerator(cpu=cpu, mixed_precision="no")
+    process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
+    main = accelerator.is_main_process
+    progress = progress if main else SILENT
     with distributed.failing_together():
         shape = input_shape(images, recipe.augment, preprocess)
         check_outputs(model, shape, images, validation)
@@ -318,7 +320,7 @@ def _tensorboard(folder: Path, wanted: bool, done: int) -> Iterator[Callable[[Ep
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError("`train.tensorboard` needs TensorBoard: pip install 'sirc[tensorboard]'.") from error
+        raise ValueError(f"{missing_package('`train.tensorboard`', 'TensorBoard', 'tensorboard')}.") from error
     with SummaryWriter(folder / "tensorboard", purge_step=done + 1) as writer:
 
         def log(line: Epoch) -> None:

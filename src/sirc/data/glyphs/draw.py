@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +109,14 @@ def fonts_digest(fonts: tuple[str, ...]) -> str:
 
 
 def font_file(font: str) -> Path:
-    """Find the file of a font that comes with matplotlib."""
+    """Find the file of a font that comes with matplotlib, which a finished demo has no other need to import."""
+    place = f"fonts/ttf/{font}.ttf"
+    spec = find_spec("matplotlib")
+    if spec and spec.origin and (file := Path(spec.origin).with_name("mpl-data") / place).is_file():
+        return file
     import matplotlib
 
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
+    return Path(matplotlib.get_data_path()) / place  # some systems keep it elsewhere
 
 
 @cache

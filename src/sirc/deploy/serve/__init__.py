@@ -12,6 +12,7 @@ from collections.abc import Callable
 import sirc
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
+from sirc._utils.imports import missing_package
 from sirc._utils.text import shorten
 from sirc.deploy.onnx import OnnxModel
 
@@ -24,9 +25,8 @@ try:
     from prometheus_client import CONTENT_TYPE_LATEST, disable_created_metrics, generate_latest
     from starlette.exceptions import HTTPException
 except ImportError as error:
-    raise ImportError(
-        "serving needs fastapi, uvicorn, Pillow, python-multipart and prometheus-client: pip install 'sirc[serve]'"
-    ) from error
+    packages = "fastapi, uvicorn, Pillow, python-multipart and prometheus-client"
+    raise missing_package("serving", packages, "serve") from error
 
 from sirc.deploy.serve.service import Service
 from sirc.deploy.serve.uploads import Limits

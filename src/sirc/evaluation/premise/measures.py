@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 from torch import Tensor
 
 from sirc.evaluation.inputs import MEAN, WRONG
-from sirc.metrics import Estimate, Ranking, auroc_components, kendall, spearman, wilson_interval
+from sirc.metrics import Estimate, Ranking, auroc_influences, kendall, spearman, wilson_interval
 from sirc.scores import functional
 
 FITTED = (3.0, 1.0)  # k and slope of a = μ − kσ and b = slope/σ
@@ -80,7 +80,7 @@ class Samples:
         for name in dict.fromkeys(name for parts in combinations for name in (parts.s1, parts.score, *parts.s2)):
             values = confidences[name]
             self.aurocs[name] = {
-                n: auroc_components(values[correct], [ood[one][name] for one in members] or [values[~correct]])
+                n: auroc_influences(values[correct], [ood[one][name] for one in members] or [values[~correct]])
                 for n, members in sets.items()
             }
         for name in dict.fromkeys(name for parts in combinations for name in (parts.s1, parts.score)):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from sirc._utils.imports import missing_package
 from sirc._utils.text import shorten
 from sirc.evaluation import POOLED, WRONG
 from sirc.report.names import escape, score_name
@@ -142,7 +143,7 @@ def drawing() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'sirc[plots]'") from error
+        raise missing_package("drawing", "matplotlib", "plots") from error
     with _DRAWING, matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_SETTINGS, use_default_template=False))

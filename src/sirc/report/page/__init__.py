@@ -45,6 +45,7 @@ def report(
     path: PathLike,
     *,
     title: str | None = None,
+    notes: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Path:
@@ -52,7 +53,7 @@ def report(
 
     The page is one file that opens from disk. It holds, for each score, how many of ID✓, ID✗ and each OOD set are
     accepted at up to 512 thresholds: at those, risk, coverage and shares are exact for every α, β and mix of OOD sets,
-    and areas are within 0.5% of `sirc.Ranking`'s.
+    and areas are within 0.5% of `sirc.Ranking`'s. `notes` are lines under the title.
     """
     refuse_existing(path, overwrite)
     shown: Sequence[Run] = [_Single(runs)] if isinstance(runs, Evaluation) else list(runs)
@@ -65,7 +66,8 @@ def report(
                 f"{type(run).__name__}"
             )
     models = dict.fromkeys(run.model for run in shown if run.model)
-    text = _page(payload(shown, title or ", ".join(models) or "Which score to deploy", progress=progress))
+    content = payload(shown, title or ", ".join(models) or "Which score to deploy", progress=progress)
+    text = _page({**content, "notes": list(notes)})
     atomic_write(path, lambda file: file.write(text.encode()))
     return Path(path)
 

@@ -156,6 +156,7 @@ function showUse() {
 
 function showHeader() {
   setText(byId("title"), data.title);
+  byId("notes").append(...data.notes.map((note) => el("p", {}, note)));
   const sets = new Set(data.models.flatMap((model) => model.sets)).size;
   const scores = Math.max(...data.models.map((model) => model.scores.length));
   const runs = sum(data.models.map((model) => model.runs.length));

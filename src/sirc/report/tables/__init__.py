@@ -27,12 +27,14 @@ _SUFFIXES: Final = {".csv": "csv", ".md": "markdown", ".html": "html", ".tex": "
 
 
 class Cell(NamedTuple):
-    """One figure: the mean over runs and twice their standard deviation, as fractions, and its mark."""
+    """One figure: the mean over runs and twice their standard deviation, its mark, and its interval, as fractions."""
 
     mean: float
     two_std: float
     runs: int
     mark: str
+    low: float = math.nan
+    high: float = math.nan
 
 
 NO_CELL: Final = Cell(math.nan, math.nan, 0, "")
@@ -53,7 +55,7 @@ class Table:
     """A table of results. `cells` is tidy, in fractions; every format is written from it."""
 
     cells: pd.DataFrame
-    """model, score, negative, metric, alpha, beta, mean, two_std (NaN for one run), runs, mark (bold, underline)"""
+    """model, score, negative, metric, alpha, beta, mean, two_std (NaN for one run), runs, low, high, mark"""
     errors: Mapping[str, tuple[float, float]]
     """For each model its ID error and 2 std, NaN where unknown."""
     metrics: Sequence[str]
@@ -80,6 +82,11 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield from formats.renderables(self, options.max_width, styled=console.is_terminal)
+
+    @property
+    def intervals(self) -> bool:
+        """Whether any figure has an interval, to be shown."""
+        return bool(self.cells["low"].notna().any())
 
     @property
     def models(self) -> list[str]:
@@ -122,7 +129,8 @@ class Table:
 
     def csv(self) -> str:
         """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
-        frame = self.cells.copy()
+        frame = self.cells if self.intervals else self.cells.drop(columns=["low", "high"])
+        frame = frame.copy()
         frame.insert(1, "id_error", frame["model"].map({model: error for model, (error, _) in self.errors.items()}))
         return as_csv(frame)
 
@@ -175,7 +183,8 @@ def table(
     Figures are means over seeds, with `spread` mean ± 2 std (sample, n − 1). In each column of each model the best of
     the scores shown is bold, second and third are underlined; equal means share a mark, and a missing figure has none.
     `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
-    first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`.
+    first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`. Where results have columns `low`
+    and `high`, as `Evaluation.intervals` gives them, these stand beside the figures of models with one run.
     """
     figures = summarise(results)
     errors = id_errors(figures)

@@ -18,6 +18,8 @@ _DIGITS = 12  # means that differ beyond differ by rounding, and share a rank
 def summarise(results: pd.DataFrame) -> pd.DataFrame:
     """Every figure of the results over its model's seeds: `mean`, `two_std` (NaN for one seed), `runs`.
 
+    Where results have intervals, `low` and `high` are those of models with one seed; else NaN.
+
     A figure that is NaN, or that some of the model's seeds lack, has no mean: means over different seeds must not be
     compared.
     """
@@ -34,14 +36,17 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
     if combined:
         frame = frame.assign(two_std=2 * frame["std"])
         _refuse_twice(frame, _KEYS)
-        return frame[[*_KEYS, "mean", "two_std", "runs"]].reset_index(drop=True)
+        return frame[[*_KEYS, "mean", "two_std", "runs"]].assign(low=np.nan, high=np.nan).reset_index(drop=True)
     _refuse_twice(frame, [*_KEYS, "seed"])
     values = frame.groupby(_KEYS, sort=False, dropna=False)["value"]
     figures: pd.DataFrame = values.agg(["mean", "std", "count"]).rename(columns={"count": "runs"}).reset_index()
+    for end in ("low", "high"):
+        of_one = frame.groupby(_KEYS, sort=False, dropna=False)[end].first().to_numpy() if end in columns else np.nan
+        figures[end] = np.where(figures["runs"] == 1, of_one, np.nan)
     whole = figures["runs"] == figures["model"].map(frame.groupby("model")["seed"].nunique())
     figures["mean"] = figures["mean"].where(whole)
     figures["two_std"] = (2 * figures["std"]).where(whole)
-    return figures[[*_KEYS, "mean", "two_std", "runs"]]
+    return figures[[*_KEYS, "mean", "two_std", "runs", "low", "high"]]
 
 
 def id_errors(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sirc.report.tables import Part, Table
 
 Figure = tuple[str, str, str]
-"""The mark of a cell, its mean ×100, or a dash, and its 2 std, ±0.2, if the table shows it."""
+"""The mark of a cell, its mean ×100, or a dash, and its 2 std, ±0.2, or interval, [80.1, 83.4], if it is shown."""
 _MISSING = "–"
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
 _MARKDOWN_MARKS = {"bold": "**{}**", "underline": "<u>{}</u>", "": "{}"}
@@ -96,8 +96,12 @@ def _figure(table: Table, model: str, score: str, negative: str, metric: str) ->
     # Percentages vary by tenths and more between runs; figures that are shown ×10² vary less.
     known = find_metric(metric)
     decimals = 1 if known and known.unit == "%" else 2
-    spread = table.spread and not math.isnan(cell.two_std)
-    return cell.mark, f"{100 * cell.mean:.2f}", f"±{100 * cell.two_std:.{decimals}f}" if spread else ""
+    beside = ""
+    if table.spread and not math.isnan(cell.two_std):
+        beside = f"±{100 * cell.two_std:.{decimals}f}"
+    elif not math.isnan(cell.low):
+        beside = f"[{100 * cell.low:.{decimals}f}, {100 * cell.high:.{decimals}f}]"
+    return cell.mark, f"{100 * cell.mean:.2f}", beside
 
 
 def _about(table: Table, model: str, style: Style) -> str:
@@ -135,7 +139,7 @@ def _mixture(table: Table) -> str:
 def _runs(table: Table) -> str:
     counts = sorted({int(runs) for runs in table.cells["runs"][table.cells["mean"].notna()]})
     if not counts or counts == [1]:
-        return ""
+        return "; 95% intervals over samples in brackets" if table.intervals else ""
     several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"; mean{' ± 2 std' if table.spread else ''} over {several} training runs"
 
@@ -180,7 +184,8 @@ def _heads(table: Table) -> list[str]:
 
 def _widths(table: Table) -> tuple[int, int]:
     """The widths of the names of scores and of the columns of one negative."""
-    figures = [max(len(head), 13 if table.spread else 7) + _GAP for head in _heads(table)]
+    figure = 22 if table.intervals else 13 if table.spread else 7
+    figures = [max(len(head), figure) + _GAP for head in _heads(table)]
     longest = max(cell_len(negative_name(negative)) for negative in table.negatives)
     label = max(6, *(cell_len(score_name(score)) for score in table.scores))
     each = max(figures[0], min(longest, _HEAD) + _GAP) + sum(figures[1:])

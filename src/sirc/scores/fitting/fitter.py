@@ -255,8 +255,9 @@ class Fitter:
             parameters, unfit = second.settle(self.count, self.state.checksums)
         self._leave_out(unfit)
         each = self.count / (self.state.num_features or 1)
-        whose = f"with {each:.3g} rows for each feature and `crossfit=0`, rows that were not fitted on"
-        way_out = 'Pass `crossfit="auto"`, or fit on more rows'
+        in_sample = "" if self.state.folds else " and `crossfit=0`"
+        whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
+        way_out = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
         self._warned = warn_far(whose, second.standings(parameters), way_out)
         self.id_rows = second.sample(parameters)
         for key, spec in self.state.reduced.items():
@@ -284,14 +285,17 @@ class Fitter:
         evidence = state.evidence(val)
         tuned = self.tuning.options(state.parsed)
         steps = [partial(attempt, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
-        steps += [partial(state.solve_without, fold, val) for fold in range(state.folds if state.crossfitted else 0)]
+        folds = range(state.folds + 1) if state.crossfitted and state.folds else ()
+        steps += [partial(state.solve_without, fold, val) for fold in folds]
         found = []
         name = f"fit, solving {shorten(', '.join(map(str, state.leaves)), 40)}"
         with (progress if steps else SILENT).task(name, len(steps), unit="steps") as task:
-            for parts in side_by_side(steps, state.device):
-                found.append(parts)
+            for solution in side_by_side(steps, state.device):
+                found.append(solution)
                 task.advance()
         solved, without = found[: len(state.leaves)], found[len(state.leaves) :]
+        if without and without[-1][1]:  # the rows that judge then do not
+            without[-1] = {}, {}
         self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
         everything = {leaf: values for part, _ in solved for leaf, values in part.items()}
         parameters = tuned | {leaf: _declared(leaf, values) for leaf, values in everything.items()}
@@ -313,8 +317,8 @@ class Fitter:
             self._leave_out_statistics(attempt(searching_terms(state.combinations), check)[1])
         if not state.combinations:
             return parameters, None
-        folds, judge_of = [part for part, _ in without], state.count if in_sample else 0
-        second = SecondPass(state.combinations, parameters, evidence, folds, exactly, judge_of)
+        parts, judge_of = [part for part, _ in without], state.count if in_sample else 0
+        second = SecondPass(state.combinations, parameters, evidence, parts, exactly, judge_of)
         if state.reservoir is not None:
             second.leave_out_bank(state.reservoir, rows)
         if sampled:

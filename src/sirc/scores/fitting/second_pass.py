@@ -16,7 +16,7 @@ from sirc.scores.evaluator import Evaluator, array_reads, needed_leaves
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, checksums
 from sirc.scores.fitting.standing import Standing
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
+from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, part_of, under
 from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 
@@ -82,8 +82,9 @@ class SecondPass:
 
     One pass suffices even for an S2 with a fitted c inside: μ and σ of energy + c·residual follow from the means and
     the covariance of energy and residual, for any c. `held_out` are the scores that leave each row out by a formula,
-    and `folds` the parameters without each fold, for its rows, of those that cannot. `judge_of` so many rows: the
-    statistics are in-sample, and the `held_out` values of some tell where rows outside the sample stand.
+    and `folds` the parameters without each fold, for its rows, of those that cannot; the last are without the rows that
+    judge, whose values tell where rows that were not fitted on stand. `judge_of` so many rows: the statistics are
+    in-sample, and the `held_out` values of some tell it.
     """
 
     def __init__(
@@ -169,11 +170,15 @@ class SecondPass:
         if not self._folds:
             self._add_rows(index, batch, -1, {} if self._judge_of else self._held_out)
             return
-        fold = fold_of(index, len(self._folds))
-        for number in range(len(self._folds)):
-            rows = (fold == number).nonzero()[:, 0]
+        folds = len(self._folds) - 1
+        part = part_of(index, folds)
+        for number in range(folds):
+            rows = (part % folds == number).nonzero()[:, 0]
             if len(rows):
                 self._add_rows(index[rows], batch[rows.to(batch.device)], number, self._held_out)
+        if self._folds[-1] and len(some := (part == folds).nonzero()[:, 0]):
+            columns, _ = self._columns(batch[some.to(batch.device)], folds, self._held_out, list(self._terms))
+            self._judged.add(torch.stack(list(columns.values()), -1))
 
     def _add_rows(self, index: Tensor, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]) -> None:
         outside = torch.ones(len(index), dtype=torch.bool, device="cpu")
@@ -358,13 +363,16 @@ class SecondPass:
         return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
 
     def standings(self, parameters: Parameters) -> Iterator[Standing]:
-        """Where rows that were not fitted on would stand on the S2 scales of these parameters, if in-sample."""
+        """Where rows that were not fitted on would stand on the S2 scales of these parameters, if some rows tell."""
         fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
         for spec in fitted if self._judged.count else ():
             for s2 in spec.args[1:]:
+                form = _linear_form(s2, parameters)
+                if self._folds and self._searching & set(form):  # rows that judge may be in the bank
+                    continue
                 find = self._typical if spec.name == "bayes" else self._spread
                 center, scale = find(spec, s2, parameters)
-                mean, sigma = self._moments_of(_linear_form(s2, parameters), self._judged, list(self._terms))
+                mean, sigma = self._moments_of(form, self._judged, list(self._terms))
                 yield Standing(s2, (mean - center) / scale, sigma / scale, self._judged.count)
 
     def _resolution(self, term: str) -> float:

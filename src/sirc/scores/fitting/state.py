@@ -22,7 +22,7 @@ from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fitted_combinations, fitted_terms
 from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels, without_a_fold
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, under
+from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 
@@ -184,12 +184,12 @@ class FitState:
         if features is None or not self._empty_moments():
             return
         if not self._folds:
-            folds = self.folds if self.crossfitted else 0
-            self._folds = [self._empty_moments() for _ in range(max(1, folds))]
+            parts = self.folds + 1 if self.crossfitted and self.folds else 1
+            self._folds = [self._empty_moments() for _ in range(parts)]
         if len(self._folds) == 1:
             _add(self._folds[0], features, outputs.labels)
         else:
-            fold = fold_of(index, len(self._folds)).to(features.device)
+            fold = part_of(index, len(self._folds) - 1).to(features.device)
             for number, moments in enumerate(self._folds):
                 rows = (fold == number).nonzero()[:, 0]
                 _add(moments, features[rows], None if outputs.labels is None else outputs.labels[rows])
@@ -297,14 +297,19 @@ class FitState:
         return self._sample
 
     def evidence(self, val: Outputs | None, without_fold: int | None = None) -> Evidence:
-        """All that parameters are solved from, or the same from all training rows but those of one fold."""
+        """All that parameters are solved from, or the same from all training rows but those of one fold.
+
+        `without_fold=folds` leaves out those of the first that judge.
+        """
         index, columns = self.sample()
         bank = columns.get("features") if self._samples_rows else None
-        folds = [fold for number, fold in enumerate(self._folds) if number != without_fold]
+        left_out = [] if without_fold is None else [without_fold] if without_fold else [0, self.folds]
+        folds = [fold for number, fold in enumerate(self._folds) if number not in left_out]
         moments = _union(folds) if folds else {}
         if without_fold is not None:
             if bank is not None:
-                bank = bank[(fold_of(index, self.folds) != without_fold).to(bank.device)]
+                outside = torch.isin(part_of(index, self.folds), torch.tensor(left_out, device="cpu"), invert=True)
+                bank = bank[outside.to(bank.device)]
             if not max([part.count for part in moments.values()] + ([] if bank is None else [len(bank)])):
                 raise ValueError(
                     f"cross-fitting needs rows in at least two folds; {self.count} came, all of fold {without_fold} of "

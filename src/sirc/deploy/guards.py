@@ -1,0 +1,345 @@
+"""Guards: one call from a trained model to a classifier that says "I don't know", and what it promises in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sirc._utils.checks import check_device, check_path, check_type
+from sirc._utils.files import PathLike
+from sirc._utils.text import listed, percent, shorten
+from sirc._utils.warn import warn
+from sirc.data import ImageSet, Preprocess, image_folder, reader_of
+from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
+from sirc.deploy.threshold import at_recall
+from sirc.errors import OnError, StoreError
+from sirc.extraction import extract, known_weights
+from sirc.models import call_model, evaluating, find_head, head_of, model_logits, named, preprocess_of, rows_of, unwrap
+from sirc.outputs import STORE_FILE, Head, Outputs, OutputStore, Overwrite, warn_of_labels
+from sirc.progress import Progress, shown
+from sirc.scores import Scorer, fit, parse, reads_features
+
+Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | OutputStore
+"""A folder of images, a dataset, a loader, or outputs: in memory, in a file, or in a store."""
+Rows: TypeAlias = Outputs | OutputStore
+_HELD_OUT, _MOST_HELD_OUT, _SEED = 0.2, 10_000, 0  # of the training rows, where there is no validation data
+_BATCH = 8192  # stored rows that are read at a time
+_TRIED = 16  # images that are run one at a time, to see how much confidences change
+
+
+def guard(
+    model: nn.Module | str,
+    train: Source,
+    val: Source | None = None,
+    *,
+    recall: float = 0.95,
+    delta: float | None = 0.05,
+    score: str = "scod",
+    head: Head | str | None = None,
+    classes: Sequence[str] | None = None,
+    preprocess: Preprocess | Mapping[str, Any] | None = None,
+    path: PathLike | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: torch.device | str | None = None,
+    on_error: OnError = "stop",
+    overwrite: Overwrite = False,
+    progress: Progress | bool | None = None,
+) -> SelectiveClassifier:
+    """Make a trained model say "I don't know": fit a score on `train`, set its threshold on `val`, say what that means.
+
+    ```python
+    guard = sirc.guard(model, "data/train", "data/val")
+    label, confidence, accepted, logits = guard(images)
+    ```
+
+    It accepts at least `recall` of the inputs to come that the model gets right, with probability 1 − `delta` over the
+    draw of `val`; with `delta=None` it does so on `val`. `print(guard)` says what was done, what it promises and what
+    it cannot; so does the progress, where that is shown. `guard.report(path)` writes a page, `guard.save(path)` a file
+    that `sirc.load_guard` reads.
+
+    Args:
+        model: a classifier, or its name as `sirc.models.named` takes it. It runs where it is, and stays in evaluation
+            mode.
+        train: labelled ID data, that the model was trained on or is like it: a folder with one folder for each class, a
+            dataset or a loader with the preprocessing of test time, outputs, or the path of outputs or of a store.
+        val: the same of labelled ID data that the model was not trained on. Without it a fifth of each class of `train`
+            (10,000 rows at most) sets the threshold; the model knows these rows, so that nothing is promised.
+        recall: the share of what the model gets right that is to be accepted.
+        delta: the probability that the promise fails, or None to make none.
+        score: the spec of the score.
+        head: the final linear layer, or its name; found if not given.
+        classes: the class folders in the order of the model's outputs; by default sorted by name.
+        preprocess: how images of folders are prepared; by default as a model of timm, or a named one, was published. A
+            dict has what is different: `{"resize": 72, "crop": 64}`.
+        path: a folder for outputs of the model. An interrupted call goes on from there, and memory does not grow with
+            `train`; without it all outputs are in memory.
+        batch_size: images that the model sees at once, for folders and datasets.
+        workers: processes that read images.
+        device: where to move the model first.
+        on_error: "stop" at an image that cannot be read, or "skip" it.
+        overwrite: delete what another call left in `path`.
+        progress: whether to show bars and, at the end, the summary; by default at a terminal and in a notebook.
+    """
+    check_type("model", model, nn.Module | str, "a torch.nn.Module, or the name of one")
+    ways = "Or pass datasets that prepare their images."
+    check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
+    check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
+    show, needs_features = shown(progress), reads_features([parse(score)])
+    names = names_of(classes)
+    data = [_opened(source, names) for source in (train, val)]
+    if names is None and isinstance(data[0], ImageSet) and data[0].classes:
+        names = list(data[0].classes)
+    if names is not None:
+        data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
+    # As if all were right: what even then is too little is refused before hours are spent.
+    size = _size(data[1])
+    at_recall(np.arange(size or 1), np.ones(size or 1, dtype=bool), recall, delta=delta if size else None)
+    known: Preprocess | None = None
+    if isinstance(model, str):
+        model, known = _named(model, names)
+    network = unwrap(model if device is None else model.to(check_device(device)))
+    refuse_compiled(network)
+    if any(map(_is_plain, data)) or preprocess is not None:
+        preprocess = _preparation(network, known, preprocess)
+        transform = preprocess.test()
+        data = [one.with_transform(transform) if _is_plain(one) else one for one in data]
+    example = next((batch for one in reversed(data) if (batch := _first_images(one)) is not None), None)
+    if example is not None:
+        few = rows_of(example, slice(2))
+        with evaluating(network):
+            _check_classes(names, model_logits(call_model(network, few)).shape[1])
+        if needs_features and not isinstance(head, Head):
+            head = _find_head(network, few, head)
+    run = partial(extract, network, features=bool(needs_features), batch_size=batch_size, workers=workers)
+    run = partial(run, on_error=on_error, overwrite=overwrite, progress=show)
+    with known_weights(network) as weights:
+
+        def as_rows(name: str, one: Any) -> Rows:
+            if isinstance(one, OutputStore):
+                one.check_model(weights)
+            if isinstance(one, Rows):
+                return one
+            made: Rows = run(one, None if path is None else Path(path, name), head=head, name=name)
+            return made
+
+        validation = None if val is None else as_rows("val", data[1])
+        _require_labels("val", validation)
+        training = as_rows("train", data[0])
+    fitted: Rows | _Kept = training
+    if validation is None:
+        validation, fitted = _split(training)
+        warn(
+            f"`val` was not given: {len(validation):,} of the {len(training):,} rows of `train` set the threshold. The "
+            "model was trained on them, and is surer of them than of new inputs: of those it will accept fewer than "
+            "these figures say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
+        )
+    rows = validation.load() if isinstance(validation, OutputStore) else validation
+    assert rows.labels is not None
+    _check_classes(names, rows.num_classes)
+    warn_of_labels("val", rows.predictions, rows.labels)
+    if needs_features and rows.features is not None and not isinstance(head, Head):
+        head = head_of(network, rows, name=head)
+    place = next(network.parameters(), rows.logits).device
+    scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
+    made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
+    made.calibrate(validation, images=example, recall=recall, delta=None if val is None else delta)
+    made.remarks = tuple(filter(None, (_premise(scorer, score, rows), _cost(val, rows, names))))
+    if not isinstance(progress, Progress):  # who shows progress in another way may print it
+        show.note(str(made))
+    return made
+
+
+def load_guard(path: PathLike, model: nn.Module | str) -> SelectiveClassifier:
+    """Read a guard, or another saved classifier, for its model, given itself or by name; any other model is refused."""
+    if isinstance(model, str):
+        from sirc.deploy.saved import read
+
+        model, _ = named(model, read(check_path("path", path))[0].get("num_classes"))
+    return SelectiveClassifier.load(path, model)
+
+
+def in_words(guard: SelectiveClassifier) -> str:
+    """What was done, what it promises and what it cannot promise, in about five lines."""
+    threshold, scorer, name = guard._check_threshold(), guard.scorer, type(guard.model).__name__
+    fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
+    reads = guard.scoring.needs_features and guard.head_name
+    layer = f" with the features that '{guard.head_name}' receives" if reads else ""
+    here = ""
+    if guard.calibration is not None and guard.calibration_correct is not None:
+        right, accepted = guard.calibration_correct, guard.calibration >= threshold.value
+        wrong, all_wrong = (percent(float((~right[rows]).double().mean())) for rows in (accepted, right | ~right))
+        here = (
+            f": of {len(right):,} validation rows, {percent(float(accepted[right].double().mean()))} of the "
+            f"{int(right.sum()):,} that it gets right (ID✓), and {int((accepted & ~right).sum()):,} of the "
+            f"{int((~right).sum()):,} that it gets wrong (ID✗). Of what it accepts {wrong} is wrong, of all {all_wrong}"
+        )
+    promise = threshold.guarantee.partition(" (The plain")[0]
+    seen = "only some" if "ood" in threshold.sizes else "none"
+    errors = "" if threshold.rule == "risk" else "how many errors it accepts; "
+    lines = [
+        f'{name} that may say "I don\'t know": score `{guard.spec}`{fitted}{layer}.',
+        f"It accepts confidences of at least {threshold.value:.6g}{here}.",
+        f"Promise: {promise[:1].upper()}{promise[1:]}",
+        *guard.remarks,
+        f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
+        "unlike the validation rows. `sirc.monitor` watches for those.",
+    ]
+    return "\n".join(lines)
+
+
+def _opened(source: Any, classes: Sequence[str] | None) -> Any:
+    """A path as images, a store or outputs; all else as it is."""
+    if not isinstance(source, str | Path):
+        return source
+    place = Path(source)
+    if (place / STORE_FILE).exists():
+        return OutputStore(place)
+    return Outputs.load(place) if place.is_file() else image_folder(place, classes=classes)
+
+
+def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:
+    try:
+        return named(text, None if names is None else len(names))
+    except StoreError as error:  # whose way out is that of `named`
+        counted = "there are as many as folders; name all of them, `classes=…`"
+        raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
+
+
+def _is_plain(source: object) -> bool:
+    return isinstance(source, ImageSet) and source.transform is None
+
+
+def _preparation(
+    model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
+) -> Preprocess:
+    """How images are prepared: as given, or as published with what is given to be different."""
+    if isinstance(given, Preprocess):
+        return given
+    try:
+        known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
+        return replace(known, **(given or {}))
+    except TypeError as error:
+        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
+    except ValueError as error:
+        raise ValueError(
+            f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass it, "
+            '`preprocess=…`: a `sirc.data.Preprocess`, or `sirc.models.preprocess_of("torchvision:resnet50")`'
+        ) from error
+
+
+def _find_head(model: nn.Module, example: object, name: str | None) -> Head:
+    try:
+        return find_head(model, example, name=name)
+    except ValueError as error:
+        raise ValueError(f'{error} Or take a score that needs no features, `score="msp"`.') from error
+
+
+def _size(source: Any) -> int:
+    """The number of rows; 0 where it is not known."""
+    known = source if isinstance(source, Rows) else reader_of(source, batch_size=1, workers=0)
+    return 0 if known is None else len(known)
+
+
+def _first_images(source: Any) -> object:
+    """A few inputs of what has any; None where reading them would use them up."""
+    if source is None or isinstance(source, Rows | Iterator | Mapping) or hasattr(source, "__array__"):
+        return None  # `extract` refuses a single batch in words
+    reader = reader_of(source, batch_size=_TRIED, workers=0)
+    if reader is None:
+        return rows_of(next(iter(source), None), slice(_TRIED)) if isinstance(source, Iterable) else None
+    spans = [range(start, min(start + _TRIED, len(reader))) for start in range(0, len(reader), _TRIED)]
+    return next((got.batch for span in spans for got in reader.read([span], workers=0) if got.batch is not None), None)
+
+
+def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
+    if names is not None and len(names) != outputs:
+        raise ValueError(
+            f"the model must have one output for each class; it has {outputs}, and there are {len(names)} classes: "
+            f"{shorten(', '.join(names))}. Pass `classes=…`, the names of the folders in the order of the outputs, and "
+            "of those that have none"
+        )
+
+
+def _require_labels(name: str, rows: Rows | None) -> None:
+    if rows is not None and not (rows.has_labels if isinstance(rows, OutputStore) else rows.labels is not None):
+        raise ValueError(f"`{name}` must have labels, to know which predictions are right; it has none")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Some rows of others, read a batch at a time, as often as need be."""
+
+    rows: Rows
+    kept: Tensor
+
+    def __len__(self) -> int:
+        return int(self.kept.sum())
+
+    def __iter__(self) -> Iterator[Outputs]:
+        start = 0
+        for batch in self.rows.batches(_BATCH):
+            part = self.kept[start : start + len(batch)]
+            start += len(batch)
+            if part.any():
+                yield batch[part]
+
+
+def _split(rows: Rows) -> tuple[Outputs, _Kept]:
+    """Hold out the same share of each class, chosen at random; also the rows that stay."""
+    _require_labels("train", rows)
+    labels = np.concatenate([batch.labels.numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
+    share = min(_HELD_OUT, _MOST_HELD_OUT / len(labels))
+    order = np.lexsort((np.random.default_rng(_SEED).random(len(labels)), labels))
+    counts = np.bincount(labels)
+    place = np.arange(len(labels)) - (counts.cumsum() - counts)[labels[order]]  # in its class
+    chosen = np.zeros(len(labels), dtype=bool)
+    chosen[order] = place < np.floor(share * counts[labels[order]] + 0.5)
+    if not chosen.any():
+        raise ValueError(
+            f"`train` must have at least three rows of a class for some to be held out; got {len(labels)} rows of "
+            f"{int((counts > 0).sum())} classes. Pass labelled data as `val`"
+        )
+    held_out = torch.from_numpy(chosen)
+    return Outputs.cat(list(_Kept(rows, held_out))), _Kept(rows, ~held_out)
+
+
+def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
+    """For which S2 of the score SIRC's premise is seen to hold, in a line; nothing for a score that has none."""
+    from sirc.evaluation.premise import check_assumptions
+
+    spec, fitted = scorer.parsed(score), scorer.parameters.get(score, {})
+    specs = [score] if spec.name == "sirc" else []
+    if {"a", "b"} <= fitted.keys():  # the middle of each witness and the inverse of its scale
+        middles = zip(spec.args[1:], fitted["a"].tolist(), fitted["b"].tolist(), strict=True)
+        specs = [f"sirc({spec.args[0]}, {s2}, a={a - 3 / b!r}, b={b!r})" for s2, a, b in middles]
+    if not specs or not bool(rows.correct.any()):
+        return ""
+    verdicts = check_assumptions(Scorer(specs, scorer.parameters), rows).verdicts
+    found: dict[str, tuple[str, list[str]]] = {}
+    for s2, verdict in verdicts.items():
+        kind, _, reasons = verdict.partition(": ")
+        why = re.split(r"; (?![^(]*\))", reasons)[0]
+        found.setdefault(kind, (f", as {why}" if why else "", []))[1].append(f"`{s2}`")
+    told = "; ".join(f"{kind} for {listed(s2)}{why}" for kind, (why, s2) in found.items())
+    return f"Premise, that features do not speak against what it gets right: {told}."
+
+
+def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
+    """What the validation rows lack, in a line."""
+    assert rows.labels is not None
+    if val is None:
+        return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."
+    absent = sorted(set(range(rows.num_classes)) - set(rows.labels.tolist()))
+    which = shorten(", ".join(str(names[i] if names else i) for i in absent))
+    return f"The validation rows lack {len(absent)} of {rows.num_classes} classes: {which}." if absent else ""

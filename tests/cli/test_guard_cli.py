@@ -1,0 +1,107 @@
+"""`sirc guard`: from a network's name and two folders to decisions, and mistakes answered in words."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import timm
+from torch import nn
+
+import sirc
+from sirc.models import save_weights
+from support.tiny_images import write_images
+
+MODEL = """
+import timm
+from torch import nn
+
+def mostly_blue(num_classes):
+    model = timm.create_model("test_resnet", num_classes=num_classes)
+    nn.init.constant_(model.fc.bias[:1], 2)
+    return model
+
+def plain(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, num_classes))
+"""
+NETWORK = "timm:test_resnet=weights.safetensors"
+FEW = ("--resize", 12, "--crop", 12, "--recall", 0.5, "--quiet")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write_images(Path("train"), 60)
+    write_images(Path("val"), 60, seed=1)
+    write_images(Path("new"), 9, seed=2)
+    Path("guarded_model.py").write_text(MODEL)
+    model = timm.create_model("test_resnet", num_classes=3)
+    nn.init.constant_(model.fc.bias[:1], 2)
+    save_weights(model, "weights.safetensors")
+    return tmp_path
+
+
+def test_a_name_and_two_folders_lead_to_decisions(here, command):
+    code, out, err = command("guard", NETWORK, "train", "val", *FEW, "--report", "page.html", "--path", "kept")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith('ResNet that may say "I don\'t know": score `scod`, fitted on 60 training rows')
+    assert lines[-2:] == ["page.html", "guard.safetensors"]
+    assert len(sirc.OutputStore("kept/val")) == 60
+    code, out, err = command("predict", "new", "--model", "guard.safetensors", "--run", NETWORK, "--quiet")
+    assert code == 0, err
+    table = pd.read_csv("decisions.csv", keep_default_na=False)
+    assert set(table["class"]) <= set("bgr")
+    assert out.startswith(f"accepted {table['accepted'].sum()} of 9")
+    code, _, err = command(
+        "predict", "new", "--model", "guard.safetensors", "--run", NETWORK, "--seed", 1, "--overwrite"
+    )
+    assert code == 2
+    assert "`--seed` would do nothing: they are for the folder of a run" in err
+
+
+def test_a_guard_is_exported_for_the_service(here, command, monkeypatch):
+    assert command("guard", NETWORK, "train", "val", *FEW, "--score", "msp")[0] == 0
+    write = lambda self, path, example, **_: Path(path).write_text(self.spec)  # noqa: E731 - which takes long
+    monkeypatch.setattr(sirc.SelectiveClassifier, "export_onnx", write)
+    code, out, err = command("export", NETWORK, "--model", "guard.safetensors")
+    assert code == 0, err
+    assert "images (n, 3, 12, 12)" in out
+
+
+def test_a_function_of_one_s_own_makes_the_network(here, command):
+    code, out, err = command("guard", "guarded_model:mostly_blue", "train", *FEW, "--plain", "--score", "msp")
+    assert code == 0, err
+    assert "warning: `val` was not given: 12 of the 60 rows" in err
+    assert "Promise: None, an estimate" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("guard", "test_resnet", "train"), r"`name` must be `timm:NAME`"),
+        (("guard", "weights.safetensors", "train"), "weights need the network that they are for: `timm:NAME=weights"),
+        (("guard", "os:getcwd", "train"), "is in Python's standard library"),
+        (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass it, `--resize` and `--crop`"),
+        (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' is not there"),
+        (("guard", NETWORK, "train", "val", "--recall", 0.99), "needs at least 299 ID✓ rows; got 60"),
+        (("guard", NETWORK, "train", "val", "--out", "weights.safetensors"), "Pass `--overwrite` to replace it"),
+        (("guard", NETWORK, "train", "val", "--classes", "two.txt"), "`classes` must name every class folder"),
+        (("guard", NETWORK, "train", "val", "--head", "fd", "--resize", 12, "--crop", 12), "Did you mean `fc`"),
+        (("predict", "new", "--model", "weights.safetensors", "--run", NETWORK), "is not a saved selective classifier"),
+    ],
+)
+def test_mistakes_are_answered_in_words(here, command, words, told):
+    Path("two.txt").write_text("b\ng\n")
+    code, _, err = command(*words)
+    assert code in (1, 2)
+    assert told in err.replace("\n", " ")
+
+
+def test_a_stopped_guard_keeps_what_lies_in_its_folder(here, command, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sirc.deploy.guard", stopped)
+    assert "nothing was written" in command("guard", NETWORK, "train")[2]
+    assert "the same command goes on from there" in command("guard", NETWORK, "train", "--path", "kept")[2]
