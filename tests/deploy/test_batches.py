@@ -113,6 +113,7 @@ def cluster():
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # by default 15: beside other tests, workers would get no time
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         options = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 << 20}
         ray.init(num_cpus=2, _temp_dir=folder, logging_level="ERROR", **options)
