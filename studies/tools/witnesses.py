@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -32,6 +32,10 @@ GRID = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
 POINTS = [(alpha, beta) for alpha in GRID for beta in GRID]
 METRICS = ("aurr", "aurc")
 WITNESSES = ("residual", "vim", "mahalanobis", "mahalanobis_pp", "knn", "l1")
+OTHERS = (
+    *("relative_mahalanobis", "cop", "react", "scale", "ash", "nnguide", "nci", "fdbd", "gradnorm"),
+    *("energy", "max_logit"),
+)
 PAPER = ("l1", "residual")  # the S2 scores of the paper
 FOUR = ("residual", "mahalanobis_pp", "knn", "l1")
 UNSURE = 0.025  # on the side where `scod` is worse, of a 95% interval
@@ -44,15 +48,19 @@ Rule = Callable[[Columns, float, float, str], Tensor]
 def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
     """log(S1max − S1) of MSP and the S2 scores of all rows of a run, by set and name, and which predictions are right.
 
-    Training rows are a sample, each scored without itself. Where the run has no validation rows, a quarter of the test
-    rows are taken for them.
+    Training rows are a sample, each scored without itself; `in_sample` has a and b of each S2 by the paper's rule.
+    Where the run has no validation rows, a quarter of the test rows are taken for them.
     """
     stores = {path.name: sirc.OutputStore(path) for path in sorted((run / "outputs").iterdir()) if path.is_dir()}
     train = stores.pop("train").load().to(device)
-    fitter = sirc.Fitter("scod", head=sirc.Head.load(run / "head.safetensors").to(device), train=train)
+    head, names = sirc.Head.load(run / "head.safetensors").to(device), (*WITNESSES, *OTHERS)
+    fitter = sirc.Fitter(f"bayes(msp, {', '.join(names)})", head=head, train=train)
     scorer = fitter.update(train).finish(train)
-    log_gap, others = fitter.id_rows["scod"]
-    found = {"train/log_gap": log_gap, **{f"train/{s2}": x for s2, x in zip(WITNESSES, others, strict=True)}}
+    ((log_gap, others),) = fitter.id_rows.values()
+    found = {"train/log_gap": log_gap, **{f"train/{s2}": x for s2, x in zip(names, others, strict=True)}}
+    in_sample = sirc.fit([f"sirc(msp, {s2})" for s2 in names], train, head=head, crossfit=0).parameters
+    for key in ("a", "b"):
+        found[f"in_sample/{key}"] = torch.cat([in_sample[f"sirc(msp, {s2})"][key] for s2 in names])
     sets = {name: store.load().to(device) for name, store in stores.items()}
     if "validation" not in sets:
         order = torch.randperm(len(sets["test"]), generator=torch.Generator().manual_seed(0))
@@ -61,7 +69,7 @@ def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
     for name, rows in sets.items():
         values = scorer.evaluator(rows)
         found |= {f"{name}/log_gap": values.log_gap(parse("msp"))}
-        found |= {f"{name}/{s2}": values.value(parse(s2)) for s2 in WITNESSES}
+        found |= {f"{name}/{s2}": values.value(parse(s2)) for s2 in names}
         if name in KEPT:
             found[f"{name}/correct"] = rows.correct
     classes = torch.tensor([float(train.num_classes)])
@@ -77,6 +85,8 @@ class Network:
     val: Columns
     test: Columns
     ood: Mapping[str, Columns]
+    in_sample: Columns
+    """a and b of `sirc` with each S2, by the paper's rule."""
 
     @classmethod
     def load(cls, path: Path) -> Network:
@@ -85,15 +95,15 @@ class Network:
         for key, values in load_file(path).items():
             name, _, column = key.partition("/")
             sets.setdefault(name, {})[column] = values.double()
-        train, val, test = (sets.pop(name) for name in ("train", "validation", "test"))
-        return cls(path.stem, train, val, test, sets)
+        train, val, test, in_sample = (sets.pop(name) for name in ("train", "validation", "test", "in_sample"))
+        return cls(path.stem, train, val, test, sets, in_sample)
 
     def halves(self) -> tuple[Network, Network]:
         """The same network with half of the OOD rows each, to learn from and to judge on."""
 
         def half(part: int) -> Network:
             sets = {name: {key: x[part::2] for key, x in rows.items()} for name, rows in self.ood.items()}
-            return Network(self.name, self.train, self.val, self.test, sets)
+            return replace(self, ood=sets)
 
         return half(0), half(1)
 
