@@ -158,21 +158,22 @@ def witnessed(
     else:
         center, sets = spread(log_u), [u_and_away(rows) for rows in learn.ood.values()]
         weights = [torch.full_like(u, 1 / (len(sets) * len(u))) for u, _ in sets]
-        ramps = torch.cat([bayes.basis(*part, center) for part in sets])
-        constant, slopes = density_ratio(bayes.basis(log_u, away, center), [Contrast(ramps, torch.cat(weights))])
+        terms = torch.cat([bayes.basis(*part, center) for part in sets])
+        contrast = Contrast(terms, torch.cat(weights))
+        constant, slopes = density_ratio(bayes.basis(log_u, away, center), [contrast], 1 + len(names))
         density = (*center, constant, *slopes.tolist())
 
         def log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
             return bayes.log_g(log_u, away, density)
 
-    id_u, id_g = log_u, log_g(log_u, away)
-    risk = cache(partial(bayes.expected_risk, id_u, id_g))
+    id_u, id_g, how = log_u, log_g(log_u, away), {} if learn is None else {"fades": 0.0}
+    risk = cache(partial(bayes.expected_risk, id_u, id_g, **how))
 
     def rule(rows: Columns, alpha: float, beta: float, metric: str) -> Tensor:
         log_u, away = u_and_away(rows)
         if metric == "aurc":
             return bayes.least_aurc(log_u, log_g(log_u, away), alpha, beta)
-        return bayes.least_aurr(log_u, log_g(log_u, away), alpha, beta, risk(alpha, beta))
+        return bayes.least_aurr(log_u, log_g(log_u, away), alpha, beta, risk(alpha, beta), **how)
 
     return rule
 

@@ -56,6 +56,7 @@ def held_out():
     return reference_features.held_out(small(60)[:5])
 
 
+@pytest.mark.filterwarnings("ignore:typical training rows")  # `scale` and `ash` have long tails here
 @pytest.mark.parametrize("crossfit", [3, "auto"])
 def test_each_row_is_scored_with_parameters_of_all_others(crossfit, held_out):
     logits, z, _, weight, bias, train, head = small(60)
@@ -285,6 +286,20 @@ def test_an_s2_that_never_speaks_is_told(monkeypatch):
             fit(rows, **options)
         assert len(told) == 1
     fit(many)  # with rows enough there is nothing to tell
+
+
+@pytest.mark.parametrize("spec", ["sirc(msp, l1)", "sirc(entropy, energy, l1)"])
+def test_an_s2_whose_scale_a_few_huge_rows_decide_is_told(spec):
+    *_, train, head = small(1000)
+    z = train.features.clone()
+    z[0] *= 1e4
+    huge = sirc.Outputs(z @ head.weight.T + head.bias, z, train.labels)
+    words = r"typical training rows spread so little on the scale of .*A few huge values decide μ and σ"
+    for rows in (huge, iter([huge])):
+        with pytest.warns(sirc.DataWarning, match=words):
+            sirc.fit(spec, rows, head=head)
+    sirc.fit([spec], train, head=head)  # without such a row there is nothing to tell
+    sirc.fit("bayes(msp, l1, residual)", huge, head=head)  # takes the median
 
 
 class Shuffled:

@@ -210,7 +210,7 @@ def test_no_moments_are_kept_for_scores_without(monkeypatch):
 def test_no_rows_are_kept_for_scores_without_a_bank(monkeypatch):
     kept = columns_kept(monkeypatch)
     fitted = sirc.fit(["residual", "mahalanobis", "sirc(msp, residual)"], TRAIN, head=HEAD)
-    assert kept == {"mark"}
+    assert kept == {"mark", "values"}  # S2 of a sample, a number a row
     assert set(fitted.parameters) == {"residual", "mahalanobis", "sirc(msp, residual)"}
 
 
@@ -222,7 +222,7 @@ def test_no_class_sums_are_kept_for_scores_without(monkeypatch):
 def test_one_pass_keeps_only_the_columns_its_statistics_read(monkeypatch):
     kept = columns_kept(monkeypatch)
     sirc.fit("sirc(msp, energy)", iter([TRAIN]))
-    assert kept == {"logits", "mark"}
+    assert kept == {"logits", "mark", "values"}
     kept.clear()
     sirc.fit("knn", iter([TRAIN]))
     assert kept == {"features", "mark"}

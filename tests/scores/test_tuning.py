@@ -131,8 +131,9 @@ def test_ood_sets_weigh_the_same_whatever_their_numbers():
     doubled = sirc.Outputs.cat([many, many])
     one, other = (fit(BAYES, val=VAL, ood={"few": few, "many": rows}) for rows in (many, doubled))
     pooled = fit(BAYES, val=VAL, ood=sirc.Outputs.cat([few, many]))
-    torch.testing.assert_close(one(TEST)[BAYES], other(TEST)[BAYES], rtol=1e-3, atol=1e-3)
-    assert (one(TEST)[BAYES] - pooled(TEST)[BAYES]).abs().max() > 0.01
+    # Twice the rows are a little surer of what they tell.
+    torch.testing.assert_close(one(TEST)[BAYES], other(TEST)[BAYES], rtol=1e-3, atol=0.02)
+    assert (one(TEST)[BAYES] - pooled(TEST)[BAYES]).abs().max() > 0.1
 
 
 def test_a_training_set_that_is_seen_once_is_enough(tuned):
@@ -329,20 +330,23 @@ def test_calibration_is_platts_rule():
     np.testing.assert_allclose([offset, slope], expected, rtol=5e-3)
 
 
-def test_the_density_ratio_is_the_minimum_of_its_likelihood():
-    """Against SciPy with bounds on the weights, for the same ramps."""
+@pytest.mark.parametrize("n", [500, 20, 1])
+def test_the_density_ratio_is_the_minimum_of_its_likelihood(n):
+    """Against SciPy with bounds on the weights, for the same terms; few rows stay near the prior, here (1, 0, 0)."""
     rng = np.random.default_rng(5)
-    own, other = rng.normal(0, 1, (800, 3)) ** 2, rng.normal(0.3, 1.2, (500, 3)) ** 2
-    other[:, 2] *= 0.5  # tells the other way: its weight is 0
-    contrast = bayes_fit.Contrast(torch.as_tensor(other), torch.full((500,), 1 / 500, dtype=torch.float64))
-    constant, weights = bayes_fit.density_ratio(torch.as_tensor(own), [contrast])
+    own, other = rng.normal(0, 1, (800, 3)) ** 2, rng.normal(0.3, 1.2, (n, 3)) ** 2
+    other[:, 2] *= 0.5 if n > 1 else 0.01  # tells the other way: its weight is 0
+    contrast = bayes_fit.Contrast(torch.as_tensor(other), torch.full((n,), 1 / n, dtype=torch.float64))
+    constant, weights = bayes_fit.density_ratio(torch.as_tensor(own), [contrast], 1)
+    penalty = max(1e-3, 0.1 * (1 / 800 + 1 / n))
 
     def loss(theta):
         a, b = theta[0] + own @ theta[1:], theta[0] + other @ theta[1:]
-        return np.logaddexp(0, a).mean() + np.logaddexp(0, -b).mean() + bayes_fit._PENALTY * (theta[1:] ** 2).sum()
+        prior = penalty * ((theta[1:] - np.array([1.0, 0, 0])) ** 2).sum()
+        return np.logaddexp(0, a).mean() + np.logaddexp(0, -b).mean() + prior
 
     expected = minimize(loss, np.zeros(4), bounds=[(None, None), *[(0, None)] * 3], method="L-BFGS-B", tol=1e-14).x
-    assert expected[3] == pytest.approx(0, abs=1e-6)
+    assert n == 20 or expected[3] == pytest.approx(0, abs=1e-6)
     np.testing.assert_allclose([constant, *weights.tolist()], expected, atol=2e-3)
 
 
@@ -353,17 +357,21 @@ def test_the_density_ratio_ends_at_a_minimum_on_heavy_tails_too(seed, share):
     """No weight that is free to move has a slope left, and none at 0 wants to rise."""
     rng = np.random.default_rng(seed)
     own, other = (
-        bayes.basis(torch.as_tensor(rng.standard_cauchy(500)), [torch.as_tensor(rng.standard_cauchy(500))], (0.0, 1.0))
+        bayes.basis(
+            -torch.as_tensor(rng.standard_cauchy(500)).abs(), [torch.as_tensor(rng.standard_cauchy(500))], (0, 1)
+        )
         for _ in range(2)
     )
     constant, weights = bayes_fit.density_ratio(
-        own, [bayes_fit.Contrast(other, torch.full((500,), 1 / 500, dtype=torch.float64), share)]
+        own, [bayes_fit.Contrast(other, torch.full((500,), 1 / 500, dtype=torch.float64), share)], 2
     )
     theta = torch.tensor([constant, *weights.tolist()], dtype=torch.float64, requires_grad=True)
     log_g = [theta[0] + x @ theta[1:] + np.log1p(-share) for x in (own, other)]
     odds = [torch.logaddexp(g, torch.full_like(g, np.log(share))) if share else g for g in log_g]
     loss = torch.nn.functional.softplus(odds[0]).mean() + torch.nn.functional.softplus(-odds[1]).mean()
-    (slope,) = torch.autograd.grad(loss + bayes_fit._PENALTY * theta[1:].square().sum(), theta)
+    prior = (theta[1:] - (torch.arange(len(theta) - 1) < 2).double()).square().sum()
+    (slope,) = torch.autograd.grad(loss + bayes_fit._PENALTY * prior, theta)
+    slope = slope / torch.cat([torch.ones(1), own.abs().mean(0).clamp_min(1)])  # of a weight on terms of size one
     free = theta.detach() > 0
     free[0] = True
     assert float(slope[free].abs().max()) < 1e-4

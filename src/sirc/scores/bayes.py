@@ -40,27 +40,29 @@ def least_aurc(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tenso
     return softplus(-log_odds.abs()) - log_add(log_u + _log(beta) - most, log_odds - most + _log(1 - beta))
 
 
-def least_aurr(log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risk: float = 0.0) -> Tensor:
+def least_aurr(
+    log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risk: float = 0.0, fades: float = _FADES
+) -> Tensor:
     """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)): the order of least AURR where the risk of what is accepted is R.
 
     Of two rows that follow one another, the first should be the one that raises the risk less for the ID✓ it brings.
     A row costs βu + (1−α)(1−β)/α·g and adds 1 + (1−α)/α·g to what is accepted, which dilutes the risk; it brings 1 − u.
-    A weight that R has brought down to a tenth falls exponentially from there on, with the same slope, and is never
-    negative: no row is preferred for diluting.
+    A weight is never negative: no row is preferred for diluting. One that R has brought down to a tenth (`fades`) falls
+    exponentially from there on, with the same slope; with `fades=0` it falls to 0 where R reaches it.
     """
-    by_u, by_g = _less(beta, risk), _less(1 - beta, risk) * (1 - alpha) / alpha
+    by_u, by_g = _less(beta, risk, fades), _less(1 - beta, risk, fades) * (1 - alpha) / alpha
     if not by_u and not by_g:  # nothing costs anything
         by_u = 1.0
     return log_one_minus_exp(log_u) - log_add(log_u + _log(by_u), log_g + _log(by_g))
 
 
-def _less(weight: float, risk: float) -> float:
+def _less(weight: float, risk: float, fades: float) -> float:
     """The weight less the risk, or what fades instead where that would be little or negative."""
     left = 1 - risk / weight if weight else 0.0
-    return weight * (left if left > _FADES else _FADES * math.exp(left / _FADES - 1))
+    return weight * (left if left > fades else fades * math.exp(left / fades - 1) if fades else 0.0)
 
 
-def expected_risk(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> float:
+def expected_risk(log_u: Tensor, log_g: Tensor, alpha: float, beta: float, fades: float = _FADES) -> float:
     """The AURR that u and g promise of their own order: the R of `least_aurr`.
 
     The rows are ID. Each stands for 1 − u of ID✓, u of ID✗ and g of OOD input. The order depends on R, and R on the
@@ -69,7 +71,7 @@ def expected_risk(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> fl
     u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
     risk = 0.0
     for _ in range(_ROUNDS):
-        order = least_aurr(log_u, log_g, alpha, beta, risk).argsort(descending=True)
+        order = least_aurr(log_u, log_g, alpha, beta, risk, fades).argsort(descending=True)
         right, wrong, ood = (1 - u)[order], u[order].cumsum(0), g[order].cumsum(0)
         accepted = alpha * (right.cumsum(0) + wrong) + (1 - alpha) * ood
         cost = alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood
@@ -115,23 +117,30 @@ def log_u(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float
 
 
 def basis(log_u: Tensor, away: Sequence[Tensor], center: Sequence[float]) -> Tensor:
-    """The terms of log g, which are summed with weights ≥ 0: ramps that rise with u and as each S2 falls, (n, terms).
+    """The terms of log g, summed with weights ≥ 0, (n, terms): what is witnessed of u and of each S2, and ramps.
 
-    `away` is b(a − S2) of each S2. `center` is the mean and standard deviation of log u on ID data.
+    The ramps rise with u and as each S2 falls. `away` is b(a − S2) of each S2. `center` is the mean and standard
+    deviation of log u on ID data.
     """
     mean, deviation = center
     columns = [(log_u - mean) / deviation, *(value + _MEAN_TO_A for value in away)]
-    return torch.stack([softplus(2 * (x - knot)) / 2 for x in columns for knot in KNOTS], -1)
+    ramps = [softplus(2 * (x - knot)) / 2 for x in columns for knot in KNOTS]
+    return torch.stack([*witnessed_terms(log_u, away), *ramps], -1)
 
 
 def log_g(log_u: Tensor, away: Sequence[Tensor], density: Sequence[float]) -> Tensor:
-    """log g as learnt. `density` is the mean and deviation of log u, the constant, and one weight for each ramp.
+    """log g as learnt. `density` is the mean and deviation of log u, the constant, and one weight for each term.
 
-    The ramps are flat where a prediction is surer than most. There a tiny slope against log u keeps rows from tying.
+    Ramps are flat where a prediction is surer than most. There a tiny slope against log u keeps rows from tying.
     """
     center, constant, weights = density[:2], density[2], density[3:]
-    ramps = basis(log_u, away, center)
-    return constant + ramps @ torch.as_tensor(weights, dtype=ramps.dtype, device=ramps.device) + _TILT * log_u
+    terms = basis(log_u, away, center)[:, -len(weights) :]  # earlier versions had ramps alone
+    return constant + terms @ torch.as_tensor(weights, dtype=terms.dtype, device=terms.device) + _TILT * log_u
+
+
+def fading(density: Sequence[float], others: int) -> float:
+    """The `fades` of `least_aurr` for a g that was learnt: none, except by earlier versions, which had ramps alone."""
+    return _FADES if len(density) - 3 == (1 + others) * len(KNOTS) else 0.0
 
 
 def witnessed_log_g(log_u: Tensor, away: Sequence[Tensor], log_mean: float = 0.0) -> Tensor:
@@ -143,12 +152,18 @@ def witnessed_log_g(log_u: Tensor, away: Sequence[Tensor], log_mean: float = 0.0
     than errors are. `log_mean` is the log of the mean over ID rows, so that g is a density ratio: its mean there is 1,
     also where witnesses go together.
     """
-    p = min(_RESPONSE, _RESPONSES / len(away))
-    total = _POWER * log_u - log_mean
-    for value in away:
-        response = (_SHIFT * (value + _MEAN_TO_A - _SHIFT / 2)).clamp_max(_MOST)
-        total = total + torch.log((1 - p) + p * response.exp())
+    of_u, *of_witnesses = witnessed_terms(log_u, away)
+    total = of_u - log_mean
+    for term in of_witnesses:
+        total = total + term
     return total
+
+
+def witnessed_terms(log_u: Tensor, away: Sequence[Tensor]) -> list[Tensor]:
+    """The terms of `witnessed_log_g`, of u and of each S2."""
+    p = min(_RESPONSE, _RESPONSES / len(away))
+    responses = [(_SHIFT * (value + _MEAN_TO_A - _SHIFT / 2)).clamp_max(_MOST) for value in away]
+    return [_POWER * log_u, *(torch.log((1 - p) + p * response.exp()) for response in responses)]
 
 
 def log_mean_exp(x: Tensor) -> float:

@@ -64,9 +64,10 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
     claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))
     lows, fitted = lowness(others, a, b), parameters[str(spec)]
-    log_u, risk = bayes.log_u(log_gap, claim, calibration), 0.0
+    log_u, how = bayes.log_u(log_gap, claim, calibration), {}
     if "density" in fitted:
-        log_g = bayes.log_g(log_u, lows, parameter(spec, "density", parameters))
+        density = parameter(spec, "density", parameters)
+        log_g, how = bayes.log_g(log_u, lows, density), {"fades": bayes.fading(density, len(lows))}
     elif "log_mean" in fitted:
         log_g = bayes.witnessed_log_g(log_u, lows, parameter(spec, "log_mean", parameters)[0])
     else:
@@ -74,8 +75,8 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
     if spec.options.get("metric") != "aurr":
         return bayes.least_aurc(log_u, log_g, alpha, beta)
     if "risk" in fitted:
-        risk = parameter(spec, "risk", parameters)[0]
-    confidence = bayes.least_aurr(log_u, log_g, alpha, beta, risk)
+        how["risk"] = parameter(spec, "risk", parameters)[0]
+    confidence = bayes.least_aurr(log_u, log_g, alpha, beta, **how)
     return confidence if "log_mean" in fitted or "density" in fitted else confidence - bayes.log_one_minus_exp(log_u)
 
 

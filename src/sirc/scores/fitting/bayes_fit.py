@@ -14,6 +14,7 @@ from sirc.scores.formulas.softmax import softplus
 
 _STEPS, _HALVINGS = 200, 34
 _PENALTY = 1e-3  # on squared weights, per mean log-likelihood: keeps them finite on rows that are all told apart
+_PRIOR = 0.1  # the same for one row on either side: so much is g taken to be what is witnessed without OOD rows
 _LEAST_SLOPE = 1e-3  # against log odds of unit spread, so that it is as little for a network with huge logits
 _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
@@ -47,36 +48,40 @@ def spread(x: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Rows to distinguish from ID rows: all OOD, or a mixture with a known share of ID rows."""
+    """Rows to distinguish from ID rows, by terms of log g: all OOD, or a mixture with a known share of ID rows."""
 
-    ramps: Tensor
+    terms: Tensor
     weight: Tensor
     """The weight of each row; they sum to 1."""
     share: float = 0.0
 
 
-def density_ratio(id_ramps: Tensor, contrasts: Sequence[Contrast]) -> tuple[float, Tensor]:
+def density_ratio(id_terms: Tensor, contrasts: Sequence[Contrast], witnessed: int) -> tuple[float, Tensor]:
     """The constant and the weights ≥ 0 of log g, by logistic regression of each contrast against the ID rows.
 
     Both sides weigh the same, whatever their numbers, so that the log odds are log g themselves (of a mixture,
-    log(share + (1 − share)·g)).
+    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those of what is witnessed
+    without OOD rows: 1 for so many of the terms, and 0 for the others.
     """
-    id_weight = torch.full((len(id_ramps),), 1 / len(id_ramps), dtype=torch.float64, device=id_ramps.device)
+    id_weight = torch.full((len(id_terms),), 1 / len(id_terms), dtype=torch.float64, device=id_terms.device)
     sides = []  # columns with the constant's, weights, which way, share
     for contrast in contrasts:
-        for ramps, weight, sign in ((id_ramps, id_weight, 1.0), (contrast.ramps, contrast.weight, -1.0)):
-            sides.append((torch.cat([torch.ones_like(ramps[:, :1]), ramps], 1), weight, sign, contrast.share))
-    pull = torch.full((id_ramps.shape[1] + 1,), _PENALTY, dtype=torch.float64, device=id_ramps.device)
+        for terms, weight, sign in ((id_terms, id_weight, 1.0), (contrast.terms, contrast.weight, -1.0)):
+            sides.append((torch.cat([torch.ones_like(terms[:, :1]), terms], 1), weight, sign, contrast.share))
+    few = sum(float(weight.square().sum()) for _, weight, _, _ in sides) / len(contrasts)  # 1/n of each side
+    pull = torch.full_like(sides[0][0][0], max(_PENALTY, _PRIOR * few))
     pull[0] = 0.0
+    prior = torch.zeros_like(pull)
+    prior[1 : 1 + witnessed] = 1.0
 
     def loss(theta: Tensor) -> float:
-        total = pull @ theta.square()
+        total = pull @ (theta - prior).square()
         for x, weight, sign, share in sides:
             total = total + weight @ softplus(sign * _mixed(x @ theta, share))
         return float(total)
 
     def slopes(theta: Tensor) -> tuple[Tensor, Tensor]:
-        slope, curvature = 2 * pull * theta, torch.diag(2 * pull)
+        slope, curvature = 2 * pull * (theta - prior), torch.diag(2 * pull)
         for x, weight, sign, share in sides:
             g = x @ theta
             odds = _mixed(g, share)
@@ -86,7 +91,7 @@ def density_ratio(id_ramps: Tensor, contrasts: Sequence[Contrast]) -> tuple[floa
             curvature = curvature + x.T @ (x * (weight * chance * (1 - chance) * tilt.square())[:, None])
         return slope, curvature
 
-    theta = _minimise_above_zero(loss, slopes, torch.zeros_like(pull))
+    theta = _minimise_above_zero(loss, slopes, torch.zeros_like(prior))
     return float(theta[0]), theta[1:]
 
 

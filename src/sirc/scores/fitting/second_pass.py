@@ -191,10 +191,13 @@ class SecondPass:
             self._all.add(values)
             if self._bank is not None:
                 self._outside_bank.add(values[outside.to(values.device)])
-        if self._firsts and len(some := (outside & self._rows.admits(index)).nonzero()[:, 0]):
+        if len(some := (outside & self._rows.admits(index)).nonzero()[:, 0]):
             here = some.to(batch.device)
             others = [name for name in self._terms if name not in columns]
-            further, log_gaps = self._columns(batch[here], fold, held_out, others, self._firsts)
+            further: dict[str, Tensor] = {}
+            log_gaps: dict[str, Tensor] = {}
+            if others or self._firsts:
+                further, log_gaps = self._columns(batch[here], fold, held_out, others, self._firsts)
             sampled = {name: columns[name][here] if name in columns else further[name] for name in self._terms}
             self._rows.update(index[some], {"values": torch.stack(list(sampled.values()), -1), **log_gaps})
 
@@ -374,6 +377,15 @@ class SecondPass:
                 center, scale = find(spec, s2, parameters)
                 mean, sigma = self._moments_of(form, self._judged, list(self._terms))
                 yield Standing(s2, (mean - center) / scale, sigma / scale, self._judged.count)
+
+    def typical_standings(self, parameters: Parameters) -> Iterator[Standing]:
+        """Where the typical training rows stand: far off where a few huge values decide μ and σ of an S2."""
+        for spec in self._combinations:
+            if str(spec) in parameters and spec.name != "bayes" and not is_vim(spec):
+                for s2 in spec.args[1:]:
+                    mean, sigma = self._spread(spec, s2, parameters)
+                    median, below = self._typical(spec, s2, parameters)
+                    yield Standing(s2, (median - mean) / sigma, below / sigma, len(self._rows))
 
     def _resolution(self, term: str) -> float:
         leaf = self._terms[term]

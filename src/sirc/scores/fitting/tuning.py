@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import TypeAlias
 
@@ -150,7 +151,8 @@ class Tuning:
             if part.options.get("metric") != "aurr":
                 return numbers
             alpha, beta = (combine.parameter(part, key, {})[0] for key in ("alpha", "beta"))
-            return {**numbers, "risk": (bayes.expected_risk(log_u, log_g, alpha, beta),)}
+            risk = partial(bayes.expected_risk, log_u, log_g, alpha, beta)
+            return {**numbers, "risk": (risk(fades=0.0) if "density" in numbers else risk(),)}
 
         def tune(part: Spec) -> dict[str, Tensor]:
             numbers = {
@@ -200,17 +202,17 @@ class Tuning:
             log_mean = bayes.log_mean_exp(log_g)
             return {**numbers, "log_mean": (log_mean,)}, log_u["val"], log_g - log_mean
         center = spread(log_u["val"])
-        ramps = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
+        terms = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
         contrasts = []
         if sets := [name for name in columns if name not in ("val", "unlabelled")]:
             # All sets make one contrast, so that together they weigh as much as the ID rows do.
             weights = [torch.full_like(log_u[name], 1 / (len(sets) * len(log_u[name]))) for name in sets]
-            contrasts.append(Contrast(torch.cat([ramps[name] for name in sets]), torch.cat(weights)))
+            contrasts.append(Contrast(torch.cat([terms[name] for name in sets]), torch.cat(weights)))
         if self.unlabelled is not None:
-            share = _share_of_id(ramps["val"], ramps["unlabelled"], str(spec))
+            share = _share_of_id(terms["val"], terms["unlabelled"], spec)
             numbers["id_share"] = (share,)
-            contrasts.append(Contrast(ramps["unlabelled"], _equal_weights(ramps["unlabelled"]), share))
-        constant, slopes = density_ratio(ramps["val"], contrasts)
+            contrasts.append(Contrast(terms["unlabelled"], _equal_weights(terms["unlabelled"]), share))
+        constant, slopes = density_ratio(terms["val"], contrasts, len(spec.args))
         density = (*center, constant, *slopes.tolist())
         return {**numbers, "density": density}, log_u["val"], bayes.log_g(log_u["val"], away["val"], density)
 
@@ -254,9 +256,9 @@ def fit_both(spec: Spec, columns: Evaluator, rows: Outputs) -> _Numbers:
     return numbers
 
 
-def _share_of_id(val: Tensor, mixed: Tensor, spec: str) -> float:
-    """The share of ID rows among the unlabelled, from the ramps of both."""
-    constant, weights = density_ratio(val, [Contrast(mixed, _equal_weights(mixed))])
+def _share_of_id(val: Tensor, mixed: Tensor, spec: Spec) -> float:
+    """The share of ID rows among the unlabelled, from the terms of log g of both."""
+    constant, weights = density_ratio(val, [Contrast(mixed, _equal_weights(mixed))], len(spec.args))
     share, error = id_share(constant + val @ weights, constant + mixed @ weights)
     if share > min(_ALL_ID, 1 - _ERRORS * error):
         raise ValueError(
@@ -266,8 +268,8 @@ def _share_of_id(val: Tensor, mixed: Tensor, spec: str) -> float:
     return share
 
 
-def _equal_weights(ramps: Tensor) -> Tensor:
-    return torch.full((len(ramps),), 1 / len(ramps), dtype=torch.float64, device=ramps.device)
+def _equal_weights(terms: Tensor) -> Tensor:
+    return torch.full((len(terms),), 1 / len(terms), dtype=torch.float64, device=terms.device)
 
 
 def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:
