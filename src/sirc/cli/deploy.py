@@ -207,7 +207,9 @@ def calibrate(
 
 def predict(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in folders however deep.")],
-    model: Annotated[Path | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote.")] = None,
+    model: Annotated[
+        str | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+    ] = None,
     run: Annotated[
         Path | None, Option("--run", metavar="RUN", help="With --model: a run, or the MODEL of `sirc guard`.")
     ] = None,
@@ -252,7 +254,9 @@ def predict(
 
 def export(
     run: Network,
-    model: Annotated[Path, Option("--model", metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
+    model: Annotated[
+        str, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+    ],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     seed: RunSeed = None,
     overwrite: Replace = False,
@@ -314,7 +318,9 @@ def serve(
 
 
 def monitor(
-    calibration: Annotated[Path, Option(metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
+    calibration: Annotated[
+        str, Option(metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+    ],
     confidences: Annotated[Path, Option(help="Production's confidences, in their order: `.csv`, `.npy` or `.npz`.")],
     column: Annotated[str | None, Option(help="The CSV's column, or the `.npz` file's array. [confidence]")] = None,
     delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
@@ -452,7 +458,7 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
 
 
 def _load_selective(
-    path: Path, folder: Path, seed: int | None, trust: bool
+    path: str, folder: Path, seed: int | None, trust: bool
 ) -> tuple[SelectiveClassifier, Experiment | None]:
     """Load a classifier with the network that it was calibrated for: one of the runs in the folder, or one by name."""
     from sirc.deploy import SelectiveClassifier, load_guard, read
