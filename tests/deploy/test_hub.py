@@ -11,14 +11,7 @@ from torch import nn
 import sirc
 from sirc.errors import StoreError
 from support.tiny_images import write_images
-from support.tiny_selective import calibrated, prepared
-
-NETWORK = """
-from support.tiny_selective import calibrated
-
-def network(num_classes):
-    return calibrated().model
-"""
+from support.tiny_selective import NETWORK, calibrated, prepared
 
 
 @cache

@@ -258,6 +258,9 @@ def export(
         str, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
     ],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
+    triton: Annotated[
+        Path | None, Option(metavar="DIR", help="Write a folder for Triton or KServe too, named as the model is to be.")
+    ] = None,
     seed: RunSeed = None,
     overwrite: Replace = False,
     trust: Trust = False,
@@ -268,14 +271,21 @@ def export(
     `sirc predict --onnx` need nothing else.
 
     Example: `sirc export runs/resnet50_imagenet200 --model selective.safetensors --out model.onnx`
+
+    For Triton: `sirc export timm:resnet18 --model hf://owner/name --triton models/flowers`
     """
-    refuse_existing(out, overwrite)
+    from sirc.deploy import write_triton
+
+    for file in filter(None, (out, triton)):
+        refuse_existing(file, overwrite)
     selective, study = _load_selective(model, run, seed, trust)
     size = None if selective.preprocess is None else selective.preprocess.size
     example = _example_images(study, size)
     selective.export_onnx(out, example, overwrite=overwrite)
     height, width = example.shape[-2:]
     result(f"{out}  {out.stat().st_size / 2**20:.1f} MiB, images (n, 3, {height}, {width})")
+    if triton is not None:
+        result(str(write_triton(out, triton, overwrite=overwrite)))
 
 
 def serve(
