@@ -14,10 +14,11 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from support import attacks, browser, page_driving
+from support import attacks, browser, fake_hub, page_driving
 
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when MLflow is imported
 # The same examples each time, however slow the machine: what fails, fails again.
 settings.register_profile("all", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), max_examples=10)  # of 100: see `support.examples`
@@ -130,6 +131,13 @@ def command(capfd):
         return stop.value.code or 0, out, err
 
     return run
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path_factory):
+    """A Hub on this machine, which the real client takes for the one there is."""
+    with fake_hub.for_the_client(monkeypatch, tmp_path_factory.mktemp("hub")) as found:
+        yield found
 
 
 @pytest.fixture

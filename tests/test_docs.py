@@ -17,12 +17,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch, once):
+def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch, once, request):
     blocks = blocks_of(page, "python")
     assert blocks, f"{page.name} has no Python to run"
     monkeypatch.chdir(tmp_path)
     if page.name in ("quickstart.md", "guard.md"):
         shutil.copytree(once("reader", bring), tmp_path, dirs_exist_ok=True)
+    if page.name == "hosting.md":
+        request.getfixturevalue("hub")
     # Pages may register scores and metrics of their own.
     monkeypatch.setattr(registry, "_SCORES", dict(registry._SCORES))
     monkeypatch.setattr(metric_registry, "REGISTRY", dict(metric_registry.REGISTRY))

@@ -60,7 +60,10 @@ def test_a_batch_of_encoded_images_gets_the_decisions_of_a_folder(photos, expect
     assert found["error"][12].startswith("image '12.png' cannot be read: it is empty or no image")
     assert pyarrow.Table.from_pandas(found[:3]).schema.equals(pyarrow.Table.from_pandas(found[12:]).schema)
     assert list(DecideImages(calibrated(), keep="number")(batch)) == ["number", *DECISIONS]
-    compare(DecideImages(calibrated())(pd.DataFrame(batch_of(photos))), expected, DECISIONS[:-1])
+    table = pd.DataFrame(batch_of(photos))
+    compare(DecideImages(calibrated())(table), expected, DECISIONS[:-1])
+    later = DecideImages(calibrated())(table[5:])  # whose index begins at 5
+    compare(later, expected[5:].reset_index(drop=True), ["path", *DECISIONS[:-1]])
 
 
 @pytest.mark.slow

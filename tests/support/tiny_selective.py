@@ -18,6 +18,12 @@ from sirc.deploy.saved import about
 SIDE = 16
 CLASSES = ["red", "green", "blue"]
 SPEC = "sirc(entropy, residual)"
+NETWORK = """
+from support.tiny_selective import calibrated
+
+def network(num_classes):
+    return calibrated().model
+"""  # a module by which commands find the network
 PREPROCESS = Preprocess(resize=SIDE, crop=SIDE, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 

@@ -207,7 +207,9 @@ def calibrate(
 
 def predict(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Images, in folders however deep.")],
-    model: Annotated[Path | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote.")] = None,
+    model: Annotated[
+        str | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+    ] = None,
     run: Annotated[
         Path | None, Option("--run", metavar="RUN", help="With --model: a run, or the MODEL of `sirc guard`.")
     ] = None,
@@ -252,8 +254,13 @@ def predict(
 
 def export(
     run: Network,
-    model: Annotated[Path, Option("--model", metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
+    model: Annotated[
+        str, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+    ],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
+    triton: Annotated[
+        Path | None, Option(metavar="DIR", help="Write a folder for Triton or KServe too, named as the model is to be.")
+    ] = None,
     seed: RunSeed = None,
     overwrite: Replace = False,
     trust: Trust = False,
@@ -264,14 +271,21 @@ def export(
     `sirc predict --onnx` need nothing else.
 
     Example: `sirc export runs/resnet50_imagenet200 --model selective.safetensors --out model.onnx`
+
+    For Triton: `sirc export timm:resnet18 --model hf://owner/name --triton models/flowers`
     """
-    refuse_existing(out, overwrite)
+    from sirc.deploy import write_triton
+
+    for file in filter(None, (out, triton)):
+        refuse_existing(file, overwrite)
     selective, study = _load_selective(model, run, seed, trust)
     size = None if selective.preprocess is None else selective.preprocess.size
     example = _example_images(study, size)
     selective.export_onnx(out, example, overwrite=overwrite)
     height, width = example.shape[-2:]
     result(f"{out}  {out.stat().st_size / 2**20:.1f} MiB, images (n, 3, {height}, {width})")
+    if triton is not None:
+        result(str(write_triton(out, triton, overwrite=overwrite)))
 
 
 def serve(
@@ -314,7 +328,9 @@ def serve(
 
 
 def monitor(
-    calibration: Annotated[Path, Option(metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
+    calibration: Annotated[
+        str, Option(metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+    ],
     confidences: Annotated[Path, Option(help="Production's confidences, in their order: `.csv`, `.npy` or `.npz`.")],
     column: Annotated[str | None, Option(help="The CSV's column, or the `.npz` file's array. [confidence]")] = None,
     delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
@@ -452,7 +468,7 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
 
 
 def _load_selective(
-    path: Path, folder: Path, seed: int | None, trust: bool
+    path: str, folder: Path, seed: int | None, trust: bool
 ) -> tuple[SelectiveClassifier, Experiment | None]:
     """Load a classifier with the network that it was calibrated for: one of the runs in the folder, or one by name."""
     from sirc.deploy import SelectiveClassifier, load_guard, read

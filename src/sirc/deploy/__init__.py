@@ -6,6 +6,7 @@ from sirc.deploy.guards import guard, load_guard
 from sirc.deploy.predict import predict_folder, save_decisions
 from sirc.deploy.saved import read
 from sirc.deploy.selective import Decision, SelectiveClassifier
+from sirc.deploy.triton import write_triton
 
 __all__ = [
     "DecideImages",
@@ -19,4 +20,5 @@ __all__ = [
     "read",
     "save_decisions",
     "threshold",
+    "write_triton",
 ]

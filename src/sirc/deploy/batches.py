@@ -76,7 +76,7 @@ class DecideImages:
                 f"decisions have a column `{clash[0]}` of their own, and these batches have one too. Rename it, or "
                 "name the columns that stay, `keep=[…]`"
             )
-        names = next((batch[name] for name in ("path", "__key__") if name in batch), None)
+        names = next((list(batch[name]) for name in ("path", "__key__") if name in batch), None)
         images = _Images([*zip(*(batch[name] for name in there), strict=True)], names, self._decider)
         rows: Rows = {}
         for reading in DatasetReader(images, self._decider.batch_size).read([range(len(images))]):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sirc._utils.checks import check_device, check_path, check_type
+from sirc._utils.checks import check_device, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.text import listed, percent, shorten
 from sirc._utils.warn import warn
@@ -160,11 +160,14 @@ def guard(
 
 
 def load_guard(path: PathLike, model: nn.Module | str) -> SelectiveClassifier:
-    """Read a guard, or another saved classifier, for its model, given itself or by name; any other model is refused."""
+    """Read a guard, or another saved classifier, for its model, given itself or by name; any other model is refused.
+
+    `path` is a file, or the address of a guard on the Hub: `hf://owner/name`, or `hf://owner/name@revision`.
+    """
     if isinstance(model, str):
         from sirc.deploy.saved import read
 
-        model, _ = named(model, read(check_path("path", path))[0].get("num_classes"))
+        model, _ = named(model, read(path)[0].get("num_classes"))
     return SelectiveClassifier.load(path, model)
 
 

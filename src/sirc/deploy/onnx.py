@@ -176,6 +176,22 @@ class OnnxDecision(NamedTuple):
     accepted: npt.NDArray[np.bool_]
 
 
+class OnnxTensor(NamedTuple):
+    """An input or an output of a graph, a row for each image: its name, its type in NumPy and its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    """None is any size."""
+
+    @classmethod
+    def of(cls, value: Any) -> OnnxTensor:
+        """What onnxruntime says of it."""
+        kind = value.type[len("tensor(") : -1]
+        sides = (side if isinstance(side, int) else None for side in value.shape)
+        return cls(value.name, {"float": "float32", "double": "float64"}.get(kind, kind), tuple(sides))
+
+
 class OnnxGraph:
     """A graph that `export_onnx` wrote, run on the CPU; several threads may call it at the same time.
 
@@ -221,27 +237,41 @@ class OnnxGraph:
         self.classes: list[str] | None = facts["classes"]
         self.threshold = Threshold.from_dict(facts["threshold"])
 
+    @property
+    def takes(self) -> list[OnnxTensor]:
+        """The inputs."""
+        return [OnnxTensor.of(value) for value in self._session.get_inputs()]
+
+    @property
+    def gives(self) -> list[OnnxTensor]:
+        """The outputs; a call gives some of them."""
+        return [OnnxTensor.of(value) for value in self._session.get_outputs()]
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it takes images and knows how they are prepared, as `OnnxModel` does."""
+        return self.facts["preprocess"] is not None and self.inputs == ["images"]
+
     def __call__(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> OnnxDecision:
         """Decide about a batch as the model took it: an array or tensor, or a dict of them by the names in `inputs`."""
         named = batch if isinstance(batch, Mapping) else {"images": batch}
         if not set(self.inputs) <= set(named):
             raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(map(str, named))}")
-        given = {taken.name: _fitting(taken, named[taken.name]) for taken in self._session.get_inputs()}
+        given = {taken.name: _fitting(taken, named[taken.name]) for taken in self.takes}
         for name, values in given.items():
             check_same_length(name, values, self.inputs[0], given[self.inputs[0]])
         return OnnxDecision(*self._session.run(list(_OUTPUTS), {name: x.numpy() for name, x in given.items()}))
 
 
-def _fitting(taken: Any, values: ArrayLike) -> Tensor:
+def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:
     """Values for an input of a graph, of the type and shape that it takes."""
-    x = as_tensor(taken.name, values).cpu()
-    dtype = {"float": "float32", "double": "float64"}.get(kind := taken.type[len("tensor(") : -1], kind)
+    name, dtype, shape = taken
+    x = as_tensor(name, values).cpu()
     if dtype_name(x.dtype) != dtype:
-        raise ValueError(f"`{taken.name}` must be {dtype}, as the model took it; got {dtype_name(x.dtype)}. Convert it")
-    sides = {at: side for at, side in enumerate(taken.shape) if isinstance(side, int)}  # others may be of any size
-    if len(taken.shape) != x.ndim or any(x.shape[at] != side for at, side in sides.items()):
-        shape = ", ".join(["n", *(str(sides.get(at, "any")) for at in range(1, len(taken.shape)))])
-        raise ValueError(f"`{taken.name}` must have the shape ({shape}), a row for each input; got {tuple(x.shape)}")
+        raise ValueError(f"`{name}` must be {dtype}, as the model took it; got {dtype_name(x.dtype)}. Convert it")
+    if len(shape) != x.ndim or any(side not in (None, has) for side, has in zip(shape, x.shape, strict=True)):
+        wanted = ", ".join(["n", *("any" if side is None else str(side) for side in shape[1:])])
+        raise ValueError(f"`{name}` must have the shape ({wanted}), a row for each input; got {tuple(x.shape)}")
     return x
 
 
@@ -252,11 +282,10 @@ class OnnxModel(OnnxGraph):
     def _read(self, facts: dict[str, Any]) -> None:
         super()._read(facts)
         preprocess = preprocess_from(facts["preprocess"])
-        if preprocess is None or self.inputs != ["images"]:
+        if preprocess is None or not self.takes_images:
             raise ValueError("it must take images and say how they are prepared: give the classifier a `preprocess=`")
         self.preprocess: Preprocess = preprocess
-        _, _, height, width = self._session.get_inputs()[0].shape
-        self.size = tuple(side if isinstance(side, int) else None for side in (height, width))
+        _, _, *self.size = self.takes[0].shape
 
     def check_size(self, name: str, height: int, width: int) -> None:
         """Refuse prepared images whose height and width the graph does not take."""

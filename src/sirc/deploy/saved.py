@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.files import read_header, read_safetensors
+from sirc._utils.files import PathLike, read_header, read_safetensors
 from sirc.data import Preprocess
+from sirc.deploy.hub import local_path
 from sirc.deploy.threshold import Threshold
 from sirc.errors import StoreError
 from sirc.models import fingerprint
@@ -67,7 +67,7 @@ def about(selective: SelectiveClassifier) -> dict[str, Any]:
     }
 
 
-def load(path: Path, model: nn.Module) -> SelectiveClassifier:
+def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
     """Read a classifier that was calibrated for this model."""
     from sirc.deploy.selective import SelectiveClassifier
 
@@ -95,9 +95,9 @@ def load(path: Path, model: nn.Module) -> SelectiveClassifier:
     return selective
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the facts and the tensors of a saved classifier, without its model."""
-    tensors, metadata = read_safetensors(path)
+def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the facts and the tensors of a saved classifier, on this machine or on the Hub, without its model."""
+    tensors, metadata = read_safetensors(local_path(path))
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.checks import check_number, check_path, check_type, iterates
+from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats
 from sirc._utils.precision import full_products
@@ -396,11 +396,30 @@ class SelectiveClassifier(nn.Module):
 
     @classmethod
     def load(cls, path: PathLike, model: nn.Module) -> SelectiveClassifier:
-        """Read what `save` wrote for this model; another model is refused."""
+        """Read what `save` wrote for this model, or `push_to_hub`: `hf://owner/name`; another model is refused."""
         from sirc.deploy.saved import load
 
         check_type("model", model, nn.Module, "a torch.nn.Module")
-        return load(check_path("path", path), model)
+        return load(path, model)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        onnx: PathLike | None = None,
+        network: str | None = None,
+        private: bool | None = None,
+    ) -> str:
+        """Push what `save` writes to the Hugging Face Hub, with a card that says what it promises; give its address.
+
+        `sirc.load_guard` takes the address, `hf://owner/name@commit`, and without the commit the newest. The repository
+        is made if need be, `private` if it is to be. `onnx` is the path of this guard as a graph, to be pushed too.
+        `network` names the model on the card, as `sirc.load_guard` takes it. A README.md that sirc did not write stays,
+        and the card is then GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or `HF_TOKEN`.
+        """
+        from sirc.deploy.hub import push
+
+        return push(self, repo_id, onnx=onnx, network=network, private=private)
 
     def export_onnx(
         self,

@@ -1,0 +1,149 @@
+"""An exported graph as an MLflow model: images or arrays in, a table of decisions out, and nothing is pickled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from sirc._utils.files import PathLike
+from sirc._utils.imports import DISTRIBUTION, missing_package
+from sirc.deploy.batches import DecideImages
+from sirc.deploy.onnx import OnnxGraph
+from sirc.deploy.predict import COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow.models.model import ModelInfo
+    from mlflow.models.signature import ModelSignature
+
+_BYTES = "bytes"  # the column of encoded images
+_DECISION = COLUMNS[1:5]  # accepted, label, class, confidence
+_AT_ONCE = 64  # images that the network sees
+
+
+def save_model(graph: PathLike, path: PathLike, **options: Any) -> None:
+    """Write a graph of `export_onnx` as an MLflow model into a new folder; `mlflow.pyfunc.load_model` reads it.
+
+    A graph that knows how its images are prepared takes a table with their files in the column `bytes`, and gives the
+    columns of `sirc predict`. Any other takes what its network took, an array or a dict of them. The signature says
+    which, the metadata what the threshold promises. `options` go to `mlflow.pyfunc.save_model`.
+    """
+    with _known_signature() as pyfunc:
+        pyfunc.save_model(path=Path(path), **_described(graph, **options))
+
+
+def log_model(graph: PathLike, name: str = "model", **options: Any) -> ModelInfo:
+    """Log a graph as `save_model` writes it in the current run; `options` go to `mlflow.pyfunc.log_model`.
+
+    With `registered_model_name="flowers"` it is registered too.
+    """
+    with _known_signature() as pyfunc:
+        made: ModelInfo = pyfunc.log_model(name=name, **_described(graph, **options))
+    return made
+
+
+def load_model(uri: str) -> OnnxGraph:
+    """Read the graph itself, with its `threshold` and `classes`, from where MLflow keeps it."""
+    _pyfunc()
+    from mlflow.artifacts import download_artifacts
+    from mlflow.models import Model
+
+    folder = Path(download_artifacts(artifact_uri=uri))
+    return OnnxGraph(folder / Model.load(folder).flavors["python_function"]["data"])
+
+
+def _load_pyfunc(path: str) -> _Images | _Arrays:
+    """What MLflow calls to load the model."""
+    graph = OnnxGraph(path)
+    return _Images(path) if graph.takes_images else _Arrays(graph)
+
+
+@final
+class _Images:
+    """Decisions about the files of images, with the method that MLflow calls."""
+
+    def __init__(self, path: str) -> None:
+        self._decide = DecideImages(path, _BYTES, keep=())
+
+    def predict(self, images: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Decide about images, some at a time; there are no `params`."""
+        import pandas as pd
+
+        files, names = list(images[_BYTES]), [f"row {number}" for number in range(len(images))]
+        spans = [slice(start, start + _AT_ONCE) for start in range(0, len(files) or 1, _AT_ONCE)]
+        parts = [self._decide({_BYTES: files[span], "path": names[span]}) for span in spans]
+        return pd.concat(parts, ignore_index=True)
+
+
+@final
+class _Arrays:
+    """Decisions about what the network takes, with the method that MLflow calls."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        self._graph = graph
+
+    def predict(self, batch: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Decide about an array, or a dict of them; there are no `params`."""
+        import pandas as pd
+
+        decision = self._graph(batch)._asdict()
+        names = dict(enumerate(self._graph.classes or ()))
+        decision["class"] = [names.get(label) for label in decision["label"].tolist()]
+        return pd.DataFrame({name: decision[name] for name in _DECISION})
+
+
+def _described(graph: PathLike, **options: Any) -> dict[str, Any]:
+    """What MLflow is to keep of a graph, and what the caller adds or has otherwise."""
+    from sirc import __version__
+
+    opened = OnnxGraph(graph)  # says in words what is no graph of ours
+    extras = "onnx,vision" if opened.takes_images else "onnx"
+    threshold = opened.threshold
+    told = {"score": opened.spec, "threshold": threshold.value, "promise": threshold.guarantee}
+    described: dict[str, Any] = {
+        "signature": _signature(opened),
+        "pip_requirements": [f"{DISTRIBUTION}[{extras}]=={__version__}"],
+        **options,
+        "metadata": told | (options.get("metadata") or {}),
+    }
+    return {**described, "loader_module": __name__, "data_path": str(graph)}
+
+
+def _signature(graph: OnnxGraph) -> ModelSignature:
+    import numpy as np
+    from mlflow.models.signature import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+
+    kinds = {"accepted": "boolean", "label": "long", "confidence": "double"}  # the others are texts
+    columns = COLUMNS[1:] if graph.takes_images else _DECISION
+    # An image that cannot be read has no label.
+    outputs = Schema([ColSpec(kinds.get(name, "string"), name, required=name == "accepted") for name in columns])
+    if graph.takes_images:
+        return ModelSignature(Schema([ColSpec("binary", _BYTES)]), outputs)
+    alone = graph.inputs == ["images"]
+    tensors: list[ColSpec | TensorSpec] = [
+        TensorSpec(np.dtype(dtype), tuple(-1 if side is None else side for side in shape), None if alone else name)
+        for name, dtype, shape in graph.takes
+    ]
+    return ModelSignature(Schema(tensors), outputs)
+
+
+@contextmanager
+def _known_signature() -> Iterator[Any]:
+    """MLflow's pyfunc, without its warning that it wants an example to check the signature with."""
+    pyfunc = _pyfunc()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*An input example was not provided")
+        yield pyfunc
+
+
+def _pyfunc() -> Any:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about MLflow's own types
+            import mlflow.pyfunc
+    except ImportError as error:
+        raise missing_package("an MLflow model", "mlflow", "mlflow") from error
+    return mlflow.pyfunc

@@ -1,0 +1,59 @@
+"""Triton's folder of a model: an exported graph, and a config.pbtxt with the graph's own names, types and sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sirc._utils.checks import check_path, check_positive
+from sirc._utils.files import PathLike, atomic_write, refuse_existing
+from sirc.deploy.onnx import OnnxGraph, OnnxTensor
+
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "string": "STRING",
+}
+
+
+def write_triton(graph: PathLike, folder: PathLike, *, max_batch_size: int = 64, overwrite: bool = False) -> Path:
+    """Write the folder that Triton, or KServe by it, serves a graph of `export_onnx` from; its name is the model's.
+
+    Requests are put together in batches of up to `max_batch_size`, which a guard's threshold allows for. Triton gives
+    label, confidence and accepted in the shape (n, 1).
+    """
+    place = check_path("folder", folder)
+    check_positive("max_batch_size", max_batch_size)
+    refuse_existing(place, overwrite)
+    opened, data = OnnxGraph(graph), Path(graph).read_bytes()
+    text = config(opened, place.absolute().name, max_batch_size)
+    atomic_write(place / "1" / "model.onnx", lambda file: file.write(data))
+    atomic_write(place / "config.pbtxt", lambda file: file.write(text.encode()))
+    return place
+
+
+def config(graph: OnnxGraph, name: str, max_batch_size: int) -> str:
+    """The text of a config.pbtxt for a graph."""
+    lines = [
+        f"name: {json.dumps(name, ensure_ascii=False)}",
+        'backend: "onnxruntime"',
+        f"max_batch_size: {max_batch_size}",
+        "dynamic_batching { }",
+    ]
+    for side, tensors in (("input", graph.takes), ("output", graph.gives)):
+        lines += [f"{side} [", ",\n".join(map(_described, tensors)), "]"]
+    return "\n".join(lines) + "\n"
+
+
+def _described(tensor: OnnxTensor) -> str:
+    """One input or output; Triton counts no batches among the dimensions, and wants at least one."""
+    sides = [-1 if side is None else side for side in tensor.shape[1:]]
+    dims = f"dims: [ {', '.join(map(str, sides))} ]" if sides else "dims: [ 1 ] reshape: { shape: [ ] }"
+    return f"  {{ name: {json.dumps(tensor.name)} data_type: TYPE_{_CODES[tensor.dtype]} {dims} }}"
