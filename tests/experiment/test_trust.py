@@ -268,7 +268,8 @@ def test_results_that_were_changed_or_cut_are_not_shown(file, command):
     assert command("table", file) == command("table", "mine.csv")  # a table of one's own has no stamp
 
 
-DAMAGE, IN_WORDS = "damaged JSON and TOML of a run's folder", "read as they are, or refused in words"
+DAMAGE = "damaged JSON and TOML of a run's folder"
+IN_WORDS = "read as they are, or refused in words"
 ODD = (None, True, -1, 1e308, "", "x" * 999, [], {}, [[[]]], {"a": {"b": 3}}, "../..", "\0")
 
 
