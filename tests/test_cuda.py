@@ -10,11 +10,12 @@ import sirc
 from sirc import functional
 from sirc._utils import fused
 from sirc._utils.graphs import Recorded, Repeats, record
-from sirc._utils.precision import full_products
+from sirc._utils.precision import Convolutions, full_products
 from sirc.metrics.bootstrap import Draws, bootstrap_metrics
 from sirc.scores import row_sums
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.products import product
+from support.repeating import repeating, shares, small_resnet
 
 pytestmark = [
     pytest.mark.gpu,
@@ -310,6 +311,34 @@ def test_a_selective_classifier_decides_on_the_gpu_as_on_the_cpu(dtype):
     assert found.confidence.device.type == "cuda"
     tolerance = 1e-3 if dtype == torch.float32 else 0.3
     torch.testing.assert_close(found.confidence.cpu(), expected.confidence, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("calibrated_on", ["cpu", "cuda"])
+def test_inputs_that_repeat_are_accepted_on_the_device_that_did_not_set_the_threshold(calibrated_on):
+    served_on = "cpu" if calibrated_on == "cuda" else "cuda"
+    changed = 0
+    for seed in range(12):
+        made, x = repeating(small_resnet(seed), device=calibrated_on)
+        before = made(x).confidence.cpu()
+        made.to(served_on)
+        x = x.to(served_on)
+        changed += not torch.allclose(made(x).confidence.cpu(), before, rtol=1e-4, atol=0)
+        assert min(shares(lambda rows, made=made: made(rows).accepted.cpu().numpy(), x)) >= 0.95, seed
+    assert changed, "TF32 was not on"
+
+
+def test_convolutions_are_rounded_as_the_gpu_rounds_them():
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 32, 16, 16, device="cuda"), torch.randn(64, 32, 3, 3, device="cuda")
+    exact = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+    with Convolutions(rounded=False):
+        torch.testing.assert_close(torch.nn.functional.conv2d(x, w, padding=1).double(), exact, rtol=1e-6, atol=1e-5)
+    with Convolutions(rounded=True):
+        rounded = torch.nn.functional.conv2d(x, w, padding=1).double()
+    error = (rounded - exact).abs().mean()
+    assert 1e-4 < error / exact.abs().mean() < 1e-2
+    on_gpu = torch.nn.functional.conv2d(x, w, padding=1).double()
+    assert (on_gpu - exact).abs().mean() < 3 * error
 
 
 def test_decisions_about_single_inputs_are_recorded_and_stay_the_same(monkeypatch):

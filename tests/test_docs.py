@@ -9,6 +9,7 @@ import pytest
 
 from sirc.metrics import registry as metric_registry
 from sirc.scores import registry
+from support.attacks import rows_in
 from support.pages import ROOT, blocks_of
 from support.reader import bring
 
@@ -47,6 +48,17 @@ def test_the_commands_of_the_quickstart_run(tmp_path, monkeypatch, once, command
         assert code == 0, err
     assert Path("runs/photos/report.html").exists()
     assert Path("decisions.csv").read_text(encoding="utf-8").count("\n") == 61
+
+
+def test_the_attacks_of_the_page_are_those_of_the_tests():
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| ([^|]+) \| [\d,]+ \| ([^|]+) \|$", page, re.MULTILINE)
+    assert told == sorted(told)
+    tested = set(rows_in(ROOT / "tests"))
+    for what, held in tested:
+        assert any(re.fullmatch(what, row) and re.fullmatch(held, end) for row, end in told), what
+    for row, end in told:
+        assert any(re.fullmatch(what, row) and re.fullmatch(held, end) for what, held in tested), row
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

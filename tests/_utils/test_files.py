@@ -250,7 +250,6 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tm
     killed = _fork(lambda: atomic_write(path, lambda file: os.kill(os.getpid(), signal.SIGKILL)))
     os.waitpid(killed, 0)
     (left,) = tmp_path.glob(".x.*.tmp")
-    age(left)
     assert path.read_bytes() == b"old"
 
     begun, go = os.pipe(), os.pipe()
@@ -263,7 +262,7 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(tm
     writing = _fork(lambda: atomic_write(path, slowly))  # sees the folder as this process does: swept before
     os.read(begun[0], 1)
     (live,) = set(tmp_path.glob(".x.*.tmp")) - {left}
-    age(live)  # the lock alone says that its writer lives
+    age(live)  # the lock alone says that its writer lives, not the time
     _SWEPT.clear()  # as in the next process
     atomic_write(path, lambda file: file.write(b"new"))
     assert not left.exists()
@@ -291,6 +290,39 @@ def test_what_was_written_within_a_minute_by_the_clock_of_the_file_system_is_not
         patch.setattr(os, "fstat", of_server)
         atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
     assert {*tmp_path.iterdir()} == {tmp_path / "x", young}
+
+
+def test_what_another_computer_left_is_swept_after_a_minute_by_the_same_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("sirc._utils.files._computer", lambda: "0123abcd")
+    theirs, ours = tmp_path / ".y.89abcdef-1-0123abcd.tmp", tmp_path / ".y.0123abcd-1-0123abcd.tmp"
+    for file in (theirs, ours):
+        file.touch()
+    atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
+    assert {*tmp_path.iterdir()} == {tmp_path / "x", theirs}  # it may be locked there
+    age(theirs)
+    atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
+    assert {*tmp_path.iterdir()} == {tmp_path / "x"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another_name(tmp_path, monkeypatch):
+    import fcntl
+
+    lock, swept = fcntl.flock, []
+
+    def late(file, how):
+        if not swept and how == fcntl.LOCK_EX:  # now another process comes first
+            (name,) = tmp_path.glob(".x.*.tmp")
+            swept.append(name)
+            child = _fork(lambda: atomic_write(tmp_path / "y", lambda file: file.write(b"other")))
+            assert os.waitpid(child, 0)[1] == 0
+            assert not name.exists()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    atomic_write(tmp_path / "x", lambda file: file.write(b"all"))
+    assert len(swept) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x": b"all", "y": b"other"}
 
 
 def test_only_what_looks_like_ours_is_swept(tmp_path):

@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from sirc._utils.precision import exact, full_products, side_by_side
+from sirc._utils.precision import Convolutions, exact, full_products, may_convolve_in_tf32, side_by_side
 from support.interpreters import python
 
 _WAYS = {
@@ -144,3 +144,28 @@ def test_steps_side_by_side_have_one_thread_each_and_leave_the_number_as_it_was(
     finally:
         torch.set_num_threads(before)
     assert list(side_by_side([], torch.device("cpu"))) == []
+
+
+def test_convolutions_read_what_is_rounded_to_tf32_and_nothing_else_does():
+    torch.manual_seed(0)
+    x, w, b = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)
+
+    def rounded(values):  # to 10 bits after the leading one, in float64
+        exponent = torch.frexp(values.double()).exponent
+        return torch.ldexp(torch.ldexp(values.double(), 11 - exponent).round(), exponent - 11)
+
+    convolve = torch.nn.functional.conv2d
+    with Convolutions(rounded=True):
+        got, product, double = convolve(x, w, b), x[0, 0] @ x[0, 1], convolve(x.double(), w.double())
+    torch.testing.assert_close(got.double(), convolve(rounded(x), rounded(w), b.double()), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(got, convolve(x, w, b), rtol=1e-5, atol=1e-5)
+    assert torch.equal(product, x[0, 0] @ x[0, 1])
+    assert torch.equal(double, convolve(x.double(), w.double()))
+    with Convolutions(rounded=False):
+        assert torch.equal(convolve(x, w, b), convolve(x, w, b))
+
+
+def test_torch_may_convolve_in_tf32_until_it_is_told_not_to(monkeypatch):
+    assert may_convolve_in_tf32()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not may_convolve_in_tf32()

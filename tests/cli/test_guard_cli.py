@@ -1,10 +1,13 @@
 """`sirc guard`: from a network's name and two folders to decisions, and mistakes answered in words."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import timm
+import torch
 from torch import nn
 
 import sirc
@@ -22,6 +25,9 @@ def mostly_blue(num_classes):
 
 def plain(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(432, num_classes))
+
+def larger(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(99, num_classes))
 """
 NETWORK = "timm:test_resnet=weights.safetensors"
 FEW = ("--resize", 12, "--crop", 12, "--recall", 0.5, "--quiet")
@@ -104,4 +110,66 @@ def test_a_stopped_guard_keeps_what_lies_in_its_folder(here, command, monkeypatc
 
     monkeypatch.setattr("sirc.deploy.guard", stopped)
     assert "nothing was written" in command("guard", NETWORK, "train")[2]
-    assert "the same command goes on from there" in command("guard", NETWORK, "train", "--path", "kept")[2]
+    kept = ("guard", NETWORK, "train", "--path", "kept", "--out", "new.safetensors")
+    assert "the same command goes on from there" in command(*kept)[2]
+    assert "without `--overwrite` the same command goes on" in command(*kept, "--overwrite")[2]
+    for option, file in (("--out", "weights.safetensors"), ("--report", "weights.safetensors")):  # which is there
+        told = command(*kept, "--overwrite", option, file)[2]
+        assert "with another `--out` instead of `--overwrite` the same command goes on from there" in told
+
+
+class RunsCode:
+    def __reduce__(self):
+        return Path.touch, (Path("called"),)
+
+
+ODD_FOLDERS = {
+    "no weights": ({"architecture": "test_resnet", "num_classes": 3}, None),
+    "a number": ({"architecture": 5}, None),
+    "an unknown network": ({"architecture": "nope"}, None),
+    "odd arguments": ({"architecture": "test_resnet", "model_args": {"nonsense": 1}}, None),
+    "an odd list": ({"architecture": "test_resnet", "pretrained_cfg": [1]}, None),
+    "no architecture": ({"model": "test_resnet"}, None),
+    "text for weights": ({"architecture": "test_resnet", "num_classes": 3}, b"hello"),
+    "a pickle that runs code": ({"architecture": "test_resnet", "num_classes": 3}, RunsCode()),
+    "half a JSON": (b'{"a', None),
+    "another encoding": (b'{"architecture": "\xe9"}', None),
+    "a list": (b"[]", None),
+}
+
+
+def test_odd_folders_of_models_are_refused_in_words(here, command, attack):
+    for name, (config, weights) in ODD_FOLDERS.items():
+        Path(name).mkdir()
+        Path(name, "config.json").write_bytes(config if isinstance(config, bytes) else json.dumps(config).encode())
+        if isinstance(weights, bytes):
+            Path(name, "model.safetensors").write_bytes(weights)
+        elif weights is not None:
+            torch.save({"x": weights}, Path(name, "pytorch_model.bin"))
+        code, out, err = command("guard", name, "train", "val", *FEW, "--score", "msp")
+        assert (code, out) == (1, ""), name
+        assert f"error: '{name}" in err
+        assert "TOML" not in err
+        assert "weights_only" not in err
+    assert "reading it would run code" in command("guard", "a pickle that runs code", "train", "val", *FEW)[2]
+    assert not Path("called").exists()
+    attack.tried("odd folders of models given to guard", len(ODD_FOLDERS), "refused in words, no code run")
+
+
+def test_a_network_that_does_not_take_the_images_is_told_in_words(here, command):
+    code, _, err = command("guard", "guarded_model:larger", "train", "val", *FEW, "--score", "msp")
+    assert code == 1
+    assert "Sequential fails on some of shape (2, 3, 12, 12)" in err
+    assert "Prepare them as for its training, `--resize` and `--crop`" in err
+
+
+def test_names_of_classes_do_not_drive_the_terminal(here, command):
+    for part in ("train", "val"):
+        Path(part, "r").rename(Path(part, "r\x1b[31med\x07"))
+    shutil.rmtree(next(Path("val").glob("r*")))
+    code, out, err = command("guard", NETWORK, "train", "val", *FEW, "--score", "msp")
+    assert code == 0, err
+    assert "lack 1 of 3 classes: r\\x1b[31med\\x07." in out
+    code, out, more = command("guard", "timm:test_resnet=weights.safetensors", "train", "nowhere\x1b[2J", *FEW)
+    assert code == 1
+    assert not set("\x1b\x07") & set(out + err + more)

@@ -18,7 +18,7 @@ from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
 from sirc.deploy.selective import LOWEST
 from sirc.experiment import DEFAULT_SPECS
-from sirc.models.small import resnet
+from support.repeating import mlp, repeating, shares, small_resnet
 
 K, SIDE = 5, 8
 SPECS = (*DEFAULT_SPECS, "knn(k=3)", "sirc(msp, l1, residual, knn)", "product(msp, l1)", "linear(energy, l1, c=0.1)")
@@ -181,7 +181,7 @@ def test_the_threshold_reaches_its_recall_on_the_calibration_data(selective, val
     assert recall >= 0.9
     plain = sirc.Ranking(confidence[val.correct]).threshold(recall=0.9)
     assert selective.threshold.value == plain - selective.threshold.margin
-    assert selective.threshold.margin == pytest.approx(1e-4 * max(abs(plain), confidence.abs().quantile(0.5)))
+    assert selective.threshold.margin == pytest.approx(1e-2 * max(abs(plain), confidence.abs().quantile(0.5)))
     assert torch.equal(selective.calibration, confidence)
 
 
@@ -227,7 +227,8 @@ def test_each_rule_of_calibration(model, scorer, head, val):
 def test_a_loader_calibrates_as_its_outputs_do(model, scorer, head, val):
     loader = DataLoader(TensorDataset(images(300, 2), val.labels), batch_size=64)
     by_images = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head).calibrate(loader, recall=0.9)
-    by_outputs = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head).calibrate(val, recall=0.9)
+    by_outputs = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head)
+    by_outputs.calibrate(val, images=images(300, 2)[:64], recall=0.9)
     assert by_images.threshold.value == pytest.approx(by_outputs.threshold.value, rel=1e-5)
 
 
@@ -623,39 +624,6 @@ def test_a_decision_is_not_rounded_as_the_process_may_round_products(monkeypatch
 # Inputs that repeat
 
 
-def mlp(seed):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 5)
-    ).eval()
-
-
-def small_resnet(seed):
-    torch.manual_seed(seed)
-    return resnet(5, width=8).eval()
-
-
-def repeating(net, dtype=torch.float32, rows=300, batch=64):
-    """A classifier that promises to accept 95% of ID✓, on six images that repeat, and these images."""
-    g = torch.Generator().manual_seed(0)
-    fitting, prototypes = torch.randn(200, 3, 8, 8, generator=g), torch.randn(6, 3, 8, 8, generator=g)
-    x = prototypes[torch.randint(0, 6, (rows,), generator=g)].to(dtype)
-    net = net.to(dtype)
-    with torch.no_grad():
-        labels = net(x).argmax(-1)
-    head = sirc.find_head(net, x[:2])
-    train = sirc.extract(net, [fitting.to(dtype)], head=head)
-    scorer = sirc.fit("sirc(entropy, residual)", train, head=head)
-    batches = [(x[i : i + batch], labels[i : i + batch]) for i in range(0, rows, batch)]
-    made = SelectiveClassifier(net, scorer, "sirc(entropy, residual)", head=head)
-    return made.calibrate(batches, recall=0.95, delta=0.05), x
-
-
-def shares(decide, x):
-    """The shares that are accepted one at a time, seven at a time and 64 at a time."""
-    return [np.concatenate([decide(part) for part in x.split(size)]).mean() for size in (1, 7, 64)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.slow
 def test_inputs_that_repeat_are_accepted_in_batches_of_any_size(dtype):
@@ -692,17 +660,56 @@ def test_outputs_that_were_computed_in_bfloat16_get_its_margin_in_whatever_type_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("net", [mlp, small_resnet])
-def test_inputs_that_repeat_are_accepted_by_the_graph(net, tmp_path, attack):
+def test_inputs_that_repeat_are_accepted_by_the_graph(net, dtype, tmp_path, attack):
     onnxruntime = pytest.importorskip("onnxruntime")
     seeds = (1, 3)[: attack.trials(1)]
     for seed in seeds:
-        made, x = repeating(net(seed))
+        made, x = repeating(net(seed), dtype)
         made.export_onnx(tmp_path / "model.onnx", x[:3], overwrite=True)
         session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
         got = shares(lambda rows, s=session: s.run(["accepted"], {"images": rows.numpy()})[0], x)
         assert min(got) >= 0.95
     attack.tried("ONNX graphs on inputs that repeat", len(seeds), "the promised recall in batches of 1, 7 and 64")
+
+
+def in_tf32(net):
+    """Let a network convolve as cuDNN does by default: inputs and weights with 11 bits instead of 24."""
+
+    def rounded(x):
+        return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_pre_hook(lambda _, args: (rounded(args[0]),))
+            layer.weight.data = rounded(layer.weight.data)
+
+
+@pytest.mark.slow
+def test_inputs_that_repeat_are_accepted_by_convolutions_in_tf32(attack):
+    seeds = (5, 9, *range(5), 6, 7, 8, 10, 11)[: min(12, attack.trials(2))]  # those that change most come first
+    for seed in seeds:
+        made, x = repeating(small_resnet(seed))
+        full = made(x).confidence
+        in_tf32(made.model)
+        assert not torch.allclose(made(x).confidence, full, rtol=1e-4, atol=0)
+        assert min(shares(lambda rows, made=made: made(rows).accepted.numpy(), x)) >= 0.95
+    attack.tried(
+        "convolutions in TF32 on inputs that repeat", len(seeds), "the promised recall of a threshold of a CPU"
+    )
+
+
+def test_outputs_without_images_get_the_margin_of_tf32_unless_it_is_off(monkeypatch):
+    made, x = repeating(small_resnet(0))
+    outputs = sirc.extract(made.model, [(x, made.model(x).argmax(-1))], head=made.head_name)
+    shares_of = []
+    for rounds in (True, False):
+        monkeypatch.setattr("sirc.deploy.selective.may_convolve_in_tf32", lambda rounds=rounds: rounds)
+        margin = made.calibrate(outputs, recall=0.95, delta=0.05).threshold.margin
+        set_by = made.threshold.value + margin
+        shares_of.append(margin / max(abs(set_by), made.calibration.abs().median().item()))
+    assert shares_of == pytest.approx([1e-2, 1e-4])
 
 
 def test_a_network_that_changes_more_with_the_batch_gets_a_wider_margin():

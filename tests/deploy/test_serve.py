@@ -29,14 +29,15 @@ from PIL import Image
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.onnx import OnnxDecision, _seal
 from sirc.deploy.serve import make_app, run
-from sirc.deploy.serve.service import _PIXEL_BYTES, KINDS
-from sirc.deploy.serve.uploads import Upload, decode
+from sirc.deploy.serve.service import _LIGHT, _PIXEL_BYTES, _PREPARED_BYTES, KINDS, _batches
+from sirc.deploy.serve.uploads import Limits, RefusedError, Upload, count_pixels, decode
 from support.interpreters import Interpreter
 from support.tiny_selective import CLASSES, PREPROCESS, SIDE, SPEC, calibrated, described, encoded, pixels
 
 pytestmark = pytest.mark.slow  # all of it needs an exported graph
 
 LIMITS = {"max_bytes": 100_000, "max_images": 20, "max_pixels": 1_000_000, "max_body": 500_000}
+PREPARED = _PREPARED_BYTES * SIDE**2  # bytes, of one image
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +119,7 @@ def png_of(width, height):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     packer = zlib.compressobj()
-    rows = b"".join(packer.compress(bytes(width // 8 + 1)) for _ in range(height)) + packer.flush()
+    rows = b"".join(packer.compress(bytes((width + 7) // 8 + 1)) for _ in range(height)) + packer.flush()
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
@@ -297,6 +298,48 @@ def test_decoding_takes_no_more_memory_than_is_counted():
         before = memory("self", "VmRSS")
         decode(Upload(name, file))
         assert memory("self", "VmHWM") - before < 1.1 * _PIXEL_BYTES * 3000 * 3000 / (1 << 20), name
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak of memory cannot be seen here")
+def test_preparing_takes_no_more_memory_than_is_counted(graph):
+    preprocess = Preprocess(resize=256, crop=224)
+    service = make_app(graph).state.service
+    service._geometry, service._normalise = preprocess.geometry(), preprocess.normalise()
+    service.model.size = (224, 224)
+    service._prepare(Upload("the first, which imports", io.BytesIO(png_of(300, 300))))
+    for width, height in ((1, 762), (200, 1), (1500, 1500)):
+        upload = Upload("it", io.BytesIO(png_of(width, height)))
+        ((_, counted_bytes),) = _batches(count_pixels([upload], preprocess, Limits()), preprocess.crop)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("self", "VmRSS")
+        service._prepare(upload)
+        assert memory("self", "VmHWM") - before < 1.1 * counted_bytes / (1 << 20), (width, height)
+
+
+def test_images_that_grow_when_they_are_scaled_count_as_they_will_be():
+    preprocess, small = Preprocess(resize=256, crop=224), png_of(1, 762)
+    assert len(small) < 120
+    (pixels,) = count_pixels([Upload("it", io.BytesIO(small))], preprocess, Limits())
+    assert pixels == 256 * 256 * 762
+    assert pixels * _PIXEL_BYTES > _LIGHT  # so that others go first
+    with pytest.raises(RefusedError, match="one too many for the pixels of one request"):
+        count_pixels([Upload("it", io.BytesIO(small))] * 64, preprocess, Limits())
+    assert count_pixels([Upload("it", io.BytesIO(small))], Preprocess(resize=(256, 256)), Limits()) == [762]
+    assert count_pixels([Upload("it", io.BytesIO(small))], Preprocess(resize=None), Limits()) == [762]
+
+
+def test_batches_are_light_or_of_one_image_and_count_what_the_graph_sees():
+    pixels = [5000, 3_000_000, 400_000, *[9] * 40, 2_000_000]
+    batches = list(_batches(pixels, 224))
+    prepared = _PREPARED_BYTES * 224**2
+    assert sorted(place for batch, _ in batches for place in batch) == list(range(len(pixels)))
+    assert [batch for batch, _ in batches[:2]] == [[1], [43]]
+    for batch, taken in batches:
+        assert taken == _PIXEL_BYTES * max(pixels[place] for place in batch) + len(batch) * prepared
+        assert len(batch) == 1 or (taken <= _LIGHT and len(batch) <= 16)
+    assert [len(batch) for batch, _ in batches[2:]] == [16, 16, 10]
+    assert [len(batch) for batch, _ in _batches([9] * 5, 1024)] == [1] * 5  # 24 MiB each
+    assert list(_batches([100] * 3, None)) == [([0, 1, 2], 1600 + 3 * 2400)]
 
 
 @pytest.mark.parametrize(
@@ -646,7 +689,7 @@ def test_work_of_clients_that_left_is_not_done(graph, gate):
         answers = [await client.answer() for client in attackers]
         assert {kind for *_, kind in answers} == {"disconnected"}
         assert service._waiting == 0
-        assert sum(service.turns.running) == 16 * 7000 * 7000  # the one that was begun still counts
+        assert service.turns.running == [16 * 7000 * 7000 + PREPARED]  # the one that was begun still counts
         gate.open()
         assert (await Client(app, encoded(1)).answer())[0] == 200
         assert gate.begun == [(7000, 7000), (24, 24)]
@@ -700,7 +743,8 @@ def test_decoding_shares_its_memory_and_small_images_pass_large_ones(graph, gate
         small = Client(app, encoded(1))
         await until(lambda: len(gate.begun) == 2)
         assert gate.begun == [(7000, 7000), (24, 24)]  # the second thread has no memory for a second large one
-        assert sum(running) == 16 * (7000 * 7000 + 24 * 24) < 1 << 30
+        assert running == [16 * 7000 * 7000 + PREPARED, 16 * 24 * 24 + PREPARED]
+        assert sum(running) < 1 << 30
         gate.open()
         for client in (small, *large):
             assert (await client.answer())[0] == 200
@@ -717,7 +761,7 @@ def test_light_work_has_a_thread_more_and_earlier_requests_end_first(graph, gate
         first = Client(app, form(*[webp_of(2000, 3000)] * 3), kind=many)
         await until(lambda: gate.begun)
         second = Client(app, form(*[webp_of(3000, 2000)] * 2), kind=many)
-        await until(lambda: app.state.service.turns.waiting == [(16 * 6_000_000, 2)])
+        await until(lambda: app.state.service.turns.waiting == [(16 * 6_000_000 + PREPARED, 2)])
         small = Client(app, encoded(1))
         await until(lambda: len(gate.begun) == 2)
         gate.open()

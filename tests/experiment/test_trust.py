@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -129,6 +130,26 @@ def test_using_a_folder_from_elsewhere_asks_for_trust(command, arguments):
     assert nothing_ran()
 
 
+def test_a_strangers_archives_are_not_unpacked_before_trust_is_given(command):
+    settings = tomllib.loads(Path("runs/tiny/experiment.toml").read_text())
+    theirs = Path("theirs")
+    for folder in ("annotations", "files", "tars"):
+        (theirs / folder).mkdir(parents=True)
+    (theirs / "files/k400_train_path.txt").write_text("http://127.0.0.1:9/part_0.tar.gz\n")
+    (theirs / "planted.txt").write_text("hi")
+    with tarfile.open(theirs / "tars/part_0.tar.gz", "w:gz") as archive:
+        archive.add(theirs / "planted.txt", "planted.txt")
+    settings["model"] |= {"name": "timm:resnet18", "options": {}}
+    settings["data"]["root"] = str(theirs.absolute())
+    options = {"frames_per_clip": 1, "download": True}
+    settings["data"]["train"] = {"dataset": "torchvision:Kinetics", "path": ".", "options": options}
+    Path("runs/tiny/experiment.toml").write_text(tomli_w.dumps(settings))
+    code, out, err = command("calibrate", "runs/tiny", "--seed", 1)
+    assert (code, out) == (2, "")
+    assert "names code that this command runs: `torchvision:Kinetics`" in err
+    assert not (theirs / "train").exists()
+
+
 def test_no_override_makes_a_kept_experiment_one_s_own(command):
     point_to("marking:make", "marking:make")
     code, _, err = command("run", "runs/tiny/experiment.toml", "--set", "seeds=[9]")
@@ -173,7 +194,8 @@ def test_without_a_home_trust_is_asked_for_each_time(experiment, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (["model.name=timm:resnet18", "data.test.dataset=torchvision:CIFAR10"], ""),
+        (["model.name=timm:resnet18", "data.test.dataset=folder"], ""),
+        (["model.name=timm:resnet18", "data.test.dataset=torchvision:CIFAR10"], "torchvision:CIFAR10"),
         (["model.name=sirc.models.small:resnet", "data.test={ dataset = 'sirc.data.glyphs:letters' }"], ""),
         (["model.name=timm:hf-hub:someone/model"], "timm:hf-hub:someone/model"),
         (["model.name=timm:resnet18", "model.options.checkpoint_path=a.pt"], "model.options.checkpoint_path"),
@@ -246,7 +268,8 @@ def test_results_that_were_changed_or_cut_are_not_shown(file, command):
     assert command("table", file) == command("table", "mine.csv")  # a table of one's own has no stamp
 
 
-DAMAGE, IN_WORDS = "damaged JSON and TOML of a run's folder", "read as they are, or refused in words"
+DAMAGE = "damaged JSON and TOML of a run's folder"
+IN_WORDS = "read as they are, or refused in words"
 ODD = (None, True, -1, 1e308, "", "x" * 999, [], {}, [[[]]], {"a": {"b": 3}}, "../..", "\0")
 
 

@@ -7,6 +7,11 @@ A test that takes the fixture `attack` is one. It asks for its number of trials,
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 SCALE = "--attack-scale"
@@ -42,3 +47,23 @@ def table(reports: list[pytest.TestReport]) -> list[str]:
                 sums[what, held] = sums.get((what, held), 0) + trials
     rows = [f"| {what} | {trials:,} | {held} |" for (what, held), trials in sorted(sums.items())]
     return ["| attack | trials | what held |", "|---|---:|---|", *rows] if rows else []
+
+
+def rows_in(folder: Path) -> Iterator[tuple[str, str]]:
+    """What the tests below a folder report, without running them: patterns of what is tried and of what holds."""
+    for file in sorted(folder.rglob("test_*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+        constants = {ast.unparse(node.targets[0]): node.value for node in assigned}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "attack.tried":
+                what, _, held = node.args
+                yield _pattern(what, constants), _pattern(held, constants)
+
+
+def _pattern(text: ast.expr, constants: dict[str, ast.expr]) -> str:
+    if isinstance(text, ast.Name):
+        return _pattern(constants[text.id], constants)
+    if isinstance(text, ast.JoinedStr):
+        return "".join(_pattern(part, constants) for part in text.values)
+    return re.escape(str(text.value)) if isinstance(text, ast.Constant) else ".*"

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import struct
@@ -13,6 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -33,7 +35,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
 _MUCH = 1 << 24  # bytes
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
+_TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]{8})-)?\d+-[0-9a-f]{8}\.tmp")  # in brackets, the computer
 _SWEPT: set[Path] = set()  # folders, by this process
 _CODES = {
     torch.float64: "F64",
@@ -56,14 +58,12 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     power cut leaves the old file, and a temporary one for the next process to sweep. The folder is made if need be.
     """
     path = Path(path)
-    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = _temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            if sys.platform != "win32":
-                with suppress(OSError):  # a file system without locks: nothing is swept there
-                    fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: so others know that its writer lives
+        while (opened := _open_locked(temporary)) is None:
+            temporary = _temporary_name(path)
+        with opened as file:
             _sweep_folder(path.parent.absolute(), now=os.fstat(file.fileno()).st_mtime)
             writer(file)
             file.flush()
@@ -99,18 +99,52 @@ def keep_text(path: PathLike, text: str) -> None:
     atomic_write(path, lambda file: file.write(data))
 
 
+@cache
+def _computer() -> str:
+    """A short name of this computer, as long as it runs: processes with the same name see each other's locks."""
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()  # of the kernel, which containers share
+    except OSError:
+        name = os.fsencode(platform.node())
+    return hashlib.sha256(name).hexdigest()[:8]
+
+
+def _temporary_name(path: Path) -> Path:
+    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
+    return path.with_name(f".{path.name}.{_computer()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _open_locked(temporary: Path) -> BinaryIO | None:
+    """Make a file that is locked until it is closed, so that others know that its writer lives.
+
+    None if another process swept it before it was locked.
+    """
+    file = open(temporary, "xb")  # noqa: SIM115
+    if sys.platform != "win32":
+        with suppress(OSError):  # a file system without locks: nothing is swept there
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if not temporary.exists():
+            file.close()
+            return None
+    return file
+
+
 def _sweep_folder(folder: Path, now: float) -> None:
     """Delete what killed writers left in a folder, once in the life of a process.
 
-    Locks of another computer may not be seen here, so only what nobody has written to for a minute is deleted; `now`
-    is the time by the clock of the file system, which need not be that of this computer.
+    Locks of another computer may not be seen here, so only what nobody has written to for a minute is deleted of what
+    it left; `now` is the time by the clock of the file system, which need not be that of this computer. As long as
+    there is something younger, the folder is looked at again.
     """
     if folder in _SWEPT:
         return
     _SWEPT.add(folder)
-    for file in filter(lambda file: _TEMPORARY.fullmatch(file.name), folder.glob(".*.tmp")):
+    for file in folder.glob(".*.tmp"):
+        if (name := _TEMPORARY.fullmatch(file.name)) is None:
+            continue
         with suppress(OSError):  # its writer lives, and has it locked or, on Windows, open
-            if file.stat().st_mtime > now - 60:
+            if name[1] != _computer() and file.stat().st_mtime > now - 60:
+                _SWEPT.discard(folder)
                 continue
             if sys.platform == "win32":
                 file.unlink()

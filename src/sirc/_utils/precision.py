@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, final
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Precision = Literal["fp32", "bf16"]
 """The arithmetic that a network runs in; bf16 under autocast."""
@@ -102,6 +104,38 @@ def _precisions() -> dict[str, str]:
 def _set_precisions(precisions: dict[str, str]) -> None:
     for backend, value in precisions.items():
         torch._C._set_fp32_precision_setter(backend, "matmul", value)
+
+
+def may_convolve_in_tf32() -> bool:
+    """Whether torch may round float32 to TF32 in convolutions on a GPU, as it does unless it is told not to."""
+    if not hasattr(torch._C, "_get_fp32_precision_getter"):  # torch before 2.9
+        return torch.backends.cudnn.allow_tf32
+    return torch._C._get_fp32_precision_getter("cuda", "conv") not in _FULL
+
+
+@final
+class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Convolutions of float32, in full on every device or of values that are rounded to TF32 before, as on a GPU."""
+
+    def __init__(self, *, rounded: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rounded = rounded
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation of torch."""
+        if func is not torch.ops.aten.convolution.default or args[0].dtype != torch.float32:
+            return func(*args, **(kwargs or {}))
+        values = [x if x is None or not (self._rounded and i < 2) else _as_tf32(x) for i, x in enumerate(args[:3])]
+        if args[0].is_cuda:  # where float32 would be rounded
+            values = [None if x is None else x.double() for x in values]
+        return func(*values, *args[3:], **(kwargs or {})).float()
+
+
+def _as_tf32(x: Tensor) -> Tensor:
+    """The nearest numbers with 10 bits after the leading one."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,13 +28,18 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str) -> None:
     """Print a message that is not a result."""
-    console(stderr=True).print(text)
+    console(stderr=True).print(_harmless(text))
 
 
 def result(text: str) -> None:
     """Print a result, once however many processes there are."""
     if is_main():
-        console().print(text)
+        console().print(_harmless(text))
+
+
+def _harmless(text: str) -> str:
+    """The text with its control characters written out: a name in a stranger's file would drive the terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def is_main() -> bool:

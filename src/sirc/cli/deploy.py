@@ -298,7 +298,7 @@ def serve(
     max_images: Annotated[int, Option(help="Images of a request at most.", min=1)] = 64,
     max_pixels: Annotated[int, Option(help="Pixels of an image at most.", min=1)] = 50_000_000,
     max_body: Annotated[int, Option(help="Bytes of a form with images at most.", min=1)] = 64 << 20,
-    max_memory: Annotated[int, Option(help="Bytes that decoding takes at most, of all requests.", min=1)] = 1 << 30,
+    max_memory: Annotated[int, Option(help="Bytes that decoded and prepared images take at most.", min=1)] = 1 << 30,
     max_seconds: Annotated[float, Option(help="After which a request is given up with 503.", min=0.001)] = 30.0,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:

@@ -27,16 +27,10 @@ _STOPPED = {
 }
 _NOTHING = "nothing was written, and the same command begins anew"
 _ANEW = "what was finished is kept; without `--{}` the same command goes on with what was begun and keeps older results"
-_BEGINS_ANEW = {
-    "train",
-    "extract",
-    "fit",
-    "predict",
-    "guard",
-    "run",
-    "demo",
-    "noise",
-}  # where it has `--overwrite` or `--redo`
+_OTHER_OUT = (
+    "what was finished is kept; with another `--out` instead of `--overwrite` the same command goes on from there"
+)
+_BEGINS_ANEW = {"train", "extract", "fit", "predict", "guard", "run", "demo", "noise"}  # by `--overwrite` or `--redo`
 # A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
 _KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
 _SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
@@ -75,6 +69,12 @@ def what_stays(name: str, options: Mapping[str, Any]) -> str:
     """What a stopped command leaves, and what the same command would do."""
     if (name == "predict" and not has_begun(options["out"])) or (name == "guard" and options.get("path") is None):
         return _NOTHING
+    if (
+        name == "guard"
+        and options.get("overwrite")
+        and any(file is not None and file.exists() for file in (options["out"], options.get("report")))
+    ):
+        return _OTHER_OUT
     used = [option for option in ("overwrite", "redo") if options.get(option) and name in _BEGINS_ANEW]
     return _ANEW.format(used[0]) if used else _STOPPED.get(name, _NOTHING)
 

@@ -202,7 +202,8 @@ def _make(
             return _make(name, make, arguments, others)
         raise ValueError(f"{name} cannot be opened: {error}") from error
     except (RuntimeError, OSError) as error:
-        hint = " Pass `download = true` in `options` to fetch it." if "download" in _parameters(make) else ""
+        fetches = "download" in _parameters(make) and not arguments.get("download")
+        hint = " Pass `download = true` in `options` to fetch it." if fetches else ""
         raise FileNotFoundError(f"{name} cannot be opened in {arguments.get('root', '.')}: {error}{hint}") from error
 
 

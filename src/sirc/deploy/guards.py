@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_device, check_type
 from sirc._utils.files import PathLike
-from sirc._utils.text import listed, percent, shorten
+from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
-from sirc.data import ImageSet, Preprocess, image_folder, reader_of
+from sirc.data import ImageSet, Preprocess, image_folder, printable, reader_of
 from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
 from sirc.errors import OnError, StoreError
@@ -116,8 +116,7 @@ def guard(
     example = next((batch for one in reversed(data) if (batch := _first_images(one)) is not None), None)
     if example is not None:
         few = rows_of(example, slice(2))
-        with evaluating(network):
-            _check_classes(names, model_logits(call_model(network, few)).shape[1])
+        _check_classes(names, _try_model(network, few))
         if needs_features and not isinstance(head, Head):
             head = _find_head(network, few, head)
     run = partial(extract, network, features=bool(needs_features), batch_size=batch_size, workers=workers)
@@ -197,7 +196,7 @@ def in_words(guard: SelectiveClassifier) -> str:
         f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
         "unlike the validation rows. `sirc.monitor` watches for those.",
     ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))  # the names of classes may hold anything
 
 
 def _opened(source: Any, classes: Sequence[str] | None) -> Any:
@@ -237,6 +236,22 @@ def _preparation(
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass it, "
             '`preprocess=…`: a `sirc.data.Preprocess`, or `sirc.models.preprocess_of("torchvision:resnet50")`'
+        ) from error
+
+
+def _try_model(model: nn.Module, few: object) -> int:
+    """The number of outputs of a model that takes these inputs; one that does not is refused."""
+    try:
+        with evaluating(model):
+            return model_logits(call_model(model, few)).shape[1]
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, AssertionError) as error:  # as layers and timm's networks say that sizes do not fit
+        images = few[0] if isinstance(few, tuple | list) else few
+        shape = f" of shape {tuple(images.shape)}" if isinstance(images, Tensor) else ""
+        raise ValueError(
+            f"the model must take the images as they are prepared; {type(model).__name__} fails on some{shape} "
+            f"({shorten(first_line(error), 200)}). Prepare them as for its training, `preprocess=…`."
         ) from error
 
 

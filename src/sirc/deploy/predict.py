@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -226,12 +227,14 @@ class PixelsError(ImageError):
     """An image that would take more memory than it may."""
 
 
-def check_pixels(size: tuple[int, int], preprocess: Preprocess, max_pixels: int) -> None:
-    """Refuse an image that has too many pixels, or would have once its shorter side is scaled."""
+def check_pixels(size: tuple[int, int], preprocess: Preprocess, max_pixels: int) -> int:
+    """The pixels of an image, as it is or once its shorter side is scaled, if that is more; too many are refused."""
     width, height = size
     if width * height > max_pixels:
         raise PixelsError(f"it has {width} × {height} pixels; at most {max_pixels:,} are taken. Scale it down")
     # One pixel high and a million wide, an image has few bytes; with the shorter side at 256 it would fill the memory.
     short, wanted = min(width, height), preprocess.resize
-    if isinstance(wanted, int) and short and width * height * (wanted / short) ** 2 > max_pixels:
+    scaled = math.ceil(width * height * (wanted / short) ** 2) if isinstance(wanted, int) and short else 0
+    if scaled > max_pixels:
         raise PixelsError(f"it has {width} × {height} pixels, too narrow to be scaled to a shorter side of {wanted}")
+    return max(width * height, scaled)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats
-from sirc._utils.precision import full_products
+from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
@@ -42,6 +42,7 @@ LOWEST = -sys.float_info.max
 """The confidence of an input that none can be computed for, such as one that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_TF32 = 1e-2  # the tolerance of convolutions in TF32, where no images show it: it has the digits of float16
 _FEW = 64  # rows whose decision takes a GPU less time than launching it does
 _TRIED = 16  # images that are run one at a time to see how much confidences change
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
@@ -216,11 +217,13 @@ class SelectiveClassifier(nn.Module):
 
         The threshold allows for confidences that change with batch size, device and runtime: by `self.tolerance` for
         these outputs, and the precision of the forward pass if `val` is a store, which knows it; or, where there are
-        images and more is seen when some are run one at a time, four times that.
+        images and more is seen when some are run one at a time, four times that. GPUs round what a convolution reads to
+        TF32, unless `torch.backends.cudnn.allow_tf32` is False here: four times what that changes is allowed for too,
+        or a share of 1e-2 where there are no images.
         """
         with self._watched() as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
-        batches = seen.values() if images is None else [images]
+        batches = list(seen.values()) if images is None else [images]
         outputs = outputs if rows is None else outputs[rows]
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
@@ -290,7 +293,7 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: Iterable[Any]) -> float:
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: list[Any]) -> float:
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
         if isinstance(val, OutputStore):
             from sirc.extraction import ran_in_half
@@ -298,11 +301,25 @@ class SelectiveClassifier(nn.Module):
             dtypes += [torch.bfloat16] if ran_in_half(val) else []
         share = self.tolerance(*dtypes)
         scale = typical_size(confidence.cpu().numpy())
+        # A weight of more than two dimensions is a kernel, as a rule.
+        kernels = any(x.ndim > 2 and x.dtype == torch.float32 for x in self.model.parameters())
+        in_tf32 = kernels and may_convolve_in_tf32()
+        if in_tf32 and not batches:
+            return max(share, _TF32)
+
+        def widened(share: float, values: Tensor, others: Tensor) -> float:
+            change = (others - values).abs() / values.abs().clamp(min=scale)
+            return max(share, min(0.4, 4 * float(change.nan_to_num(0, 0).max())))
+
         for images in batches:
             batch = self._score(images)[1][:_TRIED]
-            alone = torch.cat([self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))])
-            change = (alone - batch).abs() / batch.abs().clamp(min=scale)
-            share = max(share, min(0.4, 4 * float(change.nan_to_num(0, 0).max())))
+            alone = [self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))]
+            share = widened(share, batch, torch.cat(alone))
+            if in_tf32:
+                with Convolutions(rounded=False):
+                    full = self._score(rows_of(images, slice(_TRIED)))[1]
+                with Convolutions(rounded=True):
+                    share = widened(share, full, self._score(rows_of(images, slice(_TRIED)))[1])
         return share
 
     def set_threshold(self, value: float) -> Self:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 # sirc's own functions are named one by one: others of its modules would call whatever their options say.
 _MODELS = re.compile(r"timm:[\w.-]+|torchvision:\w+|sirc\.(models\.)?small:(resnet|densenet)")
 _OWN_DATASETS = re.compile(r"[^:]+|sirc\.data\.glyphs:(letters|greek|cyrillic|digits|handwritten|photos|noise)")
-_TORCHVISION = re.compile(r"torchvision:[A-Za-z_]\w*")
 _READING = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # files and addresses, in timm
 
 
@@ -34,11 +33,12 @@ def is_own(dataset: str) -> bool:
 def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
     """Refuse an experiment that was kept beside its results and names code, unless this user made or trusts it.
 
-    Names of sirc, timm and torchvision need no trust, as their code is installed and runs nothing of the file's.
+    Models of sirc, timm and torchvision need no trust, as their code is installed and runs nothing of the file's; nor
+    do sirc's datasets. Those of torchvision do: they may unpack archives that came along, and download others.
     """
     model = experiment.model
     datasets = [experiment.source(name).dataset for name in experiment.names]
-    names = [name for name in datasets if not (is_own(name) or _TORCHVISION.fullmatch(name))]
+    names = [name for name in datasets if not is_own(name)]
     names += [] if _MODELS.fullmatch(model.name) else [model.name]
     names += [f"model.options.{key}" for key in sorted(_READING.intersection(model.options))]
     _require([*names, *experiment.imports], file, trust)

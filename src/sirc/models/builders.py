@@ -65,12 +65,12 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
     """
     name, _, weights = text.partition("=")
     if (config := Path(text, "config.json")).is_file():
-        if "architecture" not in read_json(config, config.read_text(encoding="utf-8")):
+        if "architecture" not in read_json(config):
             raise ValueError(
                 f"'{config}' must name an `architecture`, as timm's files do; it does not. Load the model in a "
                 "function of your own, and name that: `package.module:function`."
             )
-        model = build(f"timm:local-dir:{text}", pretrained=True)
+        model = _from_folder(text)
         return model, preprocess_of(model)
     if Path(text).is_file():
         raise ValueError(f"weights need the network that they are for: `timm:NAME={text}`; got the file alone.")
@@ -80,6 +80,21 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
     else:
         model = build(name, pretrained=True)
     return model, None if own else preprocess_of(model if name.startswith("timm:") else name)
+
+
+def _from_folder(folder: str) -> nn.Module:
+    """Load a model as timm and the Hub keep it."""
+    try:
+        return build(f"timm:local-dir:{folder}", pretrained=True)
+    except ValueError as error:  # whose way out is that of published weights
+        cause = error.__cause__ or error
+        why = f"timm cannot load it ({first_line(cause).rstrip('.')})"
+        if "weights_only" in str(cause):  # torch advises to switch that off
+            why = "its weights are a pickle that holds more than weights; reading it would run code, so it is not read"
+        raise ValueError(
+            f"'{folder}' must hold a config.json and the weights of a model, as timm and the Hub keep it; {why}. Mend "
+            "the folder, or name the network and a file of weights: `timm:NAME=FILE`."
+        ) from error
 
 
 def check_settings(

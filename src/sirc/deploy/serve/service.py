@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar, final
@@ -28,8 +29,9 @@ from sirc.errors import ImageError
 T = TypeVar("T")
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
-_PIXEL_BYTES = 16  # what decoding a pixel takes at most: WebP does, the others less
-_LIGHT = 1 << 24  # bytes: a million pixels; headers and the graph take none
+_PIXEL_BYTES = 16  # what decoding a pixel takes at most, or scaling it: WebP does, the others less
+_PREPARED_BYTES = 24  # what a pixel takes that the graph sees: three numbers, once more in the batch
+_LIGHT = 1 << 25  # bytes, such as two million pixels, or a batch of smaller images; headers take none
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
 KINDS = (
@@ -98,19 +100,28 @@ class Service:
 
     async def _decide(self, uploads: list[Upload]) -> OnnxDecision:
         run = partial(self.turns.run, next(self._numbers))
-        sizes = await run(count_pixels, uploads, self.model.preprocess, self.limits)
-        # The largest first: a request that waits for the memory of one holds no prepared images meanwhile.
-        order = np.argsort(-np.array(sizes), kind="stable")
-        parts, batch = [], []
-        for place in order:
-            batch.append(await run(self._prepare, uploads[place], memory=sizes[place] * _PIXEL_BYTES))
-            if len(batch) == _BATCH or place == order[-1]:
-                parts.append(await run(self.model, np.stack(batch)))
-                batch = []
+        pixels = await run(count_pixels, uploads, self.model.preprocess, self.limits)
+        parts, order, left = [], [], threading.Event()
+        try:
+            # Prepared and decided about in one turn: a request that waits holds no prepared images.
+            for batch, memory in _batches(pixels, self.model.preprocess.crop):
+                parts.append(await run(self._decide_batch, [uploads[place] for place in batch], left, memory=memory))
+                order += batch
+        finally:
+            left.set()
         self._answered = time.monotonic()
         decision = OnnxDecision(*(np.concatenate(column)[np.argsort(order)] for column in zip(*parts, strict=True)))
         self.metrics.count_decisions(decision)
         return decision
+
+    def _decide_batch(self, uploads: list[Upload], left: threading.Event) -> OnnxDecision:
+        """Decide about a few images, unless nobody waits for that any more."""
+        batch = []
+        for upload in uploads:
+            if left.is_set():
+                raise ClientDisconnect
+            batch.append(self._prepare(upload))
+        return self.model(np.stack(batch))
 
     def _prepare(self, upload: Upload) -> npt.NDArray[np.float32]:
         image = self._geometry(decode(upload))
@@ -155,6 +166,23 @@ class Service:
             "input": {"height": height, "width": width, "formats": FORMATS, "preprocess": facts["preprocess"]},
             "limits": {**vars(self.limits), "max_request_pixels": REQUEST * self.limits.max_pixels},
         }
+
+
+def _batches(pixels: Sequence[int], crop: int | None) -> Iterator[tuple[list[int], int]]:
+    """The numbers of images that are decided about together, the largest first, and the memory that this takes.
+
+    Those whose batch is still light share one; a heavy image is alone.
+    """
+    batch: list[int] = []
+    memory = 0
+    for place in np.argsort(-np.array(pixels), kind="stable").tolist():
+        prepared = _PREPARED_BYTES * (crop**2 if crop else pixels[place])
+        if batch and (len(batch) == _BATCH or memory + prepared > _LIGHT):
+            yield batch, memory
+            batch = []
+        memory = memory + prepared if batch else pixels[place] * _PIXEL_BYTES + prepared
+        batch.append(place)
+    yield batch, memory
 
 
 async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:

@@ -48,7 +48,7 @@ class Limits:
     max_pixels: int = 50_000_000  # of an image
     max_body: int = 64 << 20  # bytes of a form
     max_held: int = 256 << 20  # bytes that all requests hold of what was sent
-    max_memory: int = 1 << 30  # bytes that decoding takes beside that
+    max_memory: int = 1 << 30  # bytes that images take beside that, decoded and prepared
     max_waiting: int = 256  # requests that are read at once; as many may wait for their answer
     concurrency: int = 2  # images that are decoded, or batches that are decided about, at once
     read_seconds: float = 30.0  # in which a request must arrive
@@ -207,18 +207,17 @@ def _too_large(name: str, limit: int) -> RefusedError:
 
 
 def count_pixels(uploads: list[Upload], preprocess: Preprocess, limits: Limits) -> list[int]:
-    """The pixels of each image, from the headers alone: what takes too long is refused before anything is decoded."""
+    """The pixels of each image at its largest, from the headers alone: too many are refused before one is decoded."""
     counts: list[int] = []
     for upload in uploads:
         with _opened(upload) as image:
-            check_pixels(image.size, preprocess, limits.max_pixels)
+            pixels = check_pixels(image.size, preprocess, limits.max_pixels)
             if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
                 raise ImageError("it is a TIFF with a JPEG in it. Send the JPEG, or convert it")
-            pixels = image.width * image.height
             if image.format in ("JPEG", "MPO"):
                 upload.file.seek(0)
                 scans = upload.file.read().count(b"\xff\xda")
-                pixels = max(pixels, pixels * scans // _SCANS)
+                pixels = max(pixels, image.width * image.height * scans // _SCANS)
                 if pixels > limits.max_pixels:
                     raise PixelsError(f"its {scans:,} scans take as long as {pixels:,} pixels. Save it with fewer")
             counts.append(pixels)
