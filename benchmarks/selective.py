@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import statistics
+import time
 
 import torch
 import torchvision
-from _timing import Row, report, standard_options, versus
+from _timing import Row, report, seconds, standard_options, synchronize, versus
 from torch import nn
 
 import sirc
 
+_TURNS = 50  # of what a decision consists of
 SPECS = ("msp", "sirc(entropy, residual)", "sirc(msp, l1, residual)", "vim", "mahalanobis")
 
 
@@ -63,14 +66,45 @@ def against_its_forward(
     return Row(what, pair.ours, "its forward", pair.reference, pair.ratio, limit)
 
 
+@torch.no_grad()
+def parts_of_a_decision(device: torch.device) -> str:
+    """What a decision about one image consists of, each part after a forward that has emptied the caches."""
+    torch.manual_seed(0)
+    model = torchvision.models.resnet50().eval().to(device)
+    selective = sirc.SelectiveClassifier(model, scorer_of(model), SPECS[1], head="fc").to(device).set_threshold(0.0)
+    images = torch.randn(1, 3, 224, 224, device=device)
+    launched, done = [], []
+    for _ in range(_TURNS):
+        logits, features = selective.outputs(images)
+        synchronize(device)
+        start = time.perf_counter()
+        selective.scoring.decide(logits, features)
+        launched.append(time.perf_counter() - start)
+        synchronize(device)
+        done.append(time.perf_counter() - start)
+    text = f"the score of one image, `{SPECS[1]}`: {1e6 * statistics.median(launched):.0f} µs until it is launched, "
+    text += f"{1e6 * statistics.median(done):.0f} µs until it is there"
+    graphs = [one._graph for one in selective.scoring._repeats._graphs.values()]
+    if graphs:
+        taken = min(seconds(lambda: [graphs[0].replay() for _ in range(_TURNS)], device) for _ in range(3)) / _TURNS
+        text += f"; its graph, {_TURNS} in a row, {1e6 * taken:.0f} µs each"
+    return text
+
+
 def main() -> None:
     parser = standard_options(__doc__.splitlines()[0], "python benchmarks/selective.py", rows=16, repeats=9)
+    parser.add_argument("--one", action="store_true", help="only one image at a time, with the model as it is")
     options = parser.parse_args()
     device = torch.device(options.device)
-    rows = [row for batch in (1, options.rows) for row in measure(options, device, batch)]
-    if device.type == "cuda":
+    rows = [row for batch in ((1,) if options.one else (1, options.rows)) for row in measure(options, device, batch)]
+    if device.type == "cuda" and not options.one:
         rows += [row for batch in (1, options.rows) for row in measure(options, device, batch, compiled=True)]
-    notes = ["one forward gives label, confidence and decision"]
+    forwards = [1e3 * row.reference for row in rows[: len(SPECS)] if row.reference is not None]
+    notes = [
+        "one forward gives label, confidence and decision",
+        f"the forward of one image took {min(forwards):.3g} to {max(forwards):.3g} ms, from row to row",
+        parts_of_a_decision(device),
+    ]
     report("Deciding: what it costs beyond the model.", rows, notes, options, device)
 
 

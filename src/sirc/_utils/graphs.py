@@ -129,17 +129,21 @@ class Repeats:
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         """`function(*tensors)`."""
-        with torch.cuda.device(tensors[0].device):
-            if torch.cuda.is_current_stream_capturing():  # for a graph of the caller's
-                return function(*tensors)
-            # Each stream has graphs of its own: one graph's memory is for one replay at a time.
-            stream = torch.cuda.current_stream()
-            look: Look = (stream, *((x.shape, x.stride(), x.dtype) for x in tensors))
-            with self._lock:
-                graph = self._graphs.get(look) or self._recorded(look, stream, function, tensors)
-                if graph is not None:
-                    return graph(*tensors)
+        # After a network has run, each line here is out of the processor's caches, and costs as much as a small launch.
+        index = tensors[0].get_device()
+        if index != torch.cuda.current_device():
+            with torch.cuda.device(index):
+                return self(function, *tensors)
+        if torch.cuda.is_current_stream_capturing():  # for a graph of the caller's
             return function(*tensors)
+        # Each stream has graphs of its own: one graph's memory is for one replay at a time.
+        stream = index, torch._C._cuda_getCurrentRawStream(index)
+        look: Look = (stream, *[(x.shape, x.stride(), x.dtype) for x in tensors])
+        with self._lock:
+            graph = self._graphs.get(look) or self._recorded(look, stream, function, tensors)
+            if graph is not None:
+                return graph(*tensors)
+        return function(*tensors)
 
     def _recorded(
         self, look: Look, stream: object, function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]

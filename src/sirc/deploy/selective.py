@@ -43,6 +43,7 @@ LOWEST = -sys.float_info.max
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 _TF32 = 1e-2  # the tolerance of convolutions in TF32, where no images show it: it has the digits of float16
+_NOTHING = nullcontext()
 _FEW = 64  # rows whose decision takes a GPU less time than launching it does
 _TRIED = 16  # images that are run one at a time to see how much confidences change
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
@@ -157,17 +158,19 @@ class SelectiveClassifier(nn.Module):
 
         A model in half precision computes its last layer again in float32: confident inputs would tie otherwise.
         """
-        if self.model.training:
+        model, compiling = self.model, torch.compiler.is_compiling()
+        if model.training:
             raise ValueError("the model was put into training mode after it was wrapped: call `selective.eval()`")
         if self._hook.name is None and not self._headless:
             self._find_head(images)
         try:
             self._hook.open()
-            with torch.no_grad():
-                logits = model_logits(call_model(self.model, images))
+            # Entering it takes longer than asking.
+            with torch.no_grad() if compiling or torch.is_grad_enabled() else _NOTHING:
+                logits = model_logits(call_model(model, images))
             features = None if self._headless else self._hook.take()
         finally:
-            if not torch.compiler.is_compiling():
+            if not compiling:
                 self._hook.close()
         if logits.element_size() == 2 and features is not None and self._hook.is_last:
             with torch.no_grad(), _precisely(logits.device):
@@ -515,6 +518,8 @@ class ConfidenceGraph(nn.Module):
                     cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
                     self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
                     self.register_buffer(buffer, cast.clone(), persistent=False)
+        # The type of the features is also that of the buffers.
+        self._given_features = self.needs_features or len(self._buffers) > 1
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
         self._repeats = Repeats()
 
@@ -527,9 +532,9 @@ class ConfidenceGraph(nn.Module):
 
     def decide(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
         """The label, the confidence and whether it reaches the threshold, of each row."""
-        given = (logits,) if features is None else (logits, features)
+        given = (logits,) if features is None or not self._given_features else (logits, features)
         # A score of someone else's may do what no graph can; a replica of DataParallel lives for one call.
-        recorded = self._own and _few_on_gpu(logits) and not getattr(self, "_is_replica", False)
+        recorded = self._own and _few_on_gpu(logits) and "_is_replica" not in vars(self)
         return self._repeats(self._decide, *given) if recorded else self._decide(*given)
 
     def _decide(self, logits: Tensor, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -561,7 +566,7 @@ class ConfidenceGraph(nn.Module):
 
 
 def _few_on_gpu(logits: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and logits.is_cuda and len(logits) <= _FEW
+    return logits.is_cuda and len(logits) <= _FEW and not torch.compiler.is_compiling()
 
 
 @contextmanager

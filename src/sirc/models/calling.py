@@ -42,6 +42,8 @@ def call_model(model: nn.Module, batch: object) -> object:
     Of a tuple or list, (inputs, labels, …), the first element is passed. A dict is passed as keyword arguments without
     its labels; a single input under a key that the model does not know is passed by position.
     """
+    if isinstance(batch, Tensor):  # first, as it is the usual case, and what the others ask takes longer
+        return model(_prepare(model, batch))
     if _is_list(batch) and batch:
         return call_model(model, batch[0])
     if not isinstance(batch, Mapping):
@@ -105,23 +107,30 @@ def _is_array(value: object) -> bool:
 
 def _prepare(model: nn.Module, value: object) -> Tensor:
     """Convert `value` to a tensor on the model's device; floating values to the dtype of its first weights."""
-    if not _is_array(value):
+    if not isinstance(value, Tensor) and not _is_array(value):
         raise ValueError(
             f"A batch must be a tensor, a tuple that starts with one, or a dict of them; got "
             f"{type(value).__name__}. Pass one batch of the loader: next(iter(loader))."
         )
     tensor = value if isinstance(value, Tensor) else as_tensor("batch", value)
-    first = next(_weights(model), tensor)
+    first = _first_weight(model, "_parameters")
+    if first is None and (first := _first_weight(model, "_buffers")) is None:
+        return tensor
+    if tensor.device == first.device and tensor.dtype == first.dtype:
+        return tensor
     return tensor.to(first.device, first.dtype if tensor.is_floating_point() else None)
 
 
-def _weights(model: nn.Module) -> Iterator[Tensor]:
-    """Floating parameters, then buffers; the first is there much sooner than by `model.parameters()`."""
-    for held in ("_parameters", "_buffers"):
-        for module in model.modules():
-            for weight in getattr(module, held).values():
-                if weight is not None and weight.is_floating_point():
-                    yield weight
+def _first_weight(model: nn.Module, held: str) -> Tensor | None:
+    """The first floating parameter or buffer, there much sooner than by `model.parameters()`."""
+    weights: Mapping[str, Tensor | None] = getattr(model, held)
+    for weight in weights.values():
+        if weight is not None and weight.is_floating_point():
+            return weight
+    for part in model._modules.values():
+        if part is not None and (found := _first_weight(part, held)) is not None:
+            return found
+    return None
 
 
 def _logit_rows(output: object) -> Tensor | None:
