@@ -31,9 +31,9 @@ def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[st
     used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
     tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
-    tensors["calibration"] = _sample(selective.calibration)
+    tensors["calibration"] = calibration_sample(selective.calibration)
     if selective.calibration_correct is not None:
-        tensors["calibration_correct"] = _sample(selective.calibration_correct).bool()
+        tensors["calibration_correct"] = calibration_sample(selective.calibration_correct).bool()
     if scorer.fitted_on is not None:
         tensors["fitted_on"] = scorer.fitted_on
     return tensors, {"sirc": json.dumps(about(selective))}
@@ -109,11 +109,12 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:
     """The 5%, 10%, …, 95% quantiles of the calibration, the bounds of a service's histogram."""
-    values = _sample(None if confidences is None else confidences[confidences.isfinite()]).numpy()
+    values = calibration_sample(None if confidences is None else confidences[confidences.isfinite()]).numpy()
     return np.quantile(values, np.arange(1, 20) / 20).tolist() if len(values) else None
 
 
-def _sample(confidences: Tensor | None) -> Tensor:
+def calibration_sample(confidences: Tensor | None) -> Tensor:
+    """The confidences that a file keeps, in their order: all, or a random sample of many; none where there are none."""
     if confidences is None:
         return torch.empty(0, dtype=torch.float64)
     values = confidences.double().cpu()
