@@ -443,6 +443,8 @@ def _curl(arguments, line):
         rows = json.loads(done.stdout)["decisions"]
         assert len(rows) == max(1, line.count("-F"))
         assert {row["class"] for row in rows} <= {"red", "green", "blue"}
+    elif "monitor" in line:
+        assert json.loads(done.stdout)["report"]["sizes"]["production"] == 3
     else:
         assert ("sirc_accepted_total" in done.stdout) or (json.loads(done.stdout) == {"ready": True})
 

@@ -282,7 +282,7 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
     for name, more, code, words in (
         ("none.parquet", (), 1, "none.parquet"),
         ("junk.parquet", (), 1, "'junk.parquet' must hold plain numbers"),
-        ("empty.parquet", (), 2, "`--column` must be one of"),
+        ("empty.parquet", (), 2, "'empty.parquet' is an empty folder"),
         ("one.parquet", ("--column", "score"), 2, "`--column` must be one of 'one.parquet', time, request"),
         ("one.parquet", ("--column", "class"), 1, "it holds"),
     ):

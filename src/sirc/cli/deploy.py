@@ -223,9 +223,9 @@ def predict(
 ) -> None:
     """Decide about every image of a folder: path, accepted, label, class, confidence, reason, error.
 
-    The reason of a rejection is `softmax`, or the S2 that took the confidence away; a graph tells only `rejected`.
-    An image that cannot be read has its error in the table and is not accepted. A stopped run is taken up by the same
-    command.
+    The reason of a rejection is `softmax`, or the S2 that took the confidence away; a graph that an earlier version
+    exported tells only `rejected`. An image that cannot be read has its error in the table and is not accepted. A
+    stopped run is taken up by the same command.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 
@@ -258,7 +258,7 @@ def export(
     overwrite: Replace = False,
     trust: Trust = False,
 ) -> None:
-    """Write the calibrated network as one ONNX graph: images to label, confidence, accepted and logits.
+    """Write the calibrated network as one ONNX graph: images to label, confidence, accepted, logits, reason.
 
     The file says how images are prepared, what the classes are and what the threshold promises; `sirc serve` and
     `sirc predict --onnx` need nothing else.
@@ -568,6 +568,8 @@ def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int
         raise missing_package("reading Parquet", "pyarrow", "serve") from error
     try:
         data = dataset.dataset(path, format="parquet")
+        if not data.files:
+            raise ConfigError(f"`--confidences` must hold decisions; '{path}' is an empty folder.")
         if column not in data.schema.names:
             raise ConfigError(f"`--column` must be one of '{path}', {', '.join(data.schema.names)}; got '{column}'.")
         if not pa.types.is_floating(data.schema.field(column).type):

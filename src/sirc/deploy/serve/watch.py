@@ -97,6 +97,7 @@ class Watch:
         title, words = report.words()
         columns = zip(*points, strict=True) if points else ((),) * len(_FIELDS)
         history = dict(zip(_FIELDS, map(list, columns), strict=True))
+        history["inputs"] = list(map(int, history["inputs"]))
         return {"running": True, "title": title, "words": words, "report": report.to_dict(), "history": history}
 
     def collect(self) -> Iterator[Metric]:
@@ -223,7 +224,7 @@ class DecisionLog:
         from pyarrow.parquet import write_table
 
         with self._lock:
-            if len(self._rows) < _KEPT:
+            if len(self._rows) - self._written < _KEPT:
                 self._rows += self._waiting
                 self._waiting = []
         while len(self._rows) > self._written:
