@@ -344,21 +344,13 @@ def monitor(
 
     What a service decided: `sirc monitor --calibration model.onnx --confidences decisions.parquet`
     """
-    from sirc.deploy import read
+    from sirc.deploy import calibration_of
     from sirc.deploy.monitor import monitor as compare
-    from sirc.deploy.threshold import Threshold
 
     if not 0 < delta < 1:
         raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
-    if calibration.suffix == ".onnx":
-        from sirc.deploy.onnx import OnnxGraph
-
-        graph = OnnxGraph(calibration)
-        rows, threshold = graph.calibration, graph.threshold
-    else:
-        facts, tensors = read(calibration)
-        rows, threshold = tensors["calibration"].numpy(), Threshold.from_dict(facts["threshold"])
-    if rows is None or not len(rows):
+    rows, threshold = calibration_of(calibration)
+    if not len(rows):
         raise ValueError(
             f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated, or an earlier "
             "version exported it."

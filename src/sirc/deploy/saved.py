@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -99,6 +100,20 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the facts and the tensors of a saved classifier, without its model."""
     tensors, metadata = read_safetensors(path)
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
+
+
+def calibration_of(path: Path) -> tuple[npt.NDArray[np.float64], Threshold]:
+    """The confidences that set the threshold of a saved classifier or of an exported graph, and the threshold.
+
+    There are none where it was given; graphs that an earlier version exported have none either.
+    """
+    if path.suffix == ".onnx":
+        from sirc.deploy.onnx import OnnxGraph
+
+        graph = OnnxGraph(path)
+        return np.empty(0) if graph.calibration is None else graph.calibration, graph.threshold
+    facts, tensors = read(path)
+    return tensors["calibration"].numpy(), Threshold.from_dict(facts["threshold"])
 
 
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
