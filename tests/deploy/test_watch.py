@@ -225,7 +225,7 @@ def test_the_files_of_a_log_are_closed_by_count_and_a_restart_adds_to_them(model
 
 def test_a_disk_that_takes_nothing_stops_no_decision(model, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(watch, "_KEPT", 20)
-    watched = Watch(model, log=tmp_path / "log.parquet")
+    watched = Watch(model, tmp_path / "state.safetensors", tmp_path / "log.parquet")
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -235,7 +235,8 @@ def test_a_disk_that_takes_nothing_stops_no_decision(model, tmp_path, monkeypatc
         for number in range(15):
             feed(watched, model, np.full(4, number))
             watched._try_to_write()
-    assert "No space left on device" in caplog.text
+    assert "the log cannot be written; it is tried again" in caplog.text
+    assert Monitor.load(tmp_path / "state.safetensors", model.calibration, model.threshold).inputs == 60
     lost = watched.log.lost
     assert lost == 60 - 2 * 20
     watched.write()

@@ -128,16 +128,20 @@ class Watch:
 
     def write(self) -> None:
         """Write the state and the log, where there is something new."""
+        self._write_state()
+        if self.log is not None:
+            self.log.write()
+
+    def _write_state(self) -> None:
+        if self._state is None or self._monitor is None:
+            return
         with self._writing:
-            if self._state is not None and self._monitor is not None:
-                with self._lock:
-                    inputs, (tensors, about) = self._monitor.inputs, self._monitor.contents()
-                    tensors["history"] = torch.tensor(self._history, dtype=torch.float64).reshape(-1, len(_FIELDS))
-                if inputs != self._saved:
-                    write_safetensors(self._state, tensors, about, overwrite=True)
-                    self._saved = inputs
-            if self.log is not None:
-                self.log.write()
+            with self._lock:
+                inputs, (tensors, about) = self._monitor.inputs, self._monitor.contents()
+                tensors["history"] = torch.tensor(self._history, dtype=torch.float64).reshape(-1, len(_FIELDS))
+            if inputs != self._saved:
+                write_safetensors(self._state, tensors, about, overwrite=True)
+                self._saved = inputs
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncGenerator[None, None]:
@@ -157,10 +161,13 @@ class Watch:
             await asyncio.to_thread(self._try_to_write)
 
     def _try_to_write(self) -> None:
-        try:
-            self.write()
-        except Exception:  # decisions are made all the same
-            _log.exception("state or log cannot be written; it is tried again")
+        """Write what can be written: decisions are made all the same."""
+        for what, write in (("state", self._write_state), ("log", self.log and self.log.write)):
+            try:
+                if write is not None:
+                    write()
+            except Exception:
+                _log.exception("the %s cannot be written; it is tried again", what)
 
 
 def _point(now: float, report: Monitoring) -> tuple[float, ...]:
@@ -207,7 +214,7 @@ class DecisionLog:
             raise PermissionError(f"'{folder}' may not be written. Mend that, or choose another place")
         self.lost = 0
         """Rows that were given up, as nothing could be written for long."""
-        self._lock = threading.Lock()  # of the rows that wait
+        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the rows that wait, and of all else
         self._waiting: list[Row] = []
         self._rows: list[Row] = []  # of the newest file, and after these those to be written
         self._written, self._file = 0, _new_name(self.folder)
@@ -223,17 +230,18 @@ class DecisionLog:
         """Write what is new."""
         from pyarrow.parquet import write_table
 
-        with self._lock:
-            if len(self._rows) - self._written < _KEPT:
-                self._rows += self._waiting
-                self._waiting = []
-        while len(self._rows) > self._written:
-            table = _table(self._rows[:_ROWS])
-            atomic_write(self._file, partial(write_table, table, compression="zstd"))
-            self._written = len(table)
-            if self._written == _ROWS:
-                del self._rows[:_ROWS]
-                self._written, self._file = 0, _new_name(self.folder)
+        with self._writing:
+            with self._lock:
+                if len(self._rows) - self._written < _KEPT:
+                    self._rows += self._waiting
+                    self._waiting = []
+            while len(self._rows) > self._written:
+                table = _table(self._rows[:_ROWS])
+                atomic_write(self._file, partial(write_table, table, compression="zstd"))
+                self._written = len(table)
+                if self._written == _ROWS:
+                    del self._rows[:_ROWS]
+                    self._written, self._file = 0, _new_name(self.folder)
 
 
 def _new_name(folder: Path) -> Path:
