@@ -176,7 +176,7 @@ function tell(id, text) {
 function show({ running, title, words, report, history }) {
   const seen = running ? report.sizes.production : 0;
   tell("title", title);
-  byId("status").className = !seen ? "card" : report.alarm ? "card bad" : "card good";
+  byId("status").className = `card ${!seen ? "" : report.alarm ? "bad" : report.ood_share > 0 ? "some" : "good"}`;
   document.title = report?.alarm ? "ALARM · sirc" : "sirc";
   tell("seen", running ? words.rows ?? "The charts begin with the first image." : words.why);
   byId("charts").hidden = !seen;
