@@ -134,6 +134,8 @@ def test_a_graph_decides_the_same_and_warns_that_its_weights_have_no_digest(tmp_
     assert decision.label.tolist() == expected["label"]
     assert decision.accepted.tolist() == expected["accepted"]
     np.testing.assert_allclose(decision.confidence, expected["confidence"], rtol=1e-4, atol=1e-5)
+    assert model.explain(prepared(20))[1] is None
+    assert model.calibration is None
     changed = (OLD / "model.onnx").read_bytes().replace(b'"feasible": true', b'"feasible": 1234')
     (tmp_path / "m.onnx").write_bytes(changed)
     with pytest.raises(sirc.StoreError, match="was changed since"):

@@ -113,7 +113,7 @@ def test_a_graph_that_prepares_no_images_takes_what_its_network_took(graph, tmp_
     (tensor,) = model.metadata.signature.inputs
     assert (tensor.type, tensor.shape, tensor.name) == (np.float32, (-1, 3, 16, 16), None)
     found, expected = model.predict(prepared(5)), OnnxGraph(graph)(prepared(5))
-    assert list(found) == ["accepted", "label", "class", "confidence"]
+    assert list(found) == ["accepted", "label", "class", "confidence", "reason"]
     for name in ("accepted", "label", "confidence"):
         np.testing.assert_array_equal(found[name], getattr(expected, name))
     assert found["class"].tolist() == [["red", "green", "blue"][label] for label in expected.label]

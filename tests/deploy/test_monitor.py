@@ -1,6 +1,7 @@
 """The monitor's alarm and bounds: their error rates by simulation, their power, and what they do with odd input."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from sirc._utils.files import write_safetensors
 from sirc.deploy.monitor import Monitor, monitor
 from sirc.deploy.monitor.betting import Bets, OodShare, rate_interval
 from sirc.deploy.threshold import at_cost, at_coverage, at_recall, at_risk
+from sirc.errors import StoreError
 
 REPEATS = 1000
 
@@ -366,3 +369,48 @@ def test_what_cannot_be_is_refused():
         Monitor([0.1], 0.5, 1)
     with pytest.raises(ValueError, match="Pass one that is feasible"):
         Monitor([math.inf], at_risk(np.full(100, math.inf), np.zeros(100), 0.1))
+
+
+# The file that a monitor goes on from
+
+
+@pytest.mark.parametrize("rule", ["coverage", "cost"])
+def test_a_monitor_goes_on_from_its_file(tmp_path, rule):
+    rng = np.random.default_rng(0)
+    rows, ood = rng.normal(size=500), rng.normal(-2, 1, size=200)
+    limit = at_coverage(rows, 0.9, delta=0.1)
+    if rule == "cost":
+        limit = at_cost(rows, rng.random(500) < 0.9, ood, alpha=0.8, beta=0.5, reject_cost=0.1)
+    production = mixed(rng, 3000, 0.3)
+    for stop in (0, 7, 1500):
+        first = Monitor(rows, limit, 0.1)
+        first.update(production[:stop])
+        first.save(tmp_path / "m.safetensors", overwrite=True)
+        again = Monitor.load(tmp_path / "m.safetensors", rng.permutation(rows), limit)
+        assert again.inputs == stop
+        assert str(again.report()) == str(first.report())
+        again.update(production[stop:])
+        assert again.report() == monitor(rows, production, limit, delta=0.1)
+    assert again.report().alarm
+
+
+def test_the_file_of_another_calibration_is_refused(tmp_path):
+    rng = np.random.default_rng(0)
+    rows, path = rng.normal(size=200), tmp_path / "m.safetensors"
+    limit = at_coverage(rows, 0.9, delta=0.1)
+    Monitor(rows, limit).save(path)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        Monitor(rows, limit).save(path)
+    for others in ((rows + 1e-9, limit), (rows[1:], limit), (rows, limit.value + 0.1), (rows, at_coverage(rows, 0.8))):
+        with pytest.raises(StoreError, match=r"m\.safetensors' must belong to this calibration and threshold"):
+            Monitor.load(path, *others)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreError, match="cannot be trusted"):
+        Monitor.load(path, rows, limit)
+    write_safetensors(path, {}, {"sirc": json.dumps({"format": "sirc-scorer"})}, overwrite=True)
+    with pytest.raises(StoreError, match="is not a saved monitor"):
+        Monitor.load(path, rows, limit)
+    _, about = Monitor(rows, limit).contents()
+    write_safetensors(path, {}, about, overwrite=True)
+    with pytest.raises(StoreError, match="is not whole"):
+        Monitor.load(path, rows, limit)

@@ -99,11 +99,15 @@ def test_the_graph_decides_as_the_module_does(networks, name, spec, tmp_path):
     selective.export_onnx(tmp_path / "m.onnx", images(4, 3))
     onnx.checker.check_model(tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    assert [output.name for output in session.get_outputs()] == ["label", "confidence", "accepted", "logits"]
+    assert [output.name for output in session.get_outputs()] == [
+        *("label", "confidence", "accepted", "logits", "reason")
+    ]
+    graph, told = _onnx.OnnxGraph(tmp_path / "m.onnx"), set()
+    np.testing.assert_array_equal(graph.calibration, selective.calibration)
     for n in (1, 2, 33):
         x = images(n, 10 + n)
         expected = selective(x)
-        label, confidence, accepted, logits = session.run(None, {"images": x.numpy()})
+        label, confidence, accepted, logits, _ = session.run(None, {"images": x.numpy()})
         assert [value.dtype for value in (label, confidence, accepted)] == [np.int64, np.float64, np.bool_]
         np.testing.assert_allclose(logits, expected.logits, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(confidence, expected.confidence, rtol=1e-4, atol=1e-4)
@@ -111,6 +115,10 @@ def test_the_graph_decides_as_the_module_does(networks, name, spec, tmp_path):
         np.testing.assert_array_equal(accepted[away], expected.accepted.numpy()[away])
         sure = (expected.logits.topk(2).values.diff().abs()[:, 0] > 1e-3).numpy()
         np.testing.assert_array_equal(label[sure], expected.label.numpy()[sure])
+        reasons = np.array(graph.explain(x)[1])
+        np.testing.assert_array_equal(reasons[away], np.array(selective.explain(x)[1])[away])
+        told |= set(reasons)
+    assert told > {""}
 
 
 class Scaled(nn.Module):
@@ -210,6 +218,46 @@ def test_tuned_and_learnt_scores_keep_their_digits_in_a_graph(several, part):
             expected = scorer(some)[spec]
             torch.testing.assert_close(plain, expected, rtol=1e-7, atol=1e-7)
             np.testing.assert_allclose(confidence, expected, rtol=1e-6, atol=1e-6, err_msg=spec)
+
+
+class Explaining(nn.Module):
+    """The reasons of several scores, of the same logits and features, in one graph."""
+
+    def __init__(self, pairs, rows):
+        super().__init__()
+        self.graphs = nn.ModuleList(ConfidenceGraph(scorer, spec, torch.float64) for scorer, spec in pairs)
+        for graph in self.graphs:
+            graph.limit.fill_(float(graph(rows.logits, rows.features).quantile(0.7)))
+
+    def forward(self, logits, features):
+        return tuple(graph.explain(logits, features)[-1] for graph in self.graphs)
+
+
+@pytest.mark.slow
+def test_the_reasons_in_a_graph_are_those_of_the_module(several):
+    pairs, rows = several
+    wanted = {"sirc(msp, l1, knn)", "both(msp, mahalanobis)", "margin", "bayes(gen, l1)"}
+    made = Explaining([(scorer, spec) for scorer, spec in pairs if spec in wanted], rows).eval()
+    features = rows.features.clone()
+    features[3] = torch.nan
+    batch = torch.export.Dim("batch")
+    with _onnx._silenced(), torch.no_grad():
+        names = {"input_names": ["logits", "features"], "output_names": [f"r{i}" for i in range(len(made.graphs))]}
+        shapes = {"dynamic_shapes": ({0: batch}, {0: batch})}
+        program = torch.onnx.export(made, (rows.logits, features), dynamo=True, verbose=False, **names, **shapes)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    found = session.run(None, {"logits": rows.logits.numpy(), "features": features.numpy()})
+    expected = made(rows.logits, features)
+    seen = {}
+    for graph, numbers, eager in zip(made.graphs, found, expected, strict=True):
+        np.testing.assert_array_equal(numbers, eager, err_msg=str(graph.spec))
+        seen[str(graph.spec)] = {graph.reasons[number] for number in numbers}
+        assert graph.reasons[numbers[3]] == ("not computable" if graph.needs_features else graph.reasons[eager[3]])
+    assert seen.keys() == wanted
+    assert {"", "softmax"} <= seen["sirc(msp, l1, knn)"]
+    assert {"l1", "knn"} & seen["sirc(msp, l1, knn)"]
+    assert seen["both(msp, mahalanobis)"] == {"", "not computable", "both(msp, mahalanobis)"}
+    assert seen["margin"] == {"", "softmax"}
 
 
 @pytest.mark.slow

@@ -102,13 +102,9 @@ def test_batches_and_workers_change_nothing(table, selective, folder):
 
 
 @pytest.mark.slow
-def test_a_graph_decides_the_same_and_says_only_that_it_rejected(table, folder, graph):
-    other = predict_folder(graph, folder)
-    pd.testing.assert_frame_equal(
-        other.drop(columns="reason"), table.drop(columns="reason"), check_exact=False, atol=1e-4
-    )
-    assert set(other["reason"]) == {"", "rejected"}
-    assert ((other["reason"] == "rejected") == (table["reason"] != "")).all()
+def test_a_graph_decides_the_same_for_the_same_reasons(table, folder, graph):
+    pd.testing.assert_frame_equal(predict_folder(graph, folder), table, check_exact=False, atol=1e-4)
+    assert set(table["reason"]) > {""}
 
 
 def test_the_reason_is_the_part_that_took_the_confidence_away(folder):

@@ -48,10 +48,12 @@ def reference(graph):
 
     def decide(*images):
         x = np.stack([prepare(Image.open(io.BytesIO(image)).convert("RGB")).numpy() for image in images])
-        label, confidence, accepted, _ = session.run(None, {"images": x})
+        label, confidence, accepted, _, reason = session.run(None, {"images": x})
+        close = [pytest.approx(value, abs=1e-6) for value in confidence]
+        words = ["", "not computable", "softmax", "residual"]
         return [
-            {"label": int(a), "class": CLASSES[a], "confidence": pytest.approx(b, abs=1e-6), "accepted": bool(c)}
-            for a, b, c in zip(label, confidence, accepted, strict=True)
+            {"label": int(a), "class": CLASSES[a], "confidence": b, "accepted": bool(c), "reason": words[d]}
+            for a, b, c, d in zip(label, close, accepted, reason, strict=True)
         ]
 
     return decide
@@ -376,7 +378,9 @@ def test_paths_and_methods_that_are_not_there_answer_in_json(client):
     assert "POST /predict" in client.get("/nothing").json()["error"]
     for path in ("/docs", "/redoc"):  # they would load scripts from elsewhere
         assert client.get(path).status_code == 404
-    assert {"/predict", "/health", "/ready", "/metrics", "/"} == set(client.get("/openapi.json").json()["paths"])
+    assert {"/predict", "/health", "/ready", "/metrics", "/monitor", "/"} == set(
+        client.get("/openapi.json").json()["paths"]
+    )
 
 
 def test_the_counters_add_up_and_belong_to_one_service(graph, client, reference):
@@ -432,7 +436,7 @@ def test_it_lives_and_is_ready_while_the_graph_answers(app, client, monkeypatch,
     assert client.get("/ready").json() == {"ready": True}
     for path in ("/health", "/ready"):
         assert (client.head(path).status_code, client.head(path).content) == (200, b"")
-    monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: 1 / 0)
+    monkeypatch.setattr(type(app.state.service.model), "explain", lambda *_: 1 / 0)
     assert client.get("/ready").status_code == 200  # it has just answered
     app.state.service._answered -= 2
     assert client.get("/ready").status_code == 503
@@ -441,7 +445,7 @@ def test_it_lives_and_is_ready_while_the_graph_answers(app, client, monkeypatch,
 
 
 def test_what_goes_wrong_inside_is_logged_and_not_told(app, client, monkeypatch, caplog):
-    monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: 1 / 0)
+    monkeypatch.setattr(type(app.state.service.model), "explain", lambda *_: 1 / 0)
     answer = post(client, encoded(1))
     assert answer.status_code == 500
     assert answer.json()["kind"] == "internal"
@@ -454,7 +458,7 @@ def test_what_goes_wrong_inside_is_logged_and_not_told(app, client, monkeypatch,
 def test_confidences_that_are_no_numbers_are_strings_and_do_not_spoil_the_histogram(app, client, monkeypatch):
     values = [np.inf, -np.inf, np.nan, 1.5]
     fake = OnnxDecision(np.zeros(4, np.int64), np.array(values), np.array([True, False, False, True]))
-    monkeypatch.setattr(type(app.state.service.model), "__call__", lambda *_: fake)
+    monkeypatch.setattr(type(app.state.service.model), "explain", lambda *_: (fake, None))
     answer = client.post("/predict", files=[("image", encoded(1))] * 4)
     decisions = json.loads(answer.text, parse_constant=pytest.fail)["decisions"]
     assert [decision["confidence"] for decision in decisions] == ["inf", "-inf", "nan", 1.5]

@@ -1,7 +1,6 @@
 """A calibrated classifier small enough to be exported in every test session, and images for it."""
 
 import io
-import json
 
 import numpy as np
 import onnx
@@ -12,8 +11,7 @@ from torch import nn
 import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
-from sirc.deploy.onnx import _FACTS, _seal
-from sirc.deploy.saved import about
+from sirc.deploy import onnx as graphs
 
 SIDE = 16
 CLASSES = ["red", "green", "blue"]
@@ -76,7 +74,7 @@ def exported(path):
 def described(graph, path, **options):
     """The graph, with the description that a classifier with these options would have; exporting one takes seconds."""
     model = onnx.load(graph)
-    onnx.helper.set_model_props(model, {_FACTS: json.dumps(about(calibrated(**options)))})
+    onnx.helper.set_model_props(model, {graphs._FACTS: graphs.described(calibrated(**options))})
     data = model.SerializeToString()
-    path.write_bytes(data + _seal(data))
+    path.write_bytes(data + graphs._seal(data))
     return path

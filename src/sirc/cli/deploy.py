@@ -225,9 +225,9 @@ def predict(
 ) -> None:
     """Decide about every image of a folder: path, accepted, label, class, confidence, reason, error.
 
-    The reason of a rejection is `softmax`, or the S2 that took the confidence away; a graph tells only `rejected`.
-    An image that cannot be read has its error in the table and is not accepted. A stopped run is taken up by the same
-    command.
+    The reason of a rejection is `softmax`, or the S2 that took the confidence away; a graph that an earlier version
+    exported tells only `rejected`. An image that cannot be read has its error in the table and is not accepted. A
+    stopped run is taken up by the same command.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 
@@ -265,7 +265,7 @@ def export(
     overwrite: Replace = False,
     trust: Trust = False,
 ) -> None:
-    """Write the calibrated network as one ONNX graph: images to label, confidence, accepted and logits.
+    """Write the calibrated network as one ONNX graph: images to label, confidence, accepted, logits, reason.
 
     The file says how images are prepared, what the classes are and what the threshold promises; `sirc serve` and
     `sirc predict --onnx` need nothing else.
@@ -292,6 +292,10 @@ def serve(
     onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
     host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    state: Annotated[Path | None, Option(metavar="FILE", help="Keeps what the monitor saw, over restarts.")] = None,
+    log: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Keeps decisions, not images: `decisions.parquet`.")
+    ] = None,
     concurrency: Annotated[int, Option(help="Images that are decoded, or batches decided about, at once.", min=1)] = 2,
     threads: Annotated[int, Option(help="onnxruntime's threads for each; 0: one on each core.", min=0)] = 0,
     max_bytes: Annotated[int, Option(help="Bytes of an image at most.", min=1)] = 10 << 20,
@@ -302,11 +306,14 @@ def serve(
     max_seconds: Annotated[float, Option(help="After which a request is given up with 503.", min=0.001)] = 30.0,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
-    """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics and /.
+    """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics, /monitor and /.
+
+    A monitor watches the decisions; a browser shows it at `/`. With `--state` it goes on after a restart. `--log` keeps
+    what was decided, for `sirc monitor` and for labelling later.
 
     It has no password and no encryption: what faces others belongs behind a proxy that has.
 
-    Example: `sirc serve model.onnx --port 8000`
+    Example: `sirc serve model.onnx --port 8000 --state monitor.safetensors --log decisions.parquet`
 
     Then: `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg http://127.0.0.1:8000/predict`
     """
@@ -314,6 +321,8 @@ def serve(
 
     app = make_app(
         onnx,
+        state=state,
+        log=log,
         max_bytes=max_bytes,
         max_images=max_images,
         max_pixels=max_pixels,
@@ -323,41 +332,49 @@ def serve(
         concurrency=concurrency,
         threads=threads,
     )
+    if why := app.state.service.watch.why_not:
+        say(f"note: the monitor does not run: {why}")
     with contextlib.suppress(KeyboardInterrupt):  # how a service is stopped
         run(app, host=host, port=port, quiet=quiet, started=lambda address: result(f"serving {onnx} on {address}"))
 
 
 def monitor(
     calibration: Annotated[
-        str, Option(metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
+        str, Option(metavar="FILE", help="What `calibrate`, `guard` or `export` wrote, or `hf://owner/name`.")
     ],
-    confidences: Annotated[Path, Option(help="Production's confidences, in their order: `.csv`, `.npy` or `.npz`.")],
-    column: Annotated[str | None, Option(help="The CSV's column, or the `.npz` file's array. [confidence]")] = None,
+    confidences: Annotated[
+        Path, Option(help="Production's, in their order: the log of `sirc serve`, or a `.csv`, `.npy` or `.npz` file.")
+    ],
+    column: Annotated[str | None, Option(help="The table's column, or the `.npz` file's array. [confidence]")] = None,
     delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
 ) -> None:
     """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
 
-    No labels are needed. Rows of a CSV without a confidence, such as broken images', are left out, and counted.
+    No labels are needed. Rows of a table without a confidence, such as broken images', are left out, and counted.
 
     Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
+
+    What a service decided: `sirc monitor --calibration model.onnx --confidences decisions.parquet`
     """
-    from sirc.deploy import read
+    from sirc.deploy import calibration_of
     from sirc.deploy.monitor import monitor as compare
-    from sirc.deploy.threshold import Threshold
 
     if not 0 < delta < 1:
         raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
-    facts, tensors = read(calibration)
-    if not len(tensors["calibration"]):
-        raise ValueError(f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated.")
+    rows, threshold = calibration_of(calibration)
+    if not len(rows):
+        raise ValueError(
+            f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated, or an earlier "
+            "version exported it."
+        )
     if confidences.suffix == ".npy":
         refuse_unused("a `.npy` file has one array, without a name", column=column)
     values, empty = read_confidences(confidences, column or "confidence")
     if empty:
         say(f"note: {empty} rows without a confidence were left out")
-    report = compare(tensors["calibration"], values, Threshold.from_dict(facts["threshold"]), delta=delta)
+    report = compare(rows, values, threshold, delta=delta)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=1))
     else:
@@ -515,15 +532,17 @@ def _summary(table: pd.DataFrame) -> str:
 
 
 def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
-    """Read a `.csv`, `.npy` or `.npz` file: the confidences in its order, and how many rows had none."""
+    """Read a table or an array: the confidences in their order, and how many rows had none."""
     import numpy as np
     import pandas as pd
 
     from sirc._utils.files import array_names, listed_arrays, read_npz, require_file
 
+    if path.is_dir() or path.suffix == ".parquet":
+        return _read_parquet(path, column)
     require_file(path)
     if path.suffix not in (".csv", ".npy", ".npz"):
-        raise ConfigError(f"`--confidences` must be a .csv, .npy or .npz file; got '{path}'.")
+        raise ConfigError(f"`--confidences` must be a .parquet, .csv, .npy or .npz file; got '{path}'.")
     try:
         if path.suffix == ".csv":  # without an index: a comma at the end of rows must not shift the columns
             table = pd.read_csv(path, usecols=[column], index_col=False, dtype=str, keep_default_na=False)
@@ -540,3 +559,35 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
         raise
     except (EOFError, ValueError, TypeError) as error:
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
+
+
+def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
+    """Read a Parquet file, or a folder of them: the confidences by their time, where there is one."""
+    import numpy as np
+
+    from sirc._utils.imports import missing_package
+
+    try:
+        import pyarrow as pa
+        from pyarrow import dataset
+    except ImportError as error:
+        raise missing_package("reading Parquet", "pyarrow", "serve") from error
+    try:
+        data = dataset.dataset(path, format="parquet")
+        if not data.files:
+            raise ConfigError(f"`--confidences` must hold decisions; '{path}' is an empty folder.")
+        if column not in data.schema.names:
+            raise ConfigError(f"`--column` must be one of '{path}', {', '.join(data.schema.names)}; got '{column}'.")
+        if not pa.types.is_floating(data.schema.field(column).type):
+            raise ValueError(f"it holds {data.schema.field(column).type}")
+        time = [name for name in ("time",) if name in data.schema.names]
+        table = data.to_table(columns=[column, *time])
+        if time:
+            table = table.sort_by("time")
+    except (ConfigError, FileNotFoundError):
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
+    values = table[column].to_numpy().astype(np.float64)
+    known = values[~np.isnan(values)]
+    return known, len(values) - len(known)

@@ -4,7 +4,7 @@ from sirc.deploy import monitor, threshold
 from sirc.deploy.batches import DecideImages, ScoreOutputs
 from sirc.deploy.guards import guard, load_guard
 from sirc.deploy.predict import predict_folder, save_decisions
-from sirc.deploy.saved import read
+from sirc.deploy.saved import calibration_of, read
 from sirc.deploy.selective import Decision, SelectiveClassifier
 from sirc.deploy.triton import write_triton
 
@@ -13,6 +13,7 @@ __all__ = [
     "Decision",
     "ScoreOutputs",
     "SelectiveClassifier",
+    "calibration_of",
     "guard",
     "load_guard",
     "monitor",

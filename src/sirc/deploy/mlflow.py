@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow.models.signature import ModelSignature
 
 _BYTES = "bytes"  # the column of encoded images
-_DECISION = COLUMNS[1:5]  # accepted, label, class, confidence
+_DECISION = COLUMNS[1:6]  # accepted, label, class, confidence, reason
 _AT_ONCE = 64  # images that the network sees
 
 
@@ -89,10 +89,12 @@ class _Arrays:
         """Decide about an array, or a dict of them; there are no `params`."""
         import pandas as pd
 
-        decision = self._graph(batch)._asdict()
+        decision, reasons = self._graph.explain(batch)
         names = dict(enumerate(self._graph.classes or ()))
-        decision["class"] = [names.get(label) for label in decision["label"].tolist()]
-        return pd.DataFrame({name: decision[name] for name in _DECISION})
+        classes = [names.get(label) for label in decision.label.tolist()]
+        why: Sequence[str | None] = reasons or [None] * len(classes)
+        table = {**decision._asdict(), "class": classes, "reason": why}
+        return pd.DataFrame({name: table[name] for name in _DECISION})
 
 
 def _described(graph: PathLike, **options: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_at_least, check_same_length, dtype_name
@@ -22,7 +23,7 @@ from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc._utils.imports import missing_package
 from sirc._utils.warn import warn
 from sirc.data import Preprocess
-from sirc.deploy.saved import about, preprocess_from
+from sirc.deploy.saved import about, calibration_sample, preprocess_from
 from sirc.deploy.selective import Decision, SelectiveClassifier
 from sirc.deploy.threshold import Threshold
 from sirc.errors import ImageError, StoreError
@@ -31,6 +32,7 @@ from sirc.models import LABEL_KEYS
 _FACTS, _SEAL = "sirc", b"sirc-sha256"
 _FACTS_DIGEST = "sirc-digest"  # all that earlier versions had
 _OUTPUTS = ("label", "confidence", "accepted")
+_REASON = "reason"  # graphs of earlier versions have none
 
 
 def export(
@@ -53,15 +55,14 @@ def export(
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
     selective(example)  # finds the head, and says early what is wrong
-    facts = json.dumps(about(selective))
     size = torch.export.Dim("batch")
     with _silenced(), torch.no_grad():
         program = torch.onnx.export(
-            selective,
+            _Explaining(selective).eval(),
             (_batch(_repeated(inputs, 2)),),  # a batch of one would be taken for a constant
             dynamo=True,
             input_names=list(inputs),
-            output_names=["label", "confidence", "accepted", "logits"],
+            output_names=[*_OUTPUTS, "logits", _REASON],
             dynamic_shapes=(_batch({name: {0: size} for name in inputs}),),
             opset_version=opset,
             optimize=True,
@@ -71,12 +72,32 @@ def export(
     graph: Any = program.model_proto
     for node in graph.graph.node:
         node.ClearField("metadata_props")  # the exporter's stack traces, with the paths of this machine
-    graph.metadata_props.append(onnx.StringStringEntryProto(key=_FACTS, value=facts))
+    graph.metadata_props.append(onnx.StringStringEntryProto(key=_FACTS, value=described(selective)))
     data = graph.SerializeToString()
     data += _seal(data)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     _check(session, selective, inputs)
     atomic_write(path, lambda file: file.write(data))
+
+
+@final
+class _Explaining(nn.Module):
+    """A classifier that gives the numbers of its reasons too."""
+
+    def __init__(self, selective: SelectiveClassifier) -> None:
+        super().__init__()
+        self.selective = selective
+
+    def forward(self, images: Any = None, /, **named: Any) -> tuple[Tensor, ...]:
+        decision, reason = self.selective.explained(named if images is None else images)
+        return *decision, reason
+
+
+def described(selective: SelectiveClassifier) -> str:
+    """What a graph says of itself: what `save` writes, the words of its reasons, and the calibration's confidences."""
+    rows = None if selective.calibration is None else calibration_sample(selective.calibration).numpy().astype("<f8")
+    kept = None if rows is None else base64.b64encode(rows.tobytes()).decode()
+    return json.dumps({**about(selective), "reasons": selective.scoring.reasons, "confidences": kept})
 
 
 def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -111,7 +132,7 @@ def _check(session: Any, selective: SelectiveClassifier, inputs: dict[str, Tenso
         some = {name: value[:rows] for name, value in wide.items()}
         expected = Decision(*(value.cpu() for value in selective(_batch(some))))
         outputs = session.run(None, {name: value.cpu().numpy() for name, value in some.items()})
-        got = Decision(*(torch.as_tensor(value) for value in outputs))
+        got = Decision(*(torch.as_tensor(value) for value in outputs[:4]))
         close = all(
             torch.allclose(value.double(), want.double(), rtol=share, atol=near, equal_nan=True)
             for value, want, near in (
@@ -219,9 +240,11 @@ class OnnxGraph:
             except Exception as error:  # onnxruntime has errors of its own, which share no class
                 raise StoreError(f"onnxruntime cannot run it ({str(error).partition(chr(10))[0]})") from error
             self.inputs = [value.name for value in self._session.get_inputs()]
-            self._read(_facts_of(self._session, sealed))
-            if missing := set(_OUTPUTS) - {output.name for output in self._session.get_outputs()}:
+            facts, outputs = _facts_of(self._session, sealed), {output.name for output in self._session.get_outputs()}
+            if missing := set(_OUTPUTS) - outputs:
                 raise ValueError(f"it lacks the outputs {', '.join(sorted(missing))}")
+            self._outputs = [*_OUTPUTS, *({_REASON} & outputs)]
+            self._read(facts)
         except (KeyError, TypeError, ValueError) as error:
             text = f"'{path}' must be an ONNX graph as `export_onnx` wrote it: {error}. Export it again."
             raise StoreError(text) from error
@@ -236,6 +259,11 @@ class OnnxGraph:
         self.spec = str(facts["spec"])
         self.classes: list[str] | None = facts["classes"]
         self.threshold = Threshold.from_dict(facts["threshold"])
+        self._reasons = [str(words) for words in facts["reasons"]] if _REASON in self._outputs else None
+        kept = facts.get("confidences")
+        self.calibration = None if kept is None else np.frombuffer(base64.b64decode(kept, validate=True), "<f8")
+        """Confidences of the ID rows that set the threshold, for `sirc.monitor`; graphs of earlier versions have none.
+        """
 
     @property
     def takes(self) -> list[OnnxTensor]:
@@ -254,13 +282,22 @@ class OnnxGraph:
 
     def __call__(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> OnnxDecision:
         """Decide about a batch as the model took it: an array or tensor, or a dict of them by the names in `inputs`."""
+        return self.explain(batch)[0]
+
+    def explain(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> tuple[OnnxDecision, list[str] | None]:
+        """Decide, and give the reason of each rejection in the words of `SelectiveClassifier.explain`.
+
+        A graph that an earlier version exported gives decisions and no reasons: None.
+        """
         named = batch if isinstance(batch, Mapping) else {"images": batch}
         if not set(self.inputs) <= set(named):
             raise ValueError(f"the graph takes {', '.join(self.inputs)}; got {', '.join(map(str, named))}")
         given = {taken.name: _fitting(taken, named[taken.name]) for taken in self.takes}
         for name, values in given.items():
             check_same_length(name, values, self.inputs[0], given[self.inputs[0]])
-        return OnnxDecision(*self._session.run(list(_OUTPUTS), {name: x.numpy() for name, x in given.items()}))
+        columns = self._session.run(self._outputs, {name: x.numpy() for name, x in given.items()})
+        words = self._reasons
+        return OnnxDecision(*columns[:3]), None if words is None else [words[number] for number in columns[3].tolist()]
 
 
 def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:

@@ -51,9 +51,9 @@ def predict_folder(
     """Decide about every image below a folder, by a calibrated classifier or the path of an exported graph.
 
     The columns are path, accepted, label, class, confidence, reason and error; rows are sorted by path. The reason of a
-    rejection is "softmax", or the S2 that took the confidence away; an exported graph gives only "rejected". An image
-    that cannot be read has its error, no label, and is not accepted. `preprocess` is needed where the classifier has
-    none.
+    rejection is "softmax", or the S2 that took the confidence away; a graph that an earlier version exported gives only
+    "rejected". An image that cannot be read has its error, no label, and is not accepted. `preprocess` is needed where
+    the classifier has none.
 
     With `path` the table is written there as CSV. Decisions that an interrupted call made are kept in a hidden folder
     beside it, and the same call goes on from there; `overwrite=True` replaces the file and begins anew. Inside
@@ -205,8 +205,9 @@ class Decider:
         if isinstance(self._model, OnnxModel):
             array = images.numpy()
             self._model.check_size("the image", *array.shape[-2:])
-            label, confidence, accepted = (column.tolist() for column in self._model(array))
-            reasons = ["" if ok else "rejected" for ok in accepted]
+            by_graph, words = self._model.explain(array)
+            label, confidence, accepted = (column.tolist() for column in by_graph)
+            reasons = ["" if ok else "rejected" for ok in accepted] if words is None else words
         else:
             decision, reasons = self._model.explain(images)
             label, confidence, accepted = (column.tolist() for column in decision[:3])

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -31,9 +32,9 @@ def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[st
     used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
     tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
-    tensors["calibration"] = _sample(selective.calibration)
+    tensors["calibration"] = calibration_sample(selective.calibration)
     if selective.calibration_correct is not None:
-        tensors["calibration_correct"] = _sample(selective.calibration_correct).bool()
+        tensors["calibration_correct"] = calibration_sample(selective.calibration_correct).bool()
     if scorer.fitted_on is not None:
         tensors["fitted_on"] = scorer.fitted_on
     return tensors, {"sirc": json.dumps(about(selective))}
@@ -101,6 +102,20 @@ def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
 
 
+def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
+    """The confidences that set the threshold of a saved classifier or of an exported graph, and the threshold.
+
+    There are none where it was given; graphs that an earlier version exported have none either.
+    """
+    if str(path).endswith(".onnx"):
+        from sirc.deploy.onnx import OnnxGraph
+
+        graph = OnnxGraph(path)
+        return np.empty(0) if graph.calibration is None else graph.calibration, graph.threshold
+    facts, tensors = read(path)
+    return tensors["calibration"].numpy(), Threshold.from_dict(facts["threshold"])
+
+
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
     """Make the preprocessing that was written as JSON."""
     plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in (values or {}).items()}
@@ -109,11 +124,12 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:
     """The 5%, 10%, …, 95% quantiles of the calibration, the bounds of a service's histogram."""
-    values = _sample(None if confidences is None else confidences[confidences.isfinite()]).numpy()
+    values = calibration_sample(None if confidences is None else confidences[confidences.isfinite()]).numpy()
     return np.quantile(values, np.arange(1, 20) / 20).tolist() if len(values) else None
 
 
-def _sample(confidences: Tensor | None) -> Tensor:
+def calibration_sample(confidences: Tensor | None) -> Tensor:
+    """The confidences that a file keeps, in their order: all, or a random sample of many; none where there are none."""
     if confidences is None:
         return torch.empty(0, dtype=torch.float64)
     values = confidences.double().cpu()

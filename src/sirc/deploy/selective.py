@@ -356,23 +356,18 @@ class SelectiveClassifier(nn.Module):
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
         """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.
 
-        It is "softmax" if the input would be rejected even without the features' part; accepted inputs have "".
+        It is "softmax" if the input would be rejected even without the features' part, and "not computable" if there is
+        no confidence; accepted inputs have "".
         """
+        decision, numbers = self.explained(images)
+        return decision, [self.scoring.reasons[number] for number in numbers.tolist()]
+
+    def explained(self, images: Any) -> tuple[Decision, Tensor]:
+        """Decide, and give the numbers of the reasons among `scoring.reasons`: `explain` for a graph."""
         self._check_threshold()
         logits, features = self.outputs(images)
-        with _precisely(logits.device):
-            evaluator = self.scoring.evaluator(logits, features)
-            confidence = self.scoring.confidence(evaluator)
-            first, _ = evaluator.parts(self.scoring.spec)
-            terms = evaluator.ood_terms(self.scoring.spec)
-        accepted = confidence >= self.scoring.limit
-        drivers = [self.spec if self.scoring.needs_features else "softmax"] * len(logits)
-        if terms:
-            names, largest = list(terms), torch.stack(list(terms.values())).argmax(0).tolist()
-            by_softmax = (first < self.scoring.limit).tolist()
-            drivers = ["softmax" if soft else names[i] for soft, i in zip(by_softmax, largest, strict=True)]
-        reasons = ["" if ok else driver for ok, driver in zip(accepted.tolist(), drivers, strict=True)]
-        return Decision(logits.argmax(-1), confidence, accepted, logits), reasons
+        label, confidence, accepted, reason = self.scoring.explain(logits, features)
+        return Decision(label, confidence, accepted, logits), reason
 
     def report(
         self,
@@ -449,10 +444,11 @@ class SelectiveClassifier(nn.Module):
         overwrite: bool = False,
         opset: int | None = None,
     ) -> None:
-        """Write one graph, images → label, confidence, accepted, logits, for batches of any size, and test it.
+        """Write one graph, images → label, confidence, accepted, logits, reason, for batches of any size, and test it.
 
         `example` is a batch as the model takes it: a tensor, or a dict, whose keys become the names of the inputs.
-        Needs `pip install 'torch-sirc[onnx]'`. The metadata of the file has what `save` writes.
+        The reason is a number; `OnnxGraph.explain` has its words. Needs `pip install 'torch-sirc[onnx]'`. The metadata
+        of the file has what `save` writes.
         """
         from sirc.deploy.onnx import export
 
@@ -500,6 +496,11 @@ class ConfidenceGraph(nn.Module):
         super().__init__()
         self.spec = scorer.parsed(spec)
         self.needs_features = bool(reads_features([self.spec]))
+        drivers = [spec if self.needs_features else "softmax"]
+        if self.spec.has_bounded_first:
+            drivers = ["softmax", *map(str, self.spec.args[1:])]
+        self.reasons = ["", "not computable", *drivers]
+        """Why an input is rejected, in words; an accepted one has the first."""
         self._reads = array_reads([self.spec])
         scorer.only(spec).check_fitted()
         self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
@@ -541,6 +542,19 @@ class ConfidenceGraph(nn.Module):
         with _precisely(logits.device):
             confidence = self(logits, features)
             return logits.argmax(-1), confidence, confidence >= self.limit
+
+    def explain(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same as `decide`, and the number of each row's reason among `reasons`."""
+        with _precisely(logits.device):
+            evaluator = self.evaluator(logits, features)
+            confidence = self.confidence(evaluator)
+            accepted = confidence >= self.limit
+            reason = torch.full_like(confidence, 2, dtype=torch.int64)
+            if terms := evaluator.ood_terms(self.spec):
+                by_softmax = evaluator.parts(self.spec)[0] < self.limit
+                reason = reason + torch.where(by_softmax, 0, 1 + torch.stack(list(terms.values())).argmax(0))
+        reason = torch.where(confidence == self.lowest, 1, reason)
+        return logits.argmax(-1), confidence, accepted, torch.where(accepted, 0, reason)
 
     def forward(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """The confidence of each row, float64."""

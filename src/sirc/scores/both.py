@@ -49,7 +49,8 @@ def _excess(ascending: npt.NDArray[np.float64]) -> float:
 
 def least_quantile(values: Sequence[Tensor], knots: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """The smallest log(F/(1 − F)) of some scores, from the knots of each."""
-    return torch.stack([_level(s, *pair) for s, pair in zip(values, knots, strict=True)]).amin(0)
+    found = torch.stack([_level(s, *pair) for s, pair in zip(values, knots, strict=True)])
+    return torch.where(found.isnan().any(0), torch.nan, found.amin(0))  # the least in ONNX leaves NaN out
 
 
 def _level(values: Tensor, scores: Tensor, levels: Tensor) -> Tensor:

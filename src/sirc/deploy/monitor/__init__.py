@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import final
+from typing import Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
-from sirc._utils.checks import check_number
+from sirc._utils.checks import check_number, check_path
+from sirc._utils.files import PathLike, read_header, read_safetensors, write_safetensors
 from sirc.deploy.monitor.betting import Bets, OodShare, interval_anywhere, rate_interval
 from sirc.deploy.threshold.counts import as_confidences, check_inner, sizes, typical_size
 from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
+from sirc.errors import StoreError
 from sirc.metrics import as_scores, binomial_interval
 
 __all__ = ["Monitor", "Monitoring", "monitor"]
 
+_VERSION = 1
 _USUAL = 1e-4  # the share by which confidences change with the batch size of a float32 network
 _ROUNDING = 1e-6  # of a change: adding and subtracting it is not exact
 
@@ -50,9 +59,10 @@ class Monitoring:
     sizes: Mapping[str, int]
     """"calibration" and "production"."""
 
-    def __str__(self) -> str:
+    def words(self) -> tuple[str, dict[str, str]]:
+        """The report as a title and its parts by name."""
         if not self.sizes["production"]:
-            return f"No production input yet; {percent(self.promised)} accepted was promised"
+            return f"No production input yet; {percent(self.promised)} accepted was promised", {}
         title = "No alarm: the acceptance rate is compatible with the promised one"
         if self.alarm:
             change = "fewer" if self.rate < self.promised else "more"
@@ -69,7 +79,10 @@ class Monitoring:
             "OOD share": share,
             "rows": "{production:,} production inputs against {calibration:,} calibration rows".format(**self.sizes),
         }
-        return report(title, parts)
+        return title, parts
+
+    def __str__(self) -> str:
+        return report(*self.words())
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinities and NaN are strings."""
@@ -114,6 +127,8 @@ class Monitor:
         # A row that comes again is not OOD for its last digits, whether or not there is a margin.
         self._share = OodShare(rows - max(share, _USUAL) * (1 + _ROUNDING) * size, self.delta)
         self._first: int | None = None
+        settings = json.dumps([self.threshold, margin, searched]).encode()
+        self._digest = hashlib.sha256(np.sort(rows).astype("<f8").tobytes() + settings).hexdigest()
 
     def update(self, confidences: ArrayLike) -> bool:
         """Take the confidences of the next inputs, in order, and tell whether there has been an alarm."""
@@ -123,9 +138,49 @@ class Monitor:
         self._share.update(new)
         return self._first is not None
 
+    @property
+    def inputs(self) -> int:
+        """How many there were so far."""
+        return self._bets.accepted + self._bets.rejected
+
+    def save(self, path: PathLike, *, overwrite: bool = False) -> None:
+        """Write the counts so far, and a digest of the calibration that they belong to; no confidences."""
+        write_safetensors(path, *self.contents(), overwrite=overwrite)
+
+    def contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What a file holds."""
+        about = {"format": "sirc-monitor", "version": _VERSION, "delta": self.delta, "first_alarm": self._first}
+        tensors = {
+            "decided": torch.tensor([self._bets.accepted, self._bets.rejected]),
+            "capital": torch.tensor([self._bets.log_capital, self._bets.log_peak], dtype=torch.float64),
+            "below": torch.from_numpy(self._share.below.copy()),
+        }
+        return tensors, {"sirc": json.dumps({**about, "calibration": self._digest})}
+
+    @classmethod
+    def load(cls, path: PathLike, calibration: ArrayLike, threshold: float | Threshold) -> Self:
+        """Go on from what `save` wrote for this calibration and threshold; that of another is refused."""
+        tensors, metadata = read_safetensors(check_path("path", path))
+        about = read_header(path, metadata, "monitor", _VERSION)
+        made = cls(calibration, threshold, about.get("delta", 0.05))
+        if about.get("calibration") != made._digest:
+            raise StoreError(
+                f"'{path}' must belong to this calibration and threshold, to go on with them; it belongs to others. "
+                "Name another file, or delete it to begin anew"
+            )
+        try:
+            made._bets.accepted, made._bets.rejected = map(int, tensors["decided"])
+            made._bets.log_capital, made._bets.log_peak = map(float, tensors["capital"])
+            made._share.below[:] = tensors["below"].numpy()
+            made._share.total = made.inputs
+            made._first = None if about["first_alarm"] is None else int(about["first_alarm"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"'{path}' is not whole: {error}. Delete it, and begin anew") from error
+        return made
+
     def report(self) -> Monitoring:
         """The state so far."""
-        accepted, total = self._bets.accepted, self._bets.accepted + self._bets.rejected
+        accepted, total = self._bets.accepted, self.inputs
         return Monitoring(
             alarm=self._first is not None,
             first_alarm=self._first,

@@ -116,17 +116,17 @@ class OodShare:
         self._part = delta / 2 / len(ranks)
         self._id_above = lower_limit(n + 1 - ranks, n, self._part)
         self._edges = np.sort(calibration)[ranks - 1]
-        self._below = np.zeros(len(ranks), dtype=np.int64)
-        self._total = 0
+        self.below = np.zeros(len(ranks), dtype=np.int64)
+        self.total = 0
 
     def update(self, confidences: Floats) -> None:
         """Count production confidences below each rank's."""
         at = np.searchsorted(self._edges, confidences, side="right")  # as many edges are at or below it
         counts = np.bincount(at, minlength=len(self._edges) + 1)
-        self._below += np.cumsum(counts)[:-1]
-        self._total += len(confidences)
+        self.below += np.cumsum(counts)[:-1]
+        self.total += len(confidences)
 
     def bound(self) -> float:
         """The lower bound on 1 − α; like its confidence sequences it is valid at all times at once."""
-        rates = rates_below(self._below, self._total, self._part)
+        rates = rates_below(self.below, self.total, self._part)
         return max(0.0, float((1 - (1 - rates) / self._id_above).max()))

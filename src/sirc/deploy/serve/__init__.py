@@ -1,4 +1,4 @@
-"""The HTTP service over an exported graph: an image in, a decision out, with limits, health and counters.
+"""The HTTP service over an exported graph: an image in, a decision out, with limits, health, counters and a monitor.
 
 `make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md tells what it answers.
 """
@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import socket
 from collections.abc import Callable
+from importlib.resources import files
 
 import sirc
 from sirc._utils.files import PathLike
@@ -30,6 +32,7 @@ except ImportError as error:
 
 from sirc.deploy.serve.service import Service
 from sirc.deploy.serve.uploads import Limits
+from sirc.deploy.serve.watch import Watch
 
 __all__ = ["make_app", "run"]
 
@@ -37,21 +40,54 @@ _FILE = {"type": "string", "format": "binary"}
 _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}
 _CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
+_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SAFE = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+    "Vary": "Accept",
+}
+_WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
 
-def make_app(onnx_path: PathLike, *, threads: int = 0, **limits: float) -> FastAPI:
-    """Make the service for a file that `export_onnx` wrote; no state is kept between requests.
+def make_app(
+    onnx_path: PathLike,
+    *,
+    state: PathLike | None = None,
+    log: PathLike | None = None,
+    threads: int = 0,
+    **limits: float,
+) -> FastAPI:
+    """Make the service for a file that `export_onnx` wrote.
 
-    `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of `Limits`.
+    `state` is a file that keeps what the monitor has seen, to go on from after a restart; `log` is a folder,
+    `decisions.parquet`, that keeps what was decided, but no images. Both are written every few seconds while the
+    service runs. `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of
+    `Limits`.
     """
     known = vars(Limits())
     for name in limits:
         if name not in known:
             raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
-    service = Service(OnnxModel(onnx_path, threads=threads), Limits(**limits))  # type: ignore[arg-type]
+    most = Limits(**limits)  # type: ignore[arg-type]
+    model = OnnxModel(onnx_path, threads=threads)
+    watch = Watch(model, state, log)
+    service = Service(model, most, watch)
     summary = "A classifier that knows when to keep quiet."
     # The pages would load scripts from elsewhere.
-    app = FastAPI(title="sirc", summary=summary, version=sirc.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="sirc",
+        summary=summary,
+        version=sirc.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=watch.running,
+    )
     app.state.service = service
     app.post("/predict", openapi_extra=_BODY, summary="Decide about one image or several")(service.predict)
 
@@ -66,20 +102,49 @@ def make_app(onnx_path: PathLike, *, threads: int = 0, **limits: float) -> FastA
         is_ready = await service.is_ready()
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
-    @app.get("/metrics", summary="Counters for Prometheus")
+    @app.get("/monitor", summary="Whether what comes is what was promised")
+    async def monitor() -> Response:
+        return JSONResponse(watch.about())
+
+    @app.get("/metrics", summary="Counters and the monitor's gauges for Prometheus")
     async def metrics() -> Response:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", summary="What is served")
-    async def about() -> Response:
-        return JSONResponse(service.about())
+    @app.get("/", summary="What is served; for browsers, a page with the monitor's charts")
+    async def about(request: Request) -> Response:
+        if _wants_page(request.headers.get("accept", "")):
+            return _page("page.html")
+        return JSONResponse(service.about(), headers={"Vary": "Accept"})
+
+    @app.get("/page.css", include_in_schema=False)
+    async def style() -> Response:
+        return _page("page.css")
+
+    @app.get("/page.js", include_in_schema=False)
+    async def script() -> Response:
+        return _page("page.js")
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
-        text = f"{error.detail}; there are POST /predict, GET /health, /ready, /metrics, /openapi.json and /"
+        text = f"{error.detail}; there are POST /predict, GET /health, /ready, /metrics, /monitor, /openapi.json and /"
         return JSONResponse({"error": text, "kind": "http"}, error.status_code, headers=error.headers)
 
     return app
+
+
+def _page(name: str) -> Response:
+    """A file of the page: it runs no script and asks no server but this one."""
+    return Response(files(__package__).joinpath("page", name).read_bytes(), media_type=_PAGE[name], headers=_SAFE)
+
+
+def _wants_page(accept: str) -> bool:
+    """Whether a client asks for HTML by name, and rather than for JSON, as browsers do."""
+    weights: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        kind, *options = (piece.strip() for piece in part.split(";"))
+        (weight,) = [_WEIGHT.fullmatch(option) for option in options][:1] or [None]
+        weights[kind] = float(weight[1]) if weight else 1.0
+    return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
 
 
 def run(

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import logging
 import math
+import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +25,12 @@ import sirc
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.deploy.selective import LOWEST
 from sirc.deploy.serve.uploads import BUSY, FORMATS, REQUEST, Limits, Reader, RefusedError, Upload, count_pixels, decode
+from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
 
 T = TypeVar("T")
+_Decided: TypeAlias = tuple[OnnxDecision, list[str] | None]  # and why, if the graph tells
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
 _PIXEL_BYTES = 16  # what decoding a pixel takes at most, or scaling it: WebP does, the others less
@@ -34,6 +38,7 @@ _PREPARED_BYTES = 24  # what a pixel takes that the graph sees: three numbers, o
 _LIGHT = 1 << 25  # bytes, such as two million pixels, or a batch of smaller images; headers take none
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,128}")
 KINDS = (
     *("no_image", "content_type", "too_large", "too_many", "too_many_pixels", "not_an_image", "damaged", "wrong_size"),
     *("malformed", "timeout", "disconnected", "busy", "late", "internal"),
@@ -45,12 +50,14 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 @final
 class Service:
-    """The graph, its threads, its counters, and the limits that requests share."""
+    """The graph, its threads, its counters, what watches it, and the limits that requests share."""
 
-    def __init__(self, model: OnnxModel, limits: Limits) -> None:
+    def __init__(self, model: OnnxModel, limits: Limits, watch: Watch) -> None:
         self.model = model
         self.limits = limits
+        self.watch = watch
         self.metrics = Metrics(model)
+        self.metrics.registry.register(watch)
         self.turns = Turns(limits.concurrency, limits.max_memory)
         self._geometry, self._normalise = model.preprocess.geometry(), model.preprocess.normalise()
         self._reader = Reader(limits)
@@ -59,11 +66,11 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """Answer a request with decisions, or with what is wrong."""
-        began = time.monotonic()
+        began, name = time.monotonic(), _name_of(request)
         with self.metrics.in_progress.track_inprogress():
             refused = None
             try:
-                answer = JSONResponse(self._as_json(await self._answer(request)))
+                answer = JSONResponse(self._as_json(*await self._answer(request, name)))
             except RefusedError as error:
                 refused = error
             except ImageError as error:
@@ -76,10 +83,11 @@ class Service:
             if refused is not None:
                 content = {"error": refused.message, "kind": refused.kind}
                 answer = JSONResponse(content, refused.status, headers=_HEADERS.get(refused.status))
+        answer.headers["X-Request-ID"] = name
         self.metrics.count_request(answer.status_code, refused and refused.kind, time.monotonic() - began)
         return answer
 
-    async def _answer(self, request: Request) -> OnnxDecision:
+    async def _answer(self, request: Request, name: str) -> _Decided:
         """Read a request and decide about it, unless its time is up or its client gone before."""
         if self._waiting >= self.limits.max_waiting:
             raise RefusedError(*BUSY)
@@ -89,7 +97,7 @@ class Service:
                 async with asyncio.timeout(self.limits.answer_seconds) as timeout:
                     watch = asyncio.create_task(_end_with_client(request, timeout))
                     try:
-                        return await self._decide(uploads)
+                        return await self._decide(uploads, name)
                     finally:
                         has_left = not watch.cancel()
             except TimeoutError as error:
@@ -98,10 +106,12 @@ class Service:
             finally:
                 self._waiting -= 1
 
-    async def _decide(self, uploads: list[Upload]) -> OnnxDecision:
+    async def _decide(self, uploads: list[Upload], name: str) -> _Decided:
         run = partial(self.turns.run, next(self._numbers))
         pixels = await run(count_pixels, uploads, self.model.preprocess, self.limits)
-        parts, order, left = [], [], threading.Event()
+        parts: list[_Decided] = []
+        order: list[int] = []
+        left = threading.Event()
         try:
             # Prepared and decided about in one turn: a request that waits holds no prepared images.
             for batch, memory in _batches(pixels, self.model.preprocess.crop):
@@ -110,30 +120,42 @@ class Service:
         finally:
             left.set()
         self._answered = time.monotonic()
-        decision = OnnxDecision(*(np.concatenate(column)[np.argsort(order)] for column in zip(*parts, strict=True)))
+        columns, back = zip(*(part for part, _ in parts), strict=True), np.argsort(order)
+        decision = OnnxDecision(*(np.concatenate(column)[back] for column in columns))
+        words = [word for _, reasons in parts for word in reasons or ()]
+        reasons = [words[place] for place in back] if words else None
+        # Here, on the one thread that answers: the monitor sees images in the order of the answers.
         self.metrics.count_decisions(decision)
-        return decision
+        self.watch.take(decision, reasons, name)
+        return decision, reasons
 
-    def _decide_batch(self, uploads: list[Upload], left: threading.Event) -> OnnxDecision:
+    def _decide_batch(self, uploads: list[Upload], left: threading.Event) -> _Decided:
         """Decide about a few images, unless nobody waits for that any more."""
         batch = []
         for upload in uploads:
             if left.is_set():
                 raise ClientDisconnect
             batch.append(self._prepare(upload))
-        return self.model(np.stack(batch))
+        return self.model.explain(np.stack(batch))
 
     def _prepare(self, upload: Upload) -> npt.NDArray[np.float32]:
         image = self._geometry(decode(upload))
         self.model.check_size(upload.name, image.height, image.width)
         return self._normalise(image).numpy()
 
-    def _as_json(self, decision: OnnxDecision) -> dict[str, object]:
+    def _as_json(self, decision: OnnxDecision, reasons: Sequence[str] | None) -> dict[str, object]:
         classes = self.model.classes
-        rows = zip(*(column.tolist() for column in decision), strict=True)
+        words: Sequence[str | None] = reasons or [None] * len(decision.label)
+        rows = zip(*(column.tolist() for column in decision), words, strict=True)
         decisions = [
-            {"label": label, "class": classes and classes[label], "confidence": as_plain(value), "accepted": accepted}
-            for label, value, accepted in rows
+            {
+                "label": label,
+                "class": classes and classes[label],
+                "confidence": as_plain(value),
+                "accepted": accepted,
+                "reason": reason,
+            }
+            for label, value, accepted, reason in rows
         ]
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 
@@ -183,6 +205,12 @@ def _batches(pixels: Sequence[int], crop: int | None) -> Iterator[tuple[list[int
         memory = memory + prepared if batch else pixels[place] * _PIXEL_BYTES + prepared
         batch.append(place)
     yield batch, memory
+
+
+def _name_of(request: Request) -> str:
+    """The name by which a client calls its request, or one that is made up."""
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:

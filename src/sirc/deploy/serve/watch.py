@@ -1,0 +1,276 @@
+"""Watch: the monitor of a service with its history and its state on disk, and the log of what was decided."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+import torch
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
+from sirc._utils.imports import missing_package
+from sirc.deploy.monitor import Monitor, Monitoring
+from sirc.deploy.onnx import OnnxDecision, OnnxModel
+from sirc.errors import StoreError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_log = logging.getLogger("sirc.deploy.serve")
+SECONDS = 5.0  # between two writes: what a kill costs at most
+_POINTS = 256  # of the history at most: then every second one goes
+_FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
+_ROWS = 20_000  # of one file of the log
+_KEPT = 100_000  # rows of the log that wait for a disk that takes none
+Row: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
+"""A row of the log: the columns of `_schema`."""
+
+
+@final
+class Watch:
+    """Watches the decisions of a service, in the order of its answers; any thread may ask what it knows."""
+
+    def __init__(self, model: OnnxModel, state: PathLike | None = None, log: PathLike | None = None) -> None:
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._classes = model.classes
+        self._state = None if state is None else Path(state)
+        self._history: list[tuple[float, ...]] = []
+        self._now, self._saved = 0.0, -1
+        self.why_not = _why_not(model)
+        """Why the monitor does not run, where it does not."""
+        self._monitor: Monitor | None = None
+        if not self.why_not:
+            assert model.calibration is not None
+            if self._state is not None and self._state.exists():
+                self._monitor = Monitor.load(self._state, model.calibration, model.threshold)
+                self._history = _history_in(self._state)
+            else:
+                self._monitor = Monitor(model.calibration, model.threshold)
+        elif self._state is not None:
+            raise ValueError(f"the state of a monitor is kept where there is one; here there is none: {self.why_not}")
+        self.log = None if log is None else DecisionLog(log)
+        self.write()  # now, so that a place that takes no file is told before the first request
+
+    def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
+        """Take in the decisions about the images of one request."""
+        with self._lock:
+            self._now = max(self._now, time.time())  # a clock may be set back; rows keep their order
+            if self._monitor is not None:
+                values = decision.confidence
+                self._monitor.update(np.where(np.isnan(values), -np.inf, values))
+                inputs, last = self._monitor.inputs, self._history[-1][1] if self._history else 0
+                if inputs - last >= 2 ** math.ceil(math.log2(max(1.0, inputs / _POINTS))):
+                    self._history.append(_point(self._now, self._monitor.report()))
+                if len(self._history) > _POINTS:
+                    del self._history[::2]
+            if self.log is not None:
+                self.log.add(self._rows(decision, reasons, request))
+
+    def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[Row]:
+        words: Sequence[str | None] = reasons or [None] * len(decision.label)
+        names = dict(enumerate(self._classes or ()))
+        columns = zip(*(column.tolist() for column in decision), words, strict=True)
+        return [(self._now, request, image, row[0], names.get(row[0]), *row[1:]) for image, row in enumerate(columns)]
+
+    def about(self) -> dict[str, object]:
+        """What the monitor has seen, in words and numbers, and how it came to that."""
+        if self._monitor is None:
+            return {"running": False, "title": "The monitor does not run", "words": {"why": self.why_not}}
+        with self._lock:
+            report = self._monitor.report()
+            points = [*self._history]
+            if self._monitor.inputs > (points[-1][1] if points else 0):
+                points.append(_point(self._now, report))
+        title, words = report.words()
+        columns = zip(*points, strict=True) if points else ((),) * len(_FIELDS)
+        history = dict(zip(_FIELDS, map(list, columns), strict=True))
+        history["inputs"] = list(map(int, history["inputs"]))
+        return {"running": True, "title": title, "words": words, "report": report.to_dict(), "history": history}
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of Prometheus."""
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            return GaugeMetricFamily(f"sirc_monitor_{name}", text, value=value)
+
+        yield gauge("running", "Whether the monitor runs: it needs a graph with its calibration.", not self.why_not)
+        if self.log is not None:
+            yield CounterMetricFamily("sirc_log_lost", "Decisions that could not be written down.", value=self.log.lost)
+        if self._monitor is None:
+            return
+        with self._lock:
+            now = self._monitor.report()
+        yield gauge("inputs", "Images that the monitor has seen, before a restart too.", now.sizes["production"])
+        yield gauge("alarm", "1 once the acceptance rate was shown to differ from the promised one.", now.alarm)
+        yield gauge("e_value", "The capital of bets against the promised rate.", now.e_value)
+        yield gauge("e_value_alarm", "The capital that raises the alarm.", 2 / now.delta)
+        yield gauge("p_value", "1 over the most that the capital has been.", now.p_value)
+        yield gauge("acceptance", "The share of images accepted.", now.rate)
+        yield gauge("acceptance_low", "The lower limit of its rate, valid at any time.", now.interval[0])
+        yield gauge("acceptance_high", "The upper limit of its rate, valid at any time.", now.interval[1])
+        yield gauge("promised", "The share of calibration rows accepted.", now.promised)
+        yield gauge("promised_low", "The lower limit of the promised rate.", now.promised_interval[0])
+        yield gauge("promised_high", "The upper limit of the promised rate.", now.promised_interval[1])
+        yield gauge("ood_share", "At least this share of the images is unlike the calibration's.", now.ood_share)
+
+    def write(self) -> None:
+        """Write the state and the log, where there is something new."""
+        self._write_state()
+        if self.log is not None:
+            self.log.write()
+
+    def _write_state(self) -> None:
+        if self._state is None or self._monitor is None:
+            return
+        with self._writing:
+            with self._lock:
+                inputs, (tensors, about) = self._monitor.inputs, self._monitor.contents()
+                tensors["history"] = torch.tensor(self._history, dtype=torch.float64).reshape(-1, len(_FIELDS))
+            if inputs != self._saved:
+                write_safetensors(self._state, tensors, about, overwrite=True)
+                self._saved = inputs
+
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncGenerator[None, None]:
+        """Write every few seconds while the service runs, and at its end."""
+        task = asyncio.create_task(self._keep_writing())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(self._try_to_write)
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(SECONDS)
+            await asyncio.to_thread(self._try_to_write)
+
+    def _try_to_write(self) -> None:
+        """Write what can be written: decisions are made all the same."""
+        for what, write in (("state", self._write_state), ("log", self.log and self.log.write)):
+            try:
+                if write is not None:
+                    write()
+            except Exception:
+                _log.exception("the %s cannot be written; it is tried again", what)
+
+
+def _point(now: float, report: Monitoring) -> tuple[float, ...]:
+    """A point of the history: its `_FIELDS`."""
+    return (now, report.sizes["production"], report.rate, *report.interval, report.e_value, report.ood_share)
+
+
+def _why_not(model: OnnxModel) -> str:
+    """Why there is nothing to compare a graph's decisions with; nothing if there is."""
+    if model.calibration is None and model.threshold.rule == "given":
+        return "the threshold was given, not calibrated"
+    if model.calibration is None:
+        return "the graph was exported by an earlier version, without its calibration's confidences. Export it again"
+    return "no threshold keeps the promise" if math.isnan(model.threshold.value) else ""
+
+
+def _history_in(path: Path) -> list[tuple[float, ...]]:
+    history = read_safetensors(path)[0].get("history", torch.empty(0, len(_FIELDS)))
+    if history.ndim != 2 or history.shape[1] != len(_FIELDS):
+        raise StoreError(f"'{path}' has the history of another version of sirc. Delete it, and begin anew")
+    return [tuple(point) for point in history.double().tolist()]
+
+
+@final
+class DecisionLog:
+    """A folder of Parquet files, to be read as one table: decisions with their time and request, never images.
+
+    The newest file is written anew, whole or not at all, with the rows that came since; when it is full, the next
+    begins.
+    """
+
+    def __init__(self, folder: PathLike) -> None:
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise missing_package("a log of decisions", "pyarrow", "serve") from error
+        self.folder = Path(folder)
+        if self.folder.suffix != ".parquet":
+            raise ValueError(f"a log must be a folder whose name ends in `.parquet`; got '{folder}'. Name it so")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise FileExistsError(f"a log must be a folder, as a Parquet file cannot grow; '{folder}' is a file")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"'{folder}' may not be written. Mend that, or choose another place")
+        self.lost = 0
+        """Rows that were given up, as nothing could be written for long."""
+        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the rows that wait, and of all else
+        self._waiting: list[Row] = []
+        self._rows: list[Row] = []  # of the newest file, and after these those to be written
+        self._written, self._file = 0, _new_name(self.folder)
+
+    def add(self, rows: list[Row]) -> None:
+        """Keep rows for the next write."""
+        with self._lock:
+            room = _KEPT - len(self._waiting)
+            self._waiting += rows[:room]
+            self.lost += len(rows[room:])
+
+    def write(self) -> None:
+        """Write what is new."""
+        from pyarrow.parquet import write_table
+
+        with self._writing:
+            with self._lock:
+                if len(self._rows) - self._written < _KEPT:
+                    self._rows += self._waiting
+                    self._waiting = []
+            while len(self._rows) > self._written:
+                table = _table(self._rows[:_ROWS])
+                atomic_write(self._file, partial(write_table, table, compression="zstd"))
+                self._written = len(table)
+                if self._written == _ROWS:
+                    del self._rows[:_ROWS]
+                    self._written, self._file = 0, _new_name(self.folder)
+
+
+def _new_name(folder: Path) -> Path:
+    """A name that sorts by time, and that no other service takes."""
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}.parquet"
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("time", pa.timestamp("us", tz="UTC")),
+            ("request", pa.string()),
+            ("image", pa.int32()),
+            ("label", pa.int64()),
+            ("class", pa.string()),
+            ("confidence", pa.float64()),
+            ("accepted", pa.bool_()),
+            ("reason", pa.string()),
+        ]
+    )
+
+
+def _table(rows: list[Row]) -> pa.Table:
+    import pyarrow as pa
+
+    times, *others = map(list, zip(*rows, strict=True))
+    columns: list[Any] = [[round(value * 1e6) for value in times], *others]
+    schema = _schema()
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
