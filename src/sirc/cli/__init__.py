@@ -39,6 +39,7 @@ COMMANDS = (
     deploy.guard,
     deploy.calibrate,
     deploy.predict,
+    deploy.try_,
     deploy.export,
     deploy.serve,
     deploy.monitor,
@@ -55,7 +56,8 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 for command in COMMANDS:
-    app.command()(ending(command if command in NO_SCORES else with_imports(command)))
+    name = command.__name__.rstrip("_")  # `try` is a word of Python
+    app.command(name)(ending(command if command in NO_SCORES else with_imports(command)))
 
 
 def main(arguments: list[str] | None = None) -> None:
