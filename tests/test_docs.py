@@ -21,7 +21,7 @@ def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch, once):
     blocks = blocks_of(page, "python")
     assert blocks, f"{page.name} has no Python to run"
     monkeypatch.chdir(tmp_path)
-    if page.name in ("quickstart.md", "guard.md"):
+    if page.name in ("quickstart.md", "guard.md", "try.md"):
         shutil.copytree(once("reader", bring), tmp_path, dirs_exist_ok=True)
     # Pages may register scores and metrics of their own.
     monkeypatch.setattr(registry, "_SCORES", dict(registry._SCORES))

@@ -52,7 +52,8 @@ class Look:
 
     def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
         self.guard, self._neighbours, self._limits = guard, neighbours, limits
-        self._preprocess = Decider(guard).preprocess  # which refuses a guard that cannot decide about files
+        decider = Decider(guard)  # which refuses a guard that cannot decide about files
+        self._preprocess, self._one_size = decider.preprocess, decider._one_size
         self._geometry, self._normalise = self._preprocess.geometry(), self._preprocess.normalise()
         self._threshold = guard._check_threshold().value
         self._right, self._wrong = _groups(guard)
@@ -78,7 +79,7 @@ class Look:
             decision, (reason,) = self.guard.explain(images)
             features = None if self._neighbours is None else self.guard.outputs(images)[1]
         except RuntimeError as error:
-            if self._preprocess.size is not None and self._preprocess.crop is not None:
+            if self._one_size:
                 raise
             text = f"the network cannot take an image of {seen.width} × {seen.height} pixels: {first_line(error)}"
             raise RefusedError(422, "wrong_size", text) from error

@@ -162,7 +162,7 @@ function drawPlace() {
     if (wrong[i]) parts.push(bar("wrong", count, count + wrong[i]));
   });
   parts.push(draw("line", { class: "axis", x1: 0, x2: wide, y1: bottom, y2: bottom }));
-  for (const value of ticks(low, up, Math.max(2, Math.floor(wide / 90)))) {
+  for (const value of ticks(low, up, Math.max(2, Math.floor(wide / 60)))) {
     parts.push(draw("text", { x: x(value), y: bottom + 16, "text-anchor": "middle" }, number(value)));
   }
   if (threshold !== null) {
