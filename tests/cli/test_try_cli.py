@@ -25,15 +25,11 @@ def make(folder):
     save_weights(model, folder / "weights.safetensors")
     write_images(folder / "train", 60)
     write_images(folder / "other", 21, seed=1)
-    guard = sirc.guard(
-        model, folder / "train", image_folder(write_images(folder / "val", 60, side=20, seed=2), transform=_prepare().test()),
-        recall=0.5, delta=None, preprocess=_prepare(), path=folder / "kept", progress=False,
-    )  # fmt: skip
+    prepare = Preprocess(resize=12, crop=12)
+    val = image_folder(write_images(folder / "val", 60, side=20, seed=2), transform=prepare.test())
+    options = {"recall": 0.5, "delta": None, "preprocess": prepare, "path": folder / "kept", "progress": False}
+    guard = sirc.guard(model, folder / "train", val, **options)
     guard.save(folder / "guard.safetensors")
-
-
-def _prepare():
-    return Preprocess(resize=12, crop=12)
 
 
 @pytest.fixture

@@ -56,8 +56,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 for command in COMMANDS:
-    name = command.__name__.rstrip("_")  # `try` is a word of Python
-    app.command(name)(ending(command if command in NO_SCORES else with_imports(command)))
+    app.command()(ending(command if command in NO_SCORES else with_imports(command)))
 
 
 def main(arguments: list[str] | None = None) -> None:

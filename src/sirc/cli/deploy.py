@@ -289,6 +289,9 @@ def try_(
             run(app, host=host, port=port, quiet=quiet, started=started)
 
 
+try_.__name__ = "try"  # the command's; Python keeps the word for itself
+
+
 def export(
     run: Network,
     model: Annotated[Path, Option("--model", metavar="FILE", help="What `sirc calibrate` or `guard` wrote.")],
