@@ -22,7 +22,7 @@ def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch, once, request):
     blocks = blocks_of(page, "python")
     assert blocks, f"{page.name} has no Python to run"
     monkeypatch.chdir(tmp_path)
-    if page.name in ("quickstart.md", "guard.md"):
+    if page.name in ("quickstart.md", "guard.md", "try.md"):
         shutil.copytree(once("reader", bring), tmp_path, dirs_exist_ok=True)
     if page.name == "hosting.md":
         request.getfixturevalue("hub")

@@ -400,6 +400,6 @@ for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--he
     assert shown in out.getvalue(), arguments
     heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib"} & set(sys.modules)
     assert not heavy, (arguments, heavy)
-assert len(names) == 21
+assert len(names) == 22
 """
     subprocess.run([sys.executable, "-c", program], check=True)

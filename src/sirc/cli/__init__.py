@@ -39,6 +39,7 @@ COMMANDS = (
     deploy.guard,
     deploy.calibrate,
     deploy.predict,
+    deploy.try_,
     deploy.export,
     deploy.serve,
     deploy.monitor,

@@ -49,16 +49,16 @@ def is_main() -> bool:
     return distributed.is_main()
 
 
-def open_page(path: Path) -> None:
-    """Open a page in the browser, or say that there is none."""
+def open_page(page: Path | str) -> None:
+    """Open a page, a file or an address, in the browser, or say that there is none."""
     import webbrowser
 
     try:
-        opened = webbrowser.open(path.resolve().as_uri())
+        opened = webbrowser.open(page.resolve().as_uri() if isinstance(page, Path) else page)
     except webbrowser.Error:
         opened = False
     if not opened:
-        say(f"no browser could be opened; open '{path}' yourself")
+        say(f"no browser could be opened; open '{page}' yourself")
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""Commands that put a classifier to use: guard, calibrate, predict, export, serve, monitor."""
+"""Commands that put a classifier to use: guard, calibrate, predict, try, export, serve, monitor."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from sirc.cli.console import is_main, result, say
+from sirc.cli.console import is_main, open_page, result, say
 from sirc.cli.options import (
     Device,
     OnErrorOption,
@@ -250,6 +251,47 @@ def predict(
         table = predict(batch_size=batch_size, workers=workers, progress=progress)
         result(_summary(table))
         result(str(out))
+
+
+def try_(
+    guard: Annotated[Path, Argument(metavar="GUARD", help="What `sirc guard` or `calibrate` wrote.")],
+    model: Annotated[Path, Argument(metavar="MODEL", help="Its network: a run, or the MODEL of `sirc guard`.")],
+    train: Annotated[Path | None, Option(help="The folder of its training images, to show those nearest.")] = None,
+    outputs: Annotated[Path | None, Option(help="With --train: what `sirc guard --path` kept of them.")] = None,
+    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 0,
+    no_open: Annotated[bool, Option("--no-open", help="Open no browser.")] = False,
+    seed: RunSeed = None,
+    trust: Trust = False,
+    device: Device = "auto",
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
+) -> None:
+    """Open a page to try a guard on: drop an image, see its decision, the reason, and where its confidence falls.
+
+    Images are decided about on this machine and not kept. Others reach the page only with `--host`, and then without a
+    password; they also see the training images that are shown.
+
+    Example: `sirc try guard.safetensors timm:resnet18=weights.pth`
+
+    With what `sirc guard --path kept` left, and the nearest images: `sirc try … --train photos/train --outputs kept`
+    """
+    if (train is None) != (outputs is None):
+        raise ConfigError("give both `--train FOLDER` and `--outputs STORE`, or neither: one alone shows nothing.")
+    from sirc.deploy.tryout import is_own_name, make_app, run
+
+    def started(address: str) -> None:
+        result(address)
+        if not no_open:  # not waited for: a browser in the terminal would keep the page from being served
+            threading.Thread(target=open_page, args=(address,), daemon=True).start()
+
+    with on_device(device, quiet) as (where, _):
+        classifier = _load_selective(guard, model, seed, trust)[0].to(where)
+        app = make_app(classifier, train=train, outputs=outputs, local=is_own_name(host))
+        with contextlib.suppress(KeyboardInterrupt):  # how it is ended
+            run(app, host=host, port=port, quiet=quiet, started=started)
+
+
+try_.__name__ = "try"  # the command's; Python keeps the word for itself
 
 
 def export(

@@ -1,0 +1,146 @@
+"""The page to try a guard on: drop an image, see its decision, the reason, and what it was compared with.
+
+`make_app(guard)` makes it, and `sirc try` runs it. docs/try.md tells what it shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from sirc._utils.files import PathLike
+from sirc._utils.imports import missing_package
+from sirc.errors import ImageError
+
+try:
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse, Response
+    from starlette.exceptions import HTTPException
+    from starlette.middleware.base import RequestResponseEndpoint
+    from starlette.requests import ClientDisconnect
+except ImportError as error:
+    raise missing_package("the page", "fastapi and uvicorn", "serve") from error
+
+from sirc.deploy.serve import run
+from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError
+from sirc.deploy.tryout.look import Look
+from sirc.deploy.tryout.neighbours import Neighbours
+
+if TYPE_CHECKING:
+    from sirc.deploy.selective import SelectiveClassifier
+
+__all__ = ["is_own_name", "make_app", "run"]
+
+_log = logging.getLogger("sirc.deploy.tryout")
+_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SAFE = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Resource-Policy": "same-origin",  # no other page shows the training images
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_MAX_BYTES = 32 << 20  # of an image: cameras write more than a service should take
+
+
+def make_app(
+    guard: SelectiveClassifier,
+    *,
+    train: PathLike | None = None,
+    outputs: PathLike | None = None,
+    local: bool = True,
+) -> FastAPI:
+    """Make the page for a calibrated classifier that knows how images are prepared.
+
+    With `train`, the folder of its training images, and `outputs`, the store that `sirc.guard(…, path=…)` kept of them,
+    it shows those that are nearest. `local` answers only requests to this machine's own names, so that no website can
+    read them through the browser.
+    """
+    if (train is None) != (outputs is None):
+        raise ValueError("nearest training images need both `train`, their folder, and `outputs`, their store")
+    neighbours = None if train is None or outputs is None else Neighbours(guard, train, outputs)
+    limits = Limits(max_bytes=_MAX_BYTES, max_images=1)
+    look, reader, turn = Look(guard, neighbours, limits), Reader(limits), asyncio.Lock()
+    app = FastAPI(title="sirc try", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.middleware("http")
+    async def keep_safe(request: Request, go_on: RequestResponseEndpoint) -> Response:
+        host = request.headers.get("host", "")
+        name = re.sub(r":\d+$", "", host).strip("[]")
+        if local and not is_own_name(name):
+            text = (
+                "this page is for the machine that it runs on; open it as http://127.0.0.1, or start it with `--host`"
+            )
+            response: Response = _refusal(403, "host", text)
+        else:
+            response = await go_on(request)
+        response.headers.update(_SAFE)
+        return response
+
+    @app.get("/")
+    async def page() -> Response:
+        return _file("page.html")
+
+    @app.get("/page.css")
+    async def style() -> Response:
+        return _file("page.css")
+
+    @app.get("/page.js")
+    async def script() -> Response:
+        return _file("page.js")
+
+    @app.get("/guard")
+    async def about() -> Response:
+        return JSONResponse({**look.about(), "formats": FORMATS, "max_bytes": limits.max_bytes})
+
+    @app.post("/decide")
+    async def decide(request: Request) -> Response:
+        try:
+            async with reader.uploads(request) as uploads, turn:
+                return JSONResponse(await asyncio.to_thread(look.at, uploads[0]))
+        except RefusedError as error:
+            return _refusal(error.status, error.kind, error.message)
+        except ClientDisconnect:
+            return _refusal(400, "disconnected", "the browser went away before it was answered")
+        except Exception:
+            _log.exception("an image could not be decided about")
+            return _refusal(500, "internal", "the network failed on this image; the terminal tells why")
+
+    @app.get("/train/{number:int}")
+    async def training_image(number: int) -> Response:
+        try:
+            if neighbours is None:
+                raise IndexError("no training images are known")
+            return Response(await asyncio.to_thread(neighbours.thumbnail, number), media_type="image/jpeg")
+        except (IndexError, ImageError, OSError) as error:
+            return _refusal(404, "http", str(error))
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        return _refusal(error.status_code, "http", str(error.detail))
+
+    return app
+
+
+def is_own_name(host: str) -> bool:
+    """Tell whether a host is this machine, as only itself can call it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _file(name: str) -> Response:
+    return Response(files(__package__).joinpath(name).read_bytes(), media_type=_PAGE[name])
+
+
+def _refusal(status: int, kind: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": message, "kind": kind}, status)

@@ -1,0 +1,198 @@
+"""Look: all that the page tells of one image, in numbers and in words."""
+
+from __future__ import annotations
+
+import base64
+import math
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sirc._utils.text import first_line, percent
+from sirc.deploy.predict import Decider
+from sirc.deploy.selective import LOWEST, SelectiveClassifier
+from sirc.deploy.serve.uploads import Limits, RefusedError, Upload, count_pixels, decode
+from sirc.scores import parse, registry
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from sirc.deploy.tryout.neighbours import Neighbours
+
+_TOP = 5  # classes that are listed
+_BARS = (12, 40)  # of the histogram, at least and at most
+_TAIL = 0.005  # of the calibration rows at each end: not drawn where it would leave the others little room
+_SEEN = 320  # pixels of the longer side of what the network sees, as it is shown
+_NO_FOLDER = (
+    "Not shown: it is not known where they are. Start the page with `--train FOLDER`, where they lie, and `--outputs "
+    "KEPT`, what `sirc guard --path KEPT` kept of them."
+)
+# What a low S2 says of an image, where the name of the score alone tells little.
+_SIGNS = {
+    "residual": "its features stray from the directions in which those of training images vary",
+    "cop": "its features stray from the directions in which those of training images vary",
+    "vim": "its features stray from the directions in which those of training images vary, by more than its outputs "
+    "make up for",
+    "mahalanobis": "its features lie far from those of every class",
+    "mahalanobis_pp": "its features lie far from those of every class",
+    "knn": "its features lie far from those of the training images nearest to it",
+    "l1": "its features are weaker than those of training images",
+    "energy": "the network's outputs are weaker than for training images",
+}
+_UNLIKE = "its features are unlike those of training images"
+
+
+@final
+class Look:
+    """Decides about one image as `sirc predict` does, and tells what else there is to see."""
+
+    def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
+        self.guard, self._neighbours, self._limits = guard, neighbours, limits
+        decider = Decider(guard)  # which refuses a guard that cannot decide about files
+        self._preprocess, self._one_size = decider.preprocess, decider._one_size
+        self._geometry, self._normalise = self._preprocess.geometry(), self._preprocess.normalise()
+        self._threshold = guard._check_threshold().value
+        self._right, self._wrong = _groups(guard)
+
+    def about(self) -> dict[str, object]:
+        """What the page tells before there is an image."""
+        near = self._neighbours
+        return {
+            "model": type(self.guard.model).__name__,
+            "spec": self.guard.spec,
+            "classes": self.guard.scorer.num_classes,
+            "lines": str(self.guard).splitlines(),
+            "histogram": histogram(self._right, self._wrong, self._threshold),
+            "neighbours": "" if near is not None else _NO_FOLDER,
+        }
+
+    def at(self, upload: Upload) -> dict[str, object]:
+        """The decision about an image and its reason, where its confidence stands, its classes, and what is near it."""
+        count_pixels([upload], self._preprocess, self._limits)
+        seen = self._geometry(decode(upload))
+        images = self._normalise(seen)[None]
+        try:
+            decision, (reason,) = self.guard.explain(images)
+            features = None if self._neighbours is None else self.guard.outputs(images)[1]
+        except RuntimeError as error:
+            if self._one_size:
+                raise
+            text = f"the network cannot take an image of {seen.width} × {seen.height} pixels: {first_line(error)}"
+            raise RefusedError(422, "wrong_size", text) from error
+        confidence, accepted = float(decision.confidence[0]), bool(decision.accepted[0])
+        label = int(decision.label[0])
+        return {
+            "accepted": accepted,
+            "class": self._name(label),
+            "confidence": confidence if confidence != LOWEST else None,
+            "threshold": self._threshold if math.isfinite(self._threshold) else None,
+            "reason": reason,
+            "words": self._accepted_words() if accepted else in_words(reason, confidence, self.guard.spec),
+            "standing": self._standing(confidence),
+            "top": self._top(decision.logits[0]),
+            "nearest": [] if self._neighbours is None or features is None else self._neighbours.nearest(features[0]),
+            "seen": _as_png(seen),
+            "size": f"{seen.width} × {seen.height}",
+        }
+
+    def _name(self, label: int) -> str:
+        return self.guard.classes[label] if self.guard.classes else f"class {label}"
+
+    def _top(self, logits: Tensor) -> list[dict[str, object]]:
+        """The most probable classes; none where the network gives no numbers."""
+        shares = logits.double().softmax(-1)
+        if not shares.isfinite().all():
+            return []
+        values, labels = shares.topk(min(_TOP, len(shares)))
+        return [
+            {"class": self._name(label), "probability": value}
+            for value, label in zip(values.tolist(), labels.tolist(), strict=True)
+        ]
+
+    def _accepted_words(self) -> str:
+        """What it means to be accepted: not that the class is right."""
+        right, wrong = (int((rows >= self._threshold).sum()) for rows in (self._right, self._wrong))
+        told = "Its confidence reaches the threshold."
+        if self.guard.calibration_correct is None or not right + wrong:
+            return told
+        return f"{told} Of the validation images whose confidence does, {percent(wrong / (right + wrong))} are wrong."
+
+    def _standing(self, confidence: float) -> str:
+        """Where a confidence falls among those of the calibration."""
+        if not len(self._right) + len(self._wrong):
+            return "The threshold was given, not calibrated: there is nothing to compare with."
+        if confidence == LOWEST:
+            return "It has no place among the validation images."
+        groups = {"what the network gets right": self._right, "what it gets wrong": self._wrong}
+        if self.guard.calibration_correct is None:
+            groups = {"the validation images": self._right}
+        parts = [f"{percent(float((rows < confidence).mean()))} of {who}" for who, rows in groups.items() if len(rows)]
+        shown = f"{confidence:.4g}".replace("-", "−")
+        return f"Its confidence, {shown}, is higher than {' and '.join(parts)}."
+
+
+def in_words(reason: str, confidence: float, spec: str) -> str:
+    """Why an image is rejected, from the reason that `explain` gives."""
+    if confidence == LOWEST:
+        return "No confidence can be computed for it: what the network gives are no finite numbers."
+    if reason == "softmax":
+        return "The network itself is unsure: its outputs alone do not reach the threshold."
+    name = parse(reason).name if reason != "vim" else reason
+    known = name in registry.names()
+    title = registry.get(name).title if known else {"vim": "ViM"}.get(name, reason)
+    sign = f"{_SIGNS.get(name, _UNLIKE)} ({title})"
+    if reason == spec:  # a score without parts
+        return f"{sign[:1].upper()}{sign[1:]}."
+    return f"The network's outputs alone would reach the threshold, but {sign}."
+
+
+def histogram(
+    right: npt.NDArray[np.float64], wrong: npt.NDArray[np.float64], threshold: float
+) -> dict[str, Any] | None:
+    """Counts of right and wrong rows in equal bins, one of which begins at the threshold; None where there are none.
+
+    A few rows at both ends may lie outside; `outside` counts them, and those without a confidence.
+    """
+    rows = np.concatenate([right, wrong])
+    finite = rows[np.abs(rows) < -LOWEST]
+    if not len(finite):
+        return None
+    known = math.isfinite(threshold)
+    ends = np.quantile(finite, [0, _TAIL, 1 - _TAIL, 1])
+    most = (ends[2] - ends[1]) / 2
+    low = float(ends[0] if ends[1] - ends[0] <= most else ends[1])
+    high = float(ends[3] if ends[3] - ends[2] <= most else ends[2])
+    if known:
+        low, high = min(low, threshold), max(high, threshold)
+    bars = int(np.clip(2 * len(finite) ** 0.5, *_BARS))
+    width = (high - low) / bars or max(abs(low), 1.0) / bars
+    start = threshold if known else low
+    first, last = math.floor((low - start) / width), math.floor((high - start) / width) + 1
+    edges = start + width * np.arange(first, last + 1)
+    counts = [np.histogram(group, edges)[0].tolist() for group in (right, wrong)]
+    return {
+        "edges": edges.tolist(),
+        "right": counts[0],
+        "wrong": counts[1],
+        "threshold": threshold if known else None,
+        "outside": len(rows) - sum(map(sum, counts)),
+    }
+
+
+def _groups(guard: SelectiveClassifier) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The calibration's confidences of right and of wrong rows; all are in the first where that is not known."""
+    rows = torch.empty(0, dtype=torch.float64) if guard.calibration is None else guard.calibration.double()
+    right = torch.ones(len(rows), dtype=torch.bool) if guard.calibration_correct is None else guard.calibration_correct
+    return rows[right].numpy(), rows[~right].numpy()
+
+
+def _as_png(image: Image) -> str:
+    """A picture as an address that holds it."""
+    shown, file = image.copy(), BytesIO()
+    shown.thumbnail((_SEEN, _SEEN))
+    shown.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
