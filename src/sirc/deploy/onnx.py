@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_at_least, check_same_length, dtype_name
@@ -57,12 +57,12 @@ def export(
     size = torch.export.Dim("batch")
     with _silenced(), torch.no_grad():
         program = torch.onnx.export(
-            selective,
-            (_batch(_repeated(inputs, 2)),),  # a batch of one would be taken for a constant
+            _Flat(selective, list(inputs)),
+            tuple(_repeated(inputs, 2).values()),  # a batch of one would be taken for a constant
             dynamo=True,
             input_names=list(inputs),
             output_names=["label", "confidence", "accepted", "logits"],
-            dynamic_shapes=(_batch({name: {0: size} for name in inputs}),),
+            dynamic_shapes=(tuple({0: size} for _ in inputs),),
             opset_version=opset,
             optimize=True,
             verbose=False,
@@ -77,6 +77,19 @@ def export(
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     _check(session, selective, inputs)
     atomic_write(path, lambda file: file.write(data))
+
+
+@final
+class _Flat(nn.Module):
+    """A classifier that takes its inputs by position: the exporter cannot compare sizes of tensors inside a dict."""
+
+    def __init__(self, selective: SelectiveClassifier, names: list[str]) -> None:
+        super().__init__()
+        self.selective, self.names = selective, names
+
+    def forward(self, *inputs: Tensor) -> Decision:
+        decision: Decision = self.selective(_batch(dict(zip(self.names, inputs, strict=True))))
+        return decision
 
 
 def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
