@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, image_folder, reader_of
 from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
-from sirc.errors import OnError, StoreError
+from sirc.errors import DataWarning, OnError, StoreError
 from sirc.extraction import extract, known_weights
 from sirc.models import (
     Ensemble,
@@ -172,10 +173,16 @@ def guard(
     ):
         head = head_of(network, rows, name=head)
     place = next(network.parameters(), rows.logits).device
-    scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
+    with warnings.catch_warnings():
+        if ensemble:  # a remark says so
+            warnings.filterwarnings(
+                "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
+            )
+        scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     made.calibrate(validation, images=example, recall=recall, delta=None if val is None else delta)
-    made.remarks = tuple(filter(None, (_premise(scorer, score, rows), _cost(val, rows, names))))
+    about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
+    made.remarks = tuple(filter(None, about))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
         show.note(str(made))
     return made
@@ -349,6 +356,16 @@ def _split(rows: Rows) -> tuple[Outputs, _Kept]:
         )
     held_out = torch.from_numpy(chosen)
     return Outputs.cat(list(_Kept(rows, held_out))), _Kept(rows, ~held_out)
+
+
+def _members(network: nn.Module) -> str:
+    """What becomes of the features of an ensemble, in a line."""
+    if not isinstance(network, Ensemble):
+        return ""
+    return (
+        f"Ensemble of {len(network.members)}: the features of all stand side by side. No one layer makes the logits "
+        "from them, so that S2 scores that need the head, `residual` and `vim`, are left out."
+    )
 
 
 def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
