@@ -144,10 +144,8 @@ def test_ultralytics_gives_its_logits_not_its_probabilities(yolo, tmp_path):
     assert torch.equal(made.logits, logits)
     torch.testing.assert_close(made.logits.softmax(-1), probabilities)
     rows = torch.randn(160, 3, 32, 32)
-    data = TensorDataset(rows, sirc.extract(network, [rows]).predictions)
-    guard = sirc.guard(
-        yolo, data, TensorDataset(-rows, sirc.extract(network, [-rows]).predictions), score="sirc(msp, l1)"
-    )
+    train, val = (TensorDataset(x, sirc.extract(network, [x]).predictions) for x in (rows, -rows))
+    guard = sirc.guard(yolo, train, val, score="sirc(msp, l1)")
     assert torch.equal(guard(x).logits, logits)
     assert fingerprint(yolo) == fingerprint(network)
     guard.save(tmp_path / "guard.safetensors")

@@ -122,7 +122,7 @@ def test_members_take_what_each_would_take_alone():
         ([], "a list of at least one model; got \\[\\]"),
         ([member(8), "timm:resnet18"], r"must be a torch.nn.Module; got str. Build it first: `sirc.models.build\(name"),
         ([member(8), member(8, 5)], r"must have the same classes; got \[4, 5\] outputs"),
-        ([member(8), nn.Sequential(member(8), nn.Softmax(-1))], "Of the ensemble's member 1: .*ends with a softmax of '0.2'"),
+        ([member(8), nn.Sequential(member(8), nn.Softmax(-1))], "ensemble's member 1: .*a softmax of '0.2'"),
     ],
 )  # fmt: skip
 def test_what_is_no_ensemble_is_refused(models, words, data):

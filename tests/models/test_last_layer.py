@@ -134,19 +134,7 @@ Named = namedtuple("Named", "hidden logits")
         lambda v, z: SimpleNamespace(loss=None, logits=v),
         lambda v, z: Named(z, v),
     ],
-    ids=[
-        "clone",
-        "cast",
-        "4-D",
-        "tuple",
-        "list",
-        "with-softmax",
-        "before-softmax",
-        "dict",
-        "only-matrix",
-        "attribute",
-        "namedtuple",
-    ],
+    ids="clone cast 4-D tuple list with-softmax before-softmax dict only-matrix attribute namedtuple".split(),
 )
 def test_logits_are_read_from_what_a_model_returns(end, images):
     assert find_head(Net(end), images).name == "fc"

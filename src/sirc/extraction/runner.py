@@ -44,7 +44,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.layer: str | None = None
         self._exact = False  # a layer that the user named may be followed by others
-        if isinstance(self.head, str) or (self.head is not None and self.head.name):  # arrays have no name
+        if isinstance(self.head, str) or (isinstance(self.head, Head) and self.head.name):  # arrays have no name
             self._take_layer(self.head)
         self._take: Callable[[], Tensor] | None = None
         self._repeats: Repeats | None = None
