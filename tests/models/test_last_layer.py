@@ -134,7 +134,19 @@ Named = namedtuple("Named", "hidden logits")
         lambda v, z: SimpleNamespace(loss=None, logits=v),
         lambda v, z: Named(z, v),
     ],
-    ids="clone cast 4-D tuple list with-softmax before-softmax dict only-matrix attribute namedtuple".split(),
+    ids=[
+        "clone",
+        "cast",
+        "4-D",
+        "tuple",
+        "list",
+        "with-softmax",
+        "before-softmax",
+        "dict",
+        "only-matrix",
+        "attribute",
+        "namedtuple",
+    ],
 )
 def test_logits_are_read_from_what_a_model_returns(end, images):
     assert find_head(Net(end), images).name == "fc"
