@@ -64,8 +64,10 @@ def shared_root(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def state(shared_root):
-    """Where sirc notes what its user made, apart from what the person who runs the tests made."""
+    """Where sirc and others note what their user made, apart from what the person who runs the tests made."""
     os.environ["XDG_STATE_HOME"] = str(shared_root / "state")
+    os.environ["YOLO_CONFIG_DIR"] = str(shared_root / "ultralytics")
+    os.environ["YOLO_OFFLINE"] = "true"  # no word to its makers
 
 
 @pytest.fixture(scope="session", autouse=True)

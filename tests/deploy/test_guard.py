@@ -335,7 +335,7 @@ BAD = {
         r"must give these logits from these features, W z \+ b; no linear layer of the model does",
     ),
     "rows that it was fitted on": (lambda _: (trained(), TRAIN, TRAIN), {}, "rows that a score was fitted on may not"),
-    "no model": (lambda _: (3, TRAIN), {}, "`model` must be a torch.nn.Module, or the name of one; got int"),
+    "no model": (lambda _: (3, TRAIN), {}, "`model` must be a torch.nn.Module, a list of them, or"),
     "no data": (lambda _: (trained(), 3), {}, "`data` must be a Dataset, a DataLoader or an iterable"),
     "a transform": (lambda _: (trained(), TRAIN), {"preprocess": len}, "`preprocess` must be a `sirc.data.Preprocess`"),
 }  # fmt: skip

@@ -127,12 +127,26 @@ Named = namedtuple("Named", "hidden logits")
         lambda v, z: v[:, :, None, None],
         lambda v, z: (v, z),
         lambda v, z: [v.sum(), v, z],
+        lambda v, z: (v.softmax(-1), v),
+        lambda v, z: (v, v.softmax(-1)),
         lambda v, z: {"logits": v, "features": z},
         lambda v, z: {"loss": v.sum(), "out": v},
         lambda v, z: SimpleNamespace(loss=None, logits=v),
         lambda v, z: Named(z, v),
     ],
-    ids=["clone", "cast", "4-D", "tuple", "list", "dict", "only-matrix", "attribute", "namedtuple"],
+    ids=[
+        "clone",
+        "cast",
+        "4-D",
+        "tuple",
+        "list",
+        "with-softmax",
+        "before-softmax",
+        "dict",
+        "only-matrix",
+        "attribute",
+        "namedtuple",
+    ],
 )
 def test_logits_are_read_from_what_a_model_returns(end, images):
     assert find_head(Net(end), images).name == "fc"
@@ -384,6 +398,7 @@ def test_a_head_with_lora_is_the_sum_of_both():
     torch.testing.assert_close(head.bias, layer.base_layer.bias)
     assert layer.dropout.training
     assert not is_whole(model, head)
+    assert torch.equal(find_head(model, x, name="3.base_layer").weight, head.weight)
     assert is_whole(model, Head(layer.base_layer.weight, layer.base_layer.bias, "3.base_layer"))
 
 
@@ -422,6 +437,34 @@ def test_a_head_of_two_inputs_tied_and_shared_is_found_where_it_runs_last():
     torch.testing.assert_close(made.features, model.body(batch["other"]).relu())
     with pytest.raises(ValueError, match=r"must run last .* 'fc' runs again, on \(4, 5\)\. Let the model call it once"):
         find_head(Shared(0), batch)
+
+
+def test_several_inputs_are_given_as_one_or_by_name():
+    model, (x, other) = Shared(1).eval(), torch.randn(2, 4, 6)
+    labels = torch.arange(4) % 3
+    by_name = sirc.extract(model, [{"x": x, "other": other, "labels": labels}])
+    rows = [((a, b), label) for a, b, label in zip(x, other, labels.tolist(), strict=True)]
+    for batches in ([((x, other), labels)], [[[x, other], labels]], torch.utils.data.DataLoader(rows, batch_size=2)):
+        made = sirc.extract(model, batches)
+        torch.testing.assert_close(made.features, by_name.features)
+        assert torch.equal(made.labels, labels)
+    assert find_head(model, ((x, other), labels)).name == "fc"
+    sel = sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").calibrate(
+        [((x, other), made.predictions)], recall=0.5
+    )
+    assert torch.equal(sel([(x, other)]).confidence, sel(x=x, other=other).confidence)
+    with pytest.raises(
+        ValueError, match=r"Shared\.forward\(x, other\) takes; got 1\..* \(\(a, b\), labels\), or by name in"
+    ):
+        find_head(model, (x, other, labels))
+
+
+def test_a_type_error_of_the_model_itself_is_its_own(images):
+    def fail(logits, features):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        find_head(Net(fail), images)
 
 
 @pytest.mark.parametrize(

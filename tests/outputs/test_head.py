@@ -47,3 +47,11 @@ def test_a_head_that_is_near_is_told_with_the_figure(scale, bias, figure):
 def test_a_file_that_is_not_there_is_named(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=f"there is no file '.*{name}'"):
         Head.load(tmp_path / name)
+
+
+def test_rows_that_differ_by_rounding_alone_are_no_other_s_logits():
+    make = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(4, 6, generator=make), torch.randn(4, generator=make))
+    features = torch.ones(50, 6) + 1e-8 * torch.rand(50, 6, generator=make)
+    logits = features @ head.weight.T + head.bias + 1e-7 * torch.rand(50, 4, generator=make)
+    head.check(sirc.Outputs(logits, features))

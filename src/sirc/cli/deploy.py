@@ -254,7 +254,7 @@ def predict(
 
 
 def try_(
-    guard: Annotated[Path, Argument(metavar="GUARD", help="What `sirc guard` or `calibrate` wrote.")],
+    guard: Annotated[str, Argument(metavar="GUARD", help="What `guard` or `calibrate` wrote, or `hf://owner/name`.")],
     model: Annotated[Path, Argument(metavar="MODEL", help="Its network: a run, or the MODEL of `sirc guard`.")],
     train: Annotated[Path | None, Option(help="The folder of its training images, to show those nearest.")] = None,
     outputs: Annotated[Path | None, Option(help="With --train: what `sirc guard --path` kept of them.")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +22,23 @@ from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, image_folder, printable, reader_of
 from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
-from sirc.errors import OnError, StoreError
+from sirc.errors import DataWarning, OnError, StoreError
 from sirc.extraction import extract, known_weights
-from sirc.models import call_model, evaluating, find_head, head_of, model_logits, named, preprocess_of, rows_of, unwrap
+from sirc.models import (
+    Ensemble,
+    call_model,
+    evaluating,
+    features_at,
+    head_of,
+    model_logits,
+    named,
+    preprocess_of,
+    rows_of,
+    unwrap,
+)
 from sirc.outputs import STORE_FILE, Head, Outputs, OutputStore, Overwrite, warn_of_labels
 from sirc.progress import Progress, shown
-from sirc.scores import Scorer, fit, parse, reads_features
+from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
 Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | OutputStore
 """A folder of images, a dataset, a loader, or outputs: in memory, in a file, or in a store."""
@@ -37,7 +49,7 @@ _TRIED = 16  # images that are run one at a time, to see how much confidences ch
 
 
 def guard(
-    model: nn.Module | str,
+    model: nn.Module | str | Sequence[nn.Module],
     train: Source,
     val: Source | None = None,
     *,
@@ -68,8 +80,8 @@ def guard(
     that `sirc.load_guard` reads.
 
     Args:
-        model: a classifier, or its name as `sirc.models.named` takes it. It runs where it is, and stays in evaluation
-            mode.
+        model: a classifier, or its name as `sirc.models.named` takes it; or a list of classifiers, which become one
+            `sirc.models.Ensemble`. It runs where it is, and stays in evaluation mode.
         train: labelled ID data, that the model was trained on or is like it: a folder with one folder for each class, a
             dataset or a loader with the preprocessing of test time, outputs, or the path of outputs or of a store.
         val: the same of labelled ID data that the model was not trained on. Without it a fifth of each class of `train`
@@ -77,7 +89,7 @@ def guard(
         recall: the share of what the model gets right that is to be accepted.
         delta: the probability that the promise fails, or None to make none.
         score: the spec of the score.
-        head: the final linear layer, or its name; found if not given.
+        head: the final linear layer, or its name (in an ensemble, that in each member); found if not given.
         classes: the class folders in the order of the model's outputs; by default sorted by name.
         preprocess: how images of folders are prepared; by default as a model of timm, or a named one, was published. A
             dict has what is different: `{"resize": 72, "crop": 64}`.
@@ -90,7 +102,8 @@ def guard(
         overwrite: delete what another call left in `path`.
         progress: whether to show bars and, at the end, the summary; by default at a terminal and in a notebook.
     """
-    check_type("model", model, nn.Module | str, "a torch.nn.Module, or the name of one")
+    model = _together(model)
+    check_type("model", model, nn.Module | str, "a torch.nn.Module, a list of them, or the name of one")
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
@@ -101,19 +114,24 @@ def guard(
         names = list(data[0].classes)
     if names is not None:
         data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    # As if all were right: what even then is too little is refused before hours are spent.
-    size = _size(data[1])
-    at_recall(np.arange(size or 1), np.ones(size or 1, dtype=bool), recall, delta=delta if size else None)
+    check_enough(data[1], recall, delta)
     known: Preprocess | None = None
     if isinstance(model, str):
         model, known = _named(model, names)
     network = unwrap(model if device is None else model.to(check_device(device)))
     refuse_compiled(network)
+    ensemble = isinstance(network, Ensemble)
+    if ensemble and (needs := Needs.of([score]).head):
+        which = listed([f"`{one}`" for one in needs])
+        raise ValueError(
+            f"a score of an ensemble must do without the head, as no one layer makes its logits; {which} needs it. "
+            "Take `scod`, or S2 scores such as `mahalanobis_pp`, `knn` and `l1`"
+        )
     if any(map(_is_plain, data)) or preprocess is not None:
         preprocess = _preparation(network, known, preprocess)
         transform = preprocess.test()
         data = [one.with_transform(transform) if _is_plain(one) else one for one in data]
-    example = next((batch for one in reversed(data) if (batch := _first_images(one)) is not None), None)
+    example = next((batch for one in reversed(data) if (batch := first_images(one)) is not None), None)
     if example is not None:
         few = rows_of(example, slice(2))
         _check_classes(names, _try_model(network, few))
@@ -146,23 +164,36 @@ def guard(
     assert rows.labels is not None
     _check_classes(names, rows.num_classes)
     warn_of_labels("val", rows.predictions, rows.labels)
-    if needs_features and rows.features is not None and not isinstance(head, Head):
+    if (
+        needs_features
+        and rows.features is not None
+        and not isinstance(head, Head)
+        and not isinstance(network, Ensemble)
+    ):
         head = head_of(network, rows, name=head)
     place = next(network.parameters(), rows.logits).device
-    scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
+    with warnings.catch_warnings():
+        if ensemble:  # a remark says so
+            warnings.filterwarnings(
+                "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
+            )
+        scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     made.calibrate(validation, images=example, recall=recall, delta=None if val is None else delta)
-    made.remarks = tuple(filter(None, (_premise(scorer, score, rows), _cost(val, rows, names))))
+    about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
+    made.remarks = tuple(filter(None, about))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
         show.note(str(made))
     return made
 
 
-def load_guard(path: PathLike, model: nn.Module | str) -> SelectiveClassifier:
+def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> SelectiveClassifier:
     """Read a guard, or another saved classifier, for its model, given itself or by name; any other model is refused.
 
-    `path` is a file, or the address of a guard on the Hub: `hf://owner/name`, or `hf://owner/name@revision`.
+    `path` is a file, or the address of a guard on the Hub: `hf://owner/name`, or `hf://owner/name@revision`. The guard
+    of an ensemble is read with the list of its members, in the same order.
     """
+    model = _together(model)
     if isinstance(model, str):
         from sirc.deploy.saved import read
 
@@ -170,12 +201,17 @@ def load_guard(path: PathLike, model: nn.Module | str) -> SelectiveClassifier:
     return SelectiveClassifier.load(path, model)
 
 
+def _together(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
+    """Several models as one; all else as it is."""
+    return Ensemble(model) if isinstance(model, list | tuple) else model  # type: ignore[return-value]
+
+
 def in_words(guard: SelectiveClassifier) -> str:
     """What was done, what it promises and what it cannot promise, in about five lines."""
     threshold, scorer, name = guard._check_threshold(), guard.scorer, type(guard.model).__name__
     fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
     reads = guard.scoring.needs_features and guard.head_name
-    layer = f" with the features that '{guard.head_name}' receives" if reads else ""
+    layer = f" with the features that '{shorten(reads)}' receives" if reads else ""
     here = ""
     if guard.calibration is not None and guard.calibration_correct is not None:
         right, accepted = guard.calibration_correct, guard.calibration >= threshold.value
@@ -255,11 +291,17 @@ def _try_model(model: nn.Module, few: object) -> int:
         ) from error
 
 
-def _find_head(model: nn.Module, example: object, name: str | None) -> Head:
+def _find_head(model: nn.Module, example: object, name: str | None) -> Head | str:
     try:
-        return find_head(model, example, name=name)
+        return features_at(model, example, name=name)
     except ValueError as error:
         raise ValueError(f'{error} Or take a score that needs no features, `score="msp"`.') from error
+
+
+def check_enough(val: Any, recall: float, delta: float | None) -> None:
+    """Refuse what is too little validation data even if all of it were predicted right, before hours are spent."""
+    size = _size(val)
+    at_recall(np.arange(size or 1), np.ones(size or 1, dtype=bool), recall, delta=delta if size else None)
 
 
 def _size(source: Any) -> int:
@@ -268,7 +310,7 @@ def _size(source: Any) -> int:
     return 0 if known is None else len(known)
 
 
-def _first_images(source: Any) -> object:
+def first_images(source: Any) -> object:
     """A few inputs of what has any; None where reading them would use them up."""
     if source is None or isinstance(source, Rows | Iterator | Mapping) or hasattr(source, "__array__"):
         return None  # `extract` refuses a single batch in words
@@ -330,6 +372,16 @@ def _split(rows: Rows) -> tuple[Outputs, _Kept]:
         )
     held_out = torch.from_numpy(chosen)
     return Outputs.cat(list(_Kept(rows, held_out))), _Kept(rows, ~held_out)
+
+
+def _members(network: nn.Module) -> str:
+    """What becomes of the features of an ensemble, in a line."""
+    if not isinstance(network, Ensemble):
+        return ""
+    return (
+        f"Ensemble of {len(network.members)}: the features of all stand side by side. No one layer makes the logits "
+        "from them, so that S2 scores that need the head, `residual` and `vim`, are left out."
+    )
 
 
 def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:

@@ -58,12 +58,12 @@ def export(
     size = torch.export.Dim("batch")
     with _silenced(), torch.no_grad():
         program = torch.onnx.export(
-            _Explaining(selective).eval(),
-            (_batch(_repeated(inputs, 2)),),  # a batch of one would be taken for a constant
+            _Explaining(selective, list(inputs)).eval(),
+            tuple(_repeated(inputs, 2).values()),  # a batch of one would be taken for a constant
             dynamo=True,
             input_names=list(inputs),
             output_names=[*_OUTPUTS, "logits", _REASON],
-            dynamic_shapes=(_batch({name: {0: size} for name in inputs}),),
+            dynamic_shapes=(tuple({0: size} for _ in inputs),),
             opset_version=opset,
             optimize=True,
             verbose=False,
@@ -82,14 +82,17 @@ def export(
 
 @final
 class _Explaining(nn.Module):
-    """A classifier that gives the numbers of its reasons too."""
+    """A classifier that gives the numbers of its reasons too, and takes its inputs by position.
 
-    def __init__(self, selective: SelectiveClassifier) -> None:
+    The exporter cannot compare sizes of tensors inside a dict.
+    """
+
+    def __init__(self, selective: SelectiveClassifier, names: list[str]) -> None:
         super().__init__()
-        self.selective = selective
+        self.selective, self.names = selective, names
 
-    def forward(self, images: Any = None, /, **named: Any) -> tuple[Tensor, ...]:
-        decision, reason = self.selective.explained(named if images is None else images)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        decision, reason = self.selective.explained(_batch(dict(zip(self.names, inputs, strict=True))))
         return *decision, reason
 
 

@@ -22,7 +22,17 @@ from sirc.data import Preprocess
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
-from sirc.models import FeatureHook, call_model, find_head, fingerprint, is_whole, model_logits, rows_of
+from sirc.models import (
+    FeatureHook,
+    call_model,
+    features_at,
+    fingerprint,
+    is_parallel,
+    is_whole,
+    model_logits,
+    rows_of,
+    unwrap,
+)
 from sirc.outputs import Head, Outputs, OutputStore
 from sirc.scores import (
     COMBINATIONS,
@@ -105,7 +115,7 @@ class SelectiveClassifier(nn.Module):
         """Which of those rows were predicted right, where that is known."""
         self.remarks: tuple[str, ...] = ()
         """What else there is to know, in lines that `print` shows; `sirc.guard` has some."""
-        self.model = model
+        self.model = model if is_parallel(model) else unwrap(model)
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
         self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
         if first is not None and not first.is_meta:
@@ -120,8 +130,8 @@ class SelectiveClassifier(nn.Module):
     def _attach(self, head: Head | str) -> None:
         # More may follow a layer that was named.
         name, last = (head, False) if isinstance(head, str) else (head.name, is_whole(self.model, head))
-        handle = self._hook.attach(self.model, name, last=last)
-        weakref.finalize(self, handle.remove)  # the model outlives what wraps it
+        hooks = self._hook.attach(self.model, name, last=last)
+        weakref.finalize(self, hooks.close)  # the model outlives what wraps it
 
     @property
     def head_name(self) -> str | None:
@@ -184,7 +194,7 @@ class SelectiveClassifier(nn.Module):
             if self._hook.name is not None:
                 return  # another thread found it
             try:
-                self._attach(find_head(self.model, rows_of(images, slice(2))))
+                self._attach(features_at(self.model, rows_of(images, slice(2))))
             except ValueError:
                 if self.scoring.needs_features:
                     raise
@@ -281,7 +291,7 @@ class SelectiveClassifier(nn.Module):
             size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
             if size > max(seen, default=0):
                 seen.clear()
-                seen[size] = args[0] if args else named
+                seen[size] = [args] if args else named
 
         handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
         try:

@@ -20,7 +20,7 @@ from sirc.models import (
     capture_features,
     evaluating,
     exact_logits,
-    find_head,
+    features_at,
     is_whole,
     model_logits,
     rows_of,
@@ -44,16 +44,17 @@ class Runner:
     def __post_init__(self) -> None:
         self.layer: str | None = None
         self._exact = False  # a layer that the user named may be followed by others
-        if isinstance(self.head, Head) and self.head.name:  # arrays have no name
+        if isinstance(self.head, str) or (isinstance(self.head, Head) and self.head.name):  # arrays have no name
             self._take_layer(self.head)
-        elif isinstance(self.head, str):
-            self.layer = self.head
         self._take: Callable[[], Tensor] | None = None
         self._repeats: Repeats | None = None
 
-    def _take_layer(self, head: Head) -> str:
-        self.layer, self._exact = head.name, is_whole(self.model, head)
-        return head.name
+    def _take_layer(self, head: Head | str) -> str:
+        if isinstance(head, Head):
+            self.layer, self._exact = head.name, is_whole(self.model, head)
+            return head.name
+        self.layer = head
+        return head
 
     @property
     def device(self) -> torch.device:
@@ -69,7 +70,7 @@ class Runner:
             for start in range(0, len(reader), reader.batch_size):
                 for got in reader.read([range(start, min(start + 2, len(reader)))], workers=0):
                     if got.batch is not None:
-                        self._take_layer(find_head(self.model, rows_of(self._formatted(got.batch), slice(2))))
+                        self._take_layer(features_at(self.model, rows_of(self._formatted(got.batch), slice(2))))
                         return
 
     def how(self) -> str:
@@ -97,7 +98,7 @@ class Runner:
         if self.features and self._take is None:
             layer = self.layer
             if layer is None:
-                layer = self._take_layer(find_head(self.model, rows_of(batch, slice(2))))
+                layer = self._take_layer(features_at(self.model, rows_of(batch, slice(2))))
             self._take = self._hooks.enter_context(capture_features(self.model, layer))
         logits, *features = self._forward(batch)
         z = features[0] if features else None

@@ -1,14 +1,16 @@
 """Networks: built by name, their weights, their final layer and the features it receives."""
 
 from sirc.models.builders import build, check_settings, named, preprocess_of
-from sirc.models.calling import LABEL_KEYS, call_model, evaluating, model_logits, rows_of, unwrap
+from sirc.models.calling import LABEL_KEYS, call_model, evaluating, is_parallel, model_logits, rows_of, unwrap
+from sirc.models.ensemble import Ensemble
 from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
-from sirc.models.last_layer import find_head, head_of, is_whole
+from sirc.models.last_layer import features_at, find_head, head_of, is_whole
 from sirc.models.stems import Stem
 from sirc.models.weights import fingerprint, load_weights, save_weights
 
 __all__ = [
     "LABEL_KEYS",
+    "Ensemble",
     "FeatureHook",
     "Stem",
     "build",
@@ -17,9 +19,11 @@ __all__ = [
     "check_settings",
     "evaluating",
     "exact_logits",
+    "features_at",
     "find_head",
     "fingerprint",
     "head_of",
+    "is_parallel",
     "is_whole",
     "load_weights",
     "model_logits",

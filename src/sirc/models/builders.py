@@ -20,6 +20,7 @@ from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder, import_function, missing_package
 from sirc._utils.text import first_line
 from sirc.data import Preprocess
+from sirc.models.ensemble import Ensemble
 from sirc.models.stems import STEMS, Stem, halve_stem
 from sirc.models.weights import load_weights
 
@@ -118,6 +119,11 @@ def check_settings(
 
 def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Preprocess:
     """Get the preprocessing that a model of timm or torchvision was published with, by its name; timm's also say so."""
+    if isinstance(model, Ensemble):
+        first, *others = (preprocess_of(member) for member in model.members)
+        if any(other != first for other in others):
+            raise ValueError("the members of an ensemble must want images prepared in one way; these differ.")
+        return first
     if isinstance(model, nn.Module):
         config = getattr(model, "pretrained_cfg", None)
         if not isinstance(config, dict):

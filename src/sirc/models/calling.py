@@ -1,6 +1,7 @@
 """Model calls: pass any batch to any classifier and read its logits."""
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeGuard
@@ -14,10 +15,18 @@ LABEL_KEYS = frozenset({"label", "labels", "label_ids", "target", "targets"})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
-    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    inner = getattr(model, "module" if parallel else "_orig_mod", None)
+    """Return the network inside `torch.compile`, `DataParallel`, `DistributedDataParallel` and Ultralytics' `YOLO`."""
+    ultralytics = sys.modules.get("ultralytics.engine.model")
+    if ultralytics is not None and isinstance(model, ultralytics.Model):
+        inner = model.model
+    else:
+        inner = getattr(model, "module" if is_parallel(model) else "_orig_mod", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """Whether the model runs a network in copies of it."""
+    return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
 
 
 @contextmanager
@@ -39,15 +48,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def call_model(model: nn.Module, batch: object) -> object:
     """Call `model(batch)` on the model's device, with floating inputs in its dtype.
 
-    Of a tuple or list, (inputs, labels, …), the first element is passed. A dict is passed as keyword arguments without
-    its labels; a single input under a key that the model does not know is passed by position.
+    Of a tuple or list, (inputs, labels, …), the first element is passed; where that is a tuple or list itself, each of
+    its elements by position. A dict is passed as keyword arguments without its labels; a single input under a key that
+    the model does not know is passed by position.
     """
     if isinstance(batch, Tensor):  # first, as it is the usual case, and what the others ask takes longer
         return model(_prepare(model, batch))
     if _is_list(batch) and batch:
+        if _is_list(batch[0]):
+            return _call(model, [_prepare(model, value) for value in batch[0]])
         return call_model(model, batch[0])
     if not isinstance(batch, Mapping):
-        return model(_prepare(model, batch))
+        return _call(model, [_prepare(model, batch)])
     inputs = {
         str(key): _prepare(model, value) if _is_array(value) else value
         for key, value in batch.items()
@@ -65,10 +77,28 @@ def call_model(model: nn.Module, batch: object) -> object:
     )
 
 
+def _call(model: nn.Module, inputs: list[Tensor]) -> object:
+    try:
+        return model(*inputs)
+    except TypeError as error:
+        network = unwrap(model)
+        signature = inspect.signature(network.forward)
+        try:
+            signature.bind(*inputs)
+        except TypeError:
+            raise ValueError(
+                f"A batch must have the inputs that {type(network).__name__}.forward{signature} takes; got "
+                f"{len(inputs)}. Of a tuple, (inputs, labels), the first is passed: give several as one, "
+                "((a, b), labels), or by name in a dict."
+            ) from error
+        raise
+
+
 def rows_of(batch: object, which: slice) -> object:
     """Some rows of a batch that `call_model` takes."""
-    if _is_list(batch):
-        return [rows_of(batch[0], which)]
+    if _is_list(batch) and batch:
+        first = batch[0]
+        return [tuple(rows_of(one, which) for one in first) if _is_list(first) else rows_of(first, which)]
     if isinstance(batch, Mapping):
         return {key: rows_of(value, which) for key, value in batch.items()}
     return batch[which] if isinstance(batch, Tensor) and batch.ndim else batch
@@ -78,7 +108,8 @@ def model_logits(output: object) -> Tensor:
     """Read the logits (N, K) from the output of a model.
 
     A tensor is the logits; an object has them as `.logits`, a dict as `"logits"` or as its only 2-D tensor;
-    in a tuple or list they are the first 2-D tensor. (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
+    in a tuple or list they are the first 2-D tensor, or the second where the first is its softmax, as networks of
+    Ultralytics give both. (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
     """
     if isinstance(output, Tensor) and output.ndim == 2:
         return output
@@ -87,8 +118,15 @@ def model_logits(output: object) -> Tensor:
         values = output.get("logits", output) if isinstance(output, Mapping) else output
     parts = values if isinstance(values, Mapping) else dict(enumerate(values if _is_list(values) else [values]))
     matrices = [rows for rows in map(_logit_rows, parts.values()) if rows is not None]
-    if len(matrices) == 1 or (matrices and _is_list(values)):
+    if len(matrices) == 1:
         return matrices[0]
+    if matrices and _is_list(values):
+        first, second = matrices[:2]
+        if first.shape != second.shape:
+            return first
+        # Row by row: a traced graph has no numbers to decide by.
+        is_softmax = torch.isclose(first, second.softmax(-1).to(first), rtol=1e-2, atol=1e-6).all(-1, keepdim=True)
+        return torch.where(is_softmax, second.to(first), first)
     shapes = (f"{k!r}: {tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for k, v in parts.items())
     raise ValueError(
         "A model must return logits (N, K), one row per input, one column per class: as a tensor, the first 2-D tensor "

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
+from sirc._utils.checks import check_type
 from sirc.models.calling import unwrap
-from sirc.models.last_layer import LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
+from sirc.models.last_layer import JOIN, LinearLayer, as_rows, layer_input, layer_size, linear_layer, not_rows
 
 
 @contextmanager
@@ -21,24 +22,28 @@ def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tenso
     """Catch the features (N, L), the input of layer `name`, while the model runs.
 
     Yields a function that returns the features of the latest forward pass, once. The hook is in the unwrapped model:
-    replicas and code compiled earlier run without it.
+    replicas and code compiled earlier run without it. Of several layers, `"a + b"`, the inputs are put side by side.
 
         with capture_features(model, head.name) as take:
             logits = model(images)
             features = take()
     """
-    layer = linear_layer(unwrap(model), name)
-    caught: list[Tensor] = []
+    layers = _layers(model, name)
+    caught: dict[str, Tensor] = {}
 
-    def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        caught[:] = [layer_input(args, kwargs)]
+    def hook(one: str, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        caught[one] = layer_input(args, kwargs)
 
     def take() -> Tensor:
-        if not caught:
+        if len(caught) < len(layers):
             raise ValueError(f"Layer {name!r} did not run since its features were last taken: call the model first.")
-        return _feature_rows(layer, name, caught.pop())
+        features = _feature_rows(layers, caught)
+        caught.clear()
+        return features
 
-    with layer.register_forward_pre_hook(hook, with_kwargs=True):
+    with ExitStack() as stack:
+        for one, layer in layers.items():
+            stack.enter_context(layer.register_forward_pre_hook(partial(hook, one), with_kwargs=True))
         yield take
 
 
@@ -51,21 +56,25 @@ class FeatureHook:
         self.is_last = False
         self._width = width
         self._classes = classes
-        self._layer: Any = None
+        self._layers: dict[str, LinearLayer] = {}
         self._thread = threading.local()
-        self._traced: list[Tensor] = []
+        self._traced: dict[str, Tensor] = {}
         self._tracing = False
 
-    def attach(self, model: nn.Module, name: str, *, last: bool = True) -> RemovableHandle:
-        """Hook the layer of that name; the returned handle removes the hook."""
-        layer = linear_layer(unwrap(model), name)
-        outputs, inputs = layer_size(layer)
+    def attach(self, model: nn.Module, name: str, *, last: bool = True) -> ExitStack:
+        """Hook the layers of that name; closing what is returned removes the hooks."""
+        layers = _layers(model, name)
+        sizes = [layer_size(layer) for layer in layers.values()]
+        outputs, inputs = sizes[-1][0], sum(size for _, size in sizes)
         if last and self._classes not in (None, outputs):
             raise ValueError(f"this scorer was fitted on {self._classes} logits; layer {name!r} gives {outputs}.")
         if self._width not in (None, inputs):
             raise ValueError(f"this scorer was fitted on {self._width} features; layer {name!r} receives {inputs}.")
-        self.name, self._layer, self.is_last = name, layer, last
-        return layer.register_forward_pre_hook(self._catch, with_kwargs=True)
+        self.name, self._layers, self.is_last = name, layers, last
+        hooks = ExitStack()
+        for one, layer in layers.items():
+            hooks.callback(layer.register_forward_pre_hook(partial(self._catch, one), with_kwargs=True).remove)
+        return hooks
 
     def open(self) -> None:
         """Start catching in this thread."""
@@ -73,19 +82,18 @@ class FeatureHook:
         if torch.compiler.is_compiling():
             self._tracing = True
         else:
-            self._thread.caught = []
+            self._thread.caught = {}
 
-    def _caught(self) -> list[Tensor] | None:
+    def _caught(self) -> dict[str, Tensor] | None:
         if torch.compiler.is_compiling():
             return self._traced if self._tracing else None
-        caught: list[Tensor] | None = getattr(self._thread, "caught", None)
+        caught: dict[str, Tensor] | None = getattr(self._thread, "caught", None)
         return caught
 
-    def _catch(self, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    def _catch(self, name: str, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         caught = self._caught()
         if caught is not None:  # else someone else runs the model
-            caught.clear()
-            caught.append(layer_input(args, kwargs))
+            caught[name] = layer_input(args, kwargs)
 
     def close(self) -> None:
         """Stop catching in this thread."""
@@ -93,24 +101,26 @@ class FeatureHook:
 
     def take(self) -> Tensor:
         """Return the features of this forward pass."""
-        caught = self._caught()
-        if not caught:
+        caught = self._caught() or {}
+        if len(caught) < len(self._layers):
             raise ValueError(f"layer {self.name!r} did not run: is it still the model's head?")
-        inputs = caught.pop()
+        features = _feature_rows(self._layers, caught)
+        caught.clear()
         if torch.compiler.is_compiling():
             self._tracing = False
-        return _feature_rows(self._layer, str(self.name), inputs)
+        return features
 
     def exact_logits(self, features: Tensor) -> Tensor:
         """Compute the logits of the hooked layer in float32, whatever precision the model ran in."""
-        return exact_logits(self._layer, features)
+        (layer,) = self._layers.values()
+        return exact_logits(layer, features)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies of a model copy its hooks too, but not what a thread has caught.
         return {key: value for key, value in vars(self).items() if key not in ("_thread", "_traced")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _thread=threading.local(), _traced=[])
+        vars(self).update(state, _thread=threading.local(), _traced={})
 
 
 def exact_logits(layer: LinearLayer, features: Tensor) -> Tensor:
@@ -119,8 +129,16 @@ def exact_logits(layer: LinearLayer, features: Tensor) -> Tensor:
     return functional.linear(features.float(), layer.weight.flatten(1).float(), bias)
 
 
-def _feature_rows(layer: LinearLayer, name: str, inputs: Tensor) -> Tensor:
-    features = as_rows(inputs, layer_size(layer)[1])
-    if features is None:
-        raise ValueError(not_rows(name, inputs.shape))
-    return features
+def _layers(model: nn.Module, name: str) -> dict[str, LinearLayer]:
+    check_type("name", name, str, "the name of a layer")
+    return {one: linear_layer(unwrap(model), one) for one in name.split(JOIN)}
+
+
+def _feature_rows(layers: Mapping[str, LinearLayer], inputs: Mapping[str, Tensor]) -> Tensor:
+    rows = []
+    for name, layer in layers.items():
+        features = as_rows(inputs[name], layer_size(layer)[1])
+        if features is None:
+            raise ValueError(not_rows(name, inputs[name].shape))
+        rows.append(features)
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)

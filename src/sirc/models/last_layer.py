@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from sirc._utils.checks import check_type
 from sirc._utils.hints import closest
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
+from sirc.models.ensemble import Ensemble
 from sirc.outputs import Head, Outputs
 
 LinearLayer = nn.Linear | nn.Conv2d
+JOIN = " + "
+"""Between the names of layers whose inputs are features side by side."""
 _BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
 
 
@@ -30,6 +33,12 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. {_BY_HAND}")
     model = unwrap(model)
+    if isinstance(model, Ensemble):
+        raise ValueError(
+            "An ensemble has no one head: its logits are of a mean softmax, not W z + b. `sirc.guard` and "
+            "`sirc.extract` take the features of all its members; scores that need the head are to be had of one, "
+            "`ensemble.members[0]`."
+        )
     runs, output = _watch(model, example)
     logits = model_logits(output)
     if len(logits) == 0:
@@ -46,7 +55,8 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
                 f"Layer {name!r} must give the shape of the model's logits, {tuple(logits.shape)}; "
                 f"it gave {tuple(last.rows[1].shape)}. {_ran(runs)}"
             )
-        return _head_of(layer, name)
+        alone = torch.equal(last.rows[1].to(logits), logits)
+        return (None if alone else _around(model, last, logits)) or _head_of(layer, name)
     for run in reversed(runs):
         if run.rows is not None and run.rows[1].shape == logits.shape and torch.equal(run.rows[1].to(logits), logits):
             if run is not (last := next(other for other in reversed(runs) if other.layer is run.layer)):
@@ -65,6 +75,25 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
         if run.rows is not None and (around := _around(model, run, logits)):
             return around
     raise ValueError(_no_head(runs, logits))
+
+
+def features_at(model: nn.Module, example: object, *, name: str | None = None) -> Head | str:
+    """Where the features of a model are caught: at its head, or at the heads of an ensemble's members, by their names.
+
+    `name` is that of the head, in each of the members.
+    """
+    model = unwrap(model)
+    if not isinstance(model, Ensemble):
+        return find_head(model, example, name=name)
+    if name is not None and JOIN in name:
+        return name
+    names = []
+    for place, member in enumerate(model.members):
+        try:
+            names.append(f"members.{place}.{find_head(member, example, name=name).name}".removesuffix("."))
+        except ValueError as error:
+            raise ValueError(f"Of the ensemble's member {place}: {error}") from error
+    return JOIN.join(names)
 
 
 def head_of(model: nn.Module, outputs: Outputs, *, name: str | None = None) -> Head:
@@ -193,11 +222,19 @@ def linear_layer(model: nn.Module, name: str) -> LinearLayer:
     if is_linear_layer(layer):
         return layer
     known = [key for key, module in modules.items() if is_linear_layer(module)]
-    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {type(layer).__name__}"
+    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {_class_of(layer)}"
+    if inside := [key for key in known if key.startswith(f"{name}.")]:
+        wrong += f" with {', '.join(map(repr, inside[:3]))} in it"
     raise ValueError(
         f"`name` must be an nn.Linear or a 1×1 nn.Conv2d of the model; {wrong}.{closest(name, known, cutoff=0.4)} "
         f"The last of its linear layers: {', '.join(map(repr, known[-5:])) or 'none'}."
     )
+
+
+def _class_of(layer: nn.Module) -> str:
+    """The class of a layer, with its package where that is not PyTorch: others have a `Linear` of their own."""
+    package = type(layer).__module__.partition(".")[0]
+    return type(layer).__name__ if package == "torch" else f"{package}'s {type(layer).__name__}"
 
 
 def layer_size(layer: LinearLayer) -> tuple[int, int]:

@@ -29,6 +29,7 @@ _WEIGHT, _BIAS = "head_weight", "head_bias"
 """The names of its arrays in a file of outputs."""
 _COMPARED = 256  # rows whose logits are computed from the features
 _ALIKE = 0.5  # the correlation with the logits below which it is another's head
+_ROUNDED = 1e-5  # what the sums of a layer in float32 may be off by; rows of an untrained network may differ by less
 _CLOSE = 0.05  # what rounding may change, twice that in bfloat16
 _WELL_CONDITIONED = 1e12  # of WWᵀ: then each of a few steps adds at least three digits
 
@@ -113,7 +114,7 @@ class Head:
         differ = f"W z + b is off by {100 * off:.3g}% of the logits' size"
         # From row to row: what the rows share, such as a bias, any head of these classes would have.
         made, given = (x - x.mean(0) for x in (made, given))
-        if float((made * given).sum()) < _ALIKE * float(made.norm() * given.norm()):
+        if off > _ROUNDED and float((made * given).sum()) < _ALIKE * float(made.norm() * given.norm()):
             raise ValueError(
                 f"`head` must give the logits from the features, W z + b; on these rows {differ}. Pass the weight and "
                 "bias of the layer that made these logits, and the features that it saw."

@@ -1,0 +1,131 @@
+"""A callback for Lightning: figures of a score in each validation, and a guard at the end of the training."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from sirc._utils.checks import check_path, check_type
+from sirc._utils.files import PathLike, refuse_existing
+from sirc._utils.imports import missing_package
+from sirc._utils.text import first_line
+from sirc._utils.warn import warn
+from sirc.deploy.guards import check_enough, first_images, guard
+from sirc.deploy.selective import SelectiveClassifier
+from sirc.evaluation import evaluate
+from sirc.extraction import extract
+from sirc.models import features_at, rows_of, unwrap
+from sirc.outputs import Head
+from sirc.scores import Needs, Scorer, fit, parse, reads_features
+
+Data: TypeAlias = Dataset[Any] | Iterable[object]
+_LOGGED = ("auroc", "aurr")
+
+
+def _callback() -> Any:
+    """The class of Lightning's callbacks, from the one of its two packages that is imported already."""
+    for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise missing_package("the callback", "lightning", "companions")
+
+
+_Callback: Any = _callback()
+
+
+@final
+class GuardCallback(_Callback):  # type: ignore[misc]
+    """Logs in each validation how well a score tells what the network gets right, and leaves a guard at the end.
+
+    ```python
+    trainer = Trainer(callbacks=[GuardCallback(train, val, ood={"other": other}, path="guard.safetensors")])
+    ```
+
+    It logs `sirc/auroc/NEGATIVE` and `sirc/aurr/NEGATIVE`, where NEGATIVE is `wrong`, the name of an OOD set, or `OOD
+    mean`, as in `sirc.evaluate`. For that the network runs over all of this data in each validation, over `train` only
+    where the score learns from it: `score="msp"` does not. The guard is of the weights at the end.
+
+    Args:
+        train: labelled ID data with the preprocessing of test time: a dataset, or a loader that does not shuffle.
+        val: the same of data that the network is not trained on.
+        ood: sets of data of no class, by name.
+        path: the file of the guard.
+        score: the spec of the score.
+        recall: as in `sirc.guard`.
+        delta: as in `sirc.guard`.
+        overwrite: replace the file of an earlier guard.
+        options: what else `sirc.guard` takes.
+    """
+
+    def __init__(
+        self,
+        train: Data,
+        val: Data,
+        *,
+        ood: Mapping[str, Data] | None = None,
+        path: PathLike = "guard.safetensors",
+        score: str = "scod",
+        recall: float = 0.95,
+        delta: float | None = 0.05,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        for name, data in (("train", train), ("val", val)):
+            if isinstance(data, str | Path) or not isinstance(data, Dataset | Iterable):
+                raise ValueError(f"`{name}` must be a dataset or a loader; got {type(data).__name__}")
+        check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
+        self.guard: SelectiveClassifier | None = None
+        """The guard, once the training is over."""
+        self._train, self._val, self._ood = train, val, dict(ood or {})
+        self._path, self._overwrite = check_path("path", path), overwrite
+        self._score, self._spec = score, parse(score)
+        self._options = {"recall": recall, "delta": delta, **options}
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Refuse before the training what would fail after it."""
+        if stage == "fit":
+            refuse_existing(self._path, self._overwrite)
+            check_enough(self._val, self._options["recall"], self._options["delta"])
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the figures; of a network that gets nothing right yet, or gives no finite numbers, a warning."""
+        if trainer.sanity_checking:
+            return
+        try:
+            figures = self.figures(pl_module)
+        except ValueError as error:
+            warn(f"nothing is logged of `{self._score}` in this validation: {first_line(error)}")
+            return
+        pl_module.log_dict(figures, sync_dist=trainer.world_size > 1)
+
+    def figures(self, model: nn.Module) -> dict[str, float]:
+        """The figures of the network as it is, by the name that they are logged under."""
+        network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
+        if features and not isinstance(head, Head):
+            head = features_at(network, rows_of(first_images(self._val), slice(2)), name=head)
+        sizes = {key: self._options[key] for key in ("batch_size", "workers") if key in self._options}
+        run = partial(extract, network, head=head, features=features, progress=False, **sizes)
+        scorer = Scorer(self._score)
+        if Needs.of([self._score]).train or features:
+            scorer = fit(self._score, run(self._train), head=head if isinstance(head, Head) else None, progress=False)
+        ood = {name: run(data, labels=False) for name, data in self._ood.items()}
+        table = evaluate(scorer, run(self._val), ood=ood).table
+        rows = table[table["metric"].isin(_LOGGED) & (table["negative"] != "pooled")]
+        return {f"sirc/{row['metric']}/{row['negative']}": row["value"] for row in rows.to_dict("records")}
+
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Make the guard; the first of several processes writes its file."""
+        self.guard = guard(pl_module, self._train, self._val, score=self._score, **self._options)
+        if trainer.is_global_zero:
+            self.guard.save(self._path, overwrite=self._overwrite)
