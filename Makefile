@@ -40,7 +40,7 @@ quick: $(DEV)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --hypothesis-profile quick \
 	  -m "not slow and not browser and not gpu"
 
-# Tries to break what docs/security.md promises, for about ten minutes, and prints its table.
+# Tries to break what docs/security.md promises, for some minutes, and prints its table.
 attack: $(DEV)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m attack --attack-scale 10
 
