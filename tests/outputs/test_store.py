@@ -336,7 +336,8 @@ def test_what_is_no_store_is_described(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
         with pytest.raises(
-            StoreError, match=r"there is no store at .*has no meta.json. Make one with `OutputStore.create`"
+            StoreError,
+            match=r"there is no store at .*has no meta.json. Check the path, or make one with `OutputStore.create`",
         ):
             OutputStore(path)
 

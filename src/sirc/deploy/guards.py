@@ -26,7 +26,7 @@ from sirc.extraction import extract, known_weights
 from sirc.models import call_model, evaluating, find_head, head_of, model_logits, named, preprocess_of, rows_of, unwrap
 from sirc.outputs import STORE_FILE, Head, Outputs, OutputStore, Overwrite, warn_of_labels
 from sirc.progress import Progress, shown
-from sirc.scores import Scorer, fit, parse, reads_features
+from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
 Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | OutputStore
 """A folder of images, a dataset, a loader, or outputs: in memory, in a file, or in a store."""
@@ -95,6 +95,11 @@ def guard(
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     show, needs_features = shown(progress), reads_features([parse(score)])
+    if Needs.of([score]).val:
+        raise ValueError(
+            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another, "
+            "or fit it, `sirc.fit`, on others, and give it to a `sirc.SelectiveClassifier`"
+        )
     names = names_of(classes)
     data = [_opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:
@@ -232,8 +237,8 @@ def _preparation(
         raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     except ValueError as error:
         raise ValueError(
-            f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass it, "
-            '`preprocess=…`: a `sirc.data.Preprocess`, or `sirc.models.preprocess_of("torchvision:resnet50")`'
+            f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
+            '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         ) from error
 
 
