@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
+import torch
 from typer import Exit, Option
 from typer.main import get_command
 
@@ -16,7 +17,7 @@ import sirc
 from sirc._utils.files import atomic_write
 from sirc._utils.warn import warn
 from sirc.cli import COMMANDS, app, data
-from sirc.cli.endings import _STOPPED, _TABLES, ending, in_options, what_stays
+from sirc.cli.endings import _GO_ON, _TABLES, ending, in_options, what_stays
 from sirc.cli.options import note_test_images
 from sirc.experiment.config import Extract, Fit, Model
 from sirc.progress import Log
@@ -176,6 +177,51 @@ def test_arguments_are_told_as_the_command_has_them_or_not_at_all(text, expected
     assert {name: told(name, text) for name in expected} == expected
 
 
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    """Outputs in files: of training, of validation, without features; and a damaged store."""
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("train", 5), ("val", 40)):
+        z = torch.randn(rows, 4)
+        sirc.Outputs(z[:, :3], z, torch.arange(rows) % 3).save(f"{name}.npz")
+    sirc.Outputs(torch.randn(40, 3), None, torch.arange(40) % 3).save("bare.npz")
+    Path("store").mkdir()
+    Path("store", "meta.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("evaluate --id store --overwrite", "is damaged: "),
+        ("select --val store --train train.npz", "Restore it, or delete its folder and make the store again.\n"),
+        ("evaluate --id bare.npz --train train.npz --score l1", "error: `--id`: features are needed for `l1`"),
+        ("evaluate --id val.npz --ood far=bare.npz --score l1", "error: `--ood far=…`: features are needed for `l1`"),
+        ("evaluate --id val.npz --score residual", "error: `--train` is needed for `residual`: outputs of ID training"),
+        (
+            "select --val val.npz --train train.npz --score knn --score msp --score l1",
+            "Leave out `knn`, as `--on-unfit skip` does, to fit the other 2\n",
+        ),
+        (
+            "check --val val.npz --train train.npz --score sirc(msp,residual) --score sirc(msp,l1)",
+            "the final linear layer. Pass `--head …`\nLeave out `sirc(msp,residual)`, as `--on-unfit skip` does",
+        ),
+    ],
+)
+def test_what_files_lack_is_told_in_options_and_before_any_work(arrays, command, call, says):
+    code, out, err = command(*call.split())
+    assert (code, out) == (1, "")
+    assert says in err
+    assert "first pass" not in err
+
+
+def test_scores_that_cannot_be_fitted_are_left_out_where_one_says_so(arrays, command):
+    call = "select --val val.npz --train train.npz --score knn --score msp --score l1 --draws 20 --crossfit 0 --quiet"
+    code, out, err = command(*call.split(), "--on-unfit", "skip")
+    assert code == 0, err
+    assert "knn" in err
+    assert "l1" in out
+
+
 def test_warnings_are_told_in_options_too(capsys):
     def evaluate(crossfit: Annotated[str, Option()] = "auto") -> None:
         warn('Pass `crossfit="auto"`, or fit on more rows')
@@ -205,15 +251,16 @@ GOES_ON = "the same command goes on from there"
 @pytest.mark.parametrize(
     ("name", "options", "written", "says"),
     [
-        *((name, {}, [], "nothing new was written") for name in _STOPPED),
-        *((name, {}, ["runs/x"], "finished") for name in _STOPPED),
-        ("run", {"redo": ["fit"]}, ["runs/x"], "without `--redo` the same command goes on"),
+        *((name, {}, [], "nothing new was written") for name in _GO_ON),
+        *((name, {}, ["runs/x"], "finished") for name in _GO_ON),
+        ("run", {"redo": ["fit"]}, ["runs/x"], "is kept; without `--redo` the same command goes on"),
+        ("extract", {"overwrite": True}, [], "nothing new was written; without `--overwrite` the same command goes on"),
         ("predict", {}, [], NOTHING),
         ("predict", {}, ["out"], "`--overwrite` replaces it"),
-        ("guard", {"path": None}, [], NOTHING),
-        ("guard", {"path": Path("kept")}, [], "nothing new was written"),
-        ("guard", {"path": Path("kept")}, ["kept/val/shard-00000.safetensors"], GOES_ON),
-        ("guard", {"path": Path("kept")}, ["kept/val/meta.json", "out"], "`--overwrite` replaces it"),
+        ("guard", {"path": None, "report": None}, [], NOTHING),
+        ("guard", {"path": Path("kept"), "report": None}, [], "nothing new was written"),
+        ("guard", {"path": Path("kept"), "report": None}, ["kept/val/shard-00000.safetensors"], GOES_ON),
+        ("guard", {"path": Path("kept"), "report": None}, ["kept/val/meta.json", "out"], "`--overwrite` replaces it"),
         ("calibrate", {"run": Path("runs")}, ["elsewhere/trusted"], NOTHING),
         ("calibrate", {"run": Path("runs")}, ["runs/outputs/validation/meta.json"], GOES_ON),
         ("calibrate", {"run": Path("runs")}, ["out"], "`--overwrite` replaces it"),

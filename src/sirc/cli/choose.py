@@ -76,7 +76,8 @@ def check(
     from sirc.evaluation.premise import check_assumptions
 
     def premise(case: Case) -> Assumptions:
-        chosen = case.scorer.only(spec) if spec else case.scorer
+        named = _fitted(spec, case.scorer, on_unfit)
+        chosen = case.scorer.only(named) if named else case.scorer
         return check_assumptions(chosen, case.id, case.ood, level=level)
 
     files = val, train, tune, scorer, ood, head, crossfit, on_unfit
@@ -132,7 +133,7 @@ def select(
             metric=metric,
             by="average" if by is By.average else "worst",
             relative=not absolute,
-            scores=spec,
+            scores=_fitted(spec, case.scorer, on_unfit),
             pool="samples" if pool is Pool.samples else "datasets",
             method="bootstrap" if method is Method.bootstrap else "auto",
             draws=draws,
@@ -224,7 +225,7 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     if (train is None) == (scorer is None):
         raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
     if train is None:
-        without = "they are for fitting on `--train`; a saved scorer has all it needs"
+        without = "nothing is fitted, as a saved scorer has all it needs"
         refuse_unused(without, head=head, tune=tune, crossfit=crossfit, on_unfit=on_unfit)
     folds = folds_of(crossfit)
     assert val is not None
@@ -248,6 +249,11 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     unfit: OnError = on_unfit.value if on_unfit else "stop" if specs else "skip"
     fitted = fit(chosen, training, head=layer, crossfit=folds, val=tuning, on_unfit=unfit, progress=progress)
     yield Case(val.stem, fitted, inside, outside)
+
+
+def _fitted(specs: Names, scorer: Scorer, on_unfit: OnErrorChoice | None) -> Names:
+    """The scores that were named, less those that could not be fitted where these are to be skipped."""
+    return [text for text in specs if text in scorer.specs] if specs and on_unfit is OnErrorChoice.skip else specs
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -19,15 +19,8 @@ from sirc.errors import ConfigError
 
 INTERRUPTED = 130
 _NOTHING = "nothing was written, and the same command begins anew"
-_NOTHING_NEW = "nothing new was written, and the same command goes on with what there is"
-_GOES_ON = "what was finished is kept, and the same command goes on from there"
-_ANEW = "what was finished is kept; without `--{}` the same command goes on with what was begun and keeps older results"
 _STAYS = "what was written so far stays; `--overwrite` replaces it"
-# Commands that go on where they were stopped, however often.
-_STOPPED = {
-    **dict.fromkeys(("train", "extract", "run", "demo", "data noise", "data colonoscopy"), _GOES_ON),
-    "fit": "the scores of finished seeds are kept, and the same command fits the others",
-}
+_GO_ON = ("train", "extract", "fit", "run", "demo", "data noise", "data colonoscopy")  # where they were stopped
 _CHOSEN = "the choices made so far are kept, and the same command chooses all of them again"
 _DRAWN = "the figures drawn so far stay, and the same command draws all of them again"
 
@@ -90,16 +83,21 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
     """What a stopped command leaves, by what it wrote, and what the same command would do."""
-    out = options.get("out")
-    anew = next((option for option in ("overwrite", "redo") if options.get(option)), None)
-    if name in _STOPPED:
-        return (_ANEW.format(anew) if anew else _STOPPED[name]) if WRITTEN else _NOTHING_NEW
-    if name == "predict" and has_begun(options["out"]):
-        return _ANEW.format(anew) if anew else _GOES_ON
-    if name == "guard" and options.get("path") and not _wrote(out, options.get("report")):
-        return (_ANEW.format(anew) if anew else _GOES_ON) if _wrote(options["path"]) else _NOTHING_NEW
-    if name == "calibrate" and not _wrote(out):
-        return _GOES_ON if _wrote(options["run"]) else _NOTHING
+    out, begun = options.get("out"), None
+    if name in _GO_ON:
+        begun = bool(WRITTEN)
+    elif name == "predict" and has_begun(options["out"]):
+        begun = True
+    elif name == "guard" and options["path"] and not _wrote(out, options["report"]):
+        begun = _wrote(options["path"])
+    elif name == "calibrate" and not _wrote(out) and _wrote(options["run"]):
+        begun = True
+    if begun is not None:
+        kept = "what was finished is kept" if begun else "nothing new was written"
+        anew = next((option for option in ("overwrite", "redo") if options.get(option) and name != "calibrate"), None)
+        if anew:
+            return f"{kept}; without `--{anew}` the same command goes on with what was begun and keeps older results"
+        return f"{kept}, and the same command goes on {'from there' if begun else 'with what there is'}"
     if name in ("check", "select"):
         return _CHOSEN if _wrote(*(options["runs"] or ())) else _NOTHING
     if name == "plot":
@@ -177,6 +175,7 @@ def _name(command: Callable[..., None]) -> str:
     return f"data {command.__name__}" if command.__module__.endswith(".data") else command.__name__
 
 
+@functools.cache
 def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
     """The options of a command, by the argument that each fills, with the kind of its value."""
     kinds = typing.get_type_hints(command, include_extras=True)
