@@ -287,7 +287,7 @@ BAD = {
     "images that nobody prepares": (
         lambda here: (convnet(), here / "train"),
         {},
-        r"prepared as the model was trained; Sequential does not say how. Pass it, `preprocess=…`",
+        r"prepared as the model was trained; Sequential does not say how. Pass `preprocess=…`",
     ),
     "other classes": (
         lambda here: (convnet(7), here / "train"),

@@ -303,7 +303,7 @@ def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     assert "`--val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
     code, _, err = command(*given, *asked, "--on-unfit", "skip")
     assert code == 0, err
-    assert "warning: left out: `val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
+    assert "warning: left out: `--val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
     assert set(read_results("sirc-results/results.csv")["score"]) == {"tempered_msp", "bayes(msp, residual)"}
     code, _, err = command(*given, "--val", "val.npz", "--score", "msp")
     assert code == 0

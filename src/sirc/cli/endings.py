@@ -30,7 +30,7 @@ _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
 # What only Python has: an argument that became no option, a name in `sirc`, a class, a method or a function.
 _PYTHON = re.compile(
     r"`(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`(?!np\.)[^`]*(?:\bsirc\.\w|\b[A-Z]\w*[a-z]\w*[.(]|\w\.\w+\(|"
-    r"\[None\]|\b(?:calibrate|find_head|finish|fit|preprocess_of|sel|set_threshold|update)\()[^`]*`|`find_head`"
+    r"\[None\]|\b(?:calibrate|find_head|finish|fit|preprocess_of|sel|set_threshold|update)\()[^`]*`"
 )
 _OR = re.compile(r"(,? or |; )(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not between backticks
 _SETS, _TOML = "set", "toml"  # stand for the commands with `--set`; for these and others that open what a TOML names
