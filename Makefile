@@ -20,7 +20,7 @@ export PYTHONUTF8 := 1
 # One more than there are cores: some tests wait for a browser, a server or another process.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: test types suite quick attack demo screenshot lint bench clean
+.PHONY: test types suite quick attack demo demo-time screenshot lint bench clean
 
 test: $(DEV)
 	$(BIN)/ruff check .
@@ -44,8 +44,12 @@ quick: $(DEV)
 attack: $(DEV)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m attack --attack-scale 10
 
-demo: $(DEMO)
+demo: demo-time $(DEMO)
 	$(BIN)/sirc demo
+
+demo-time:
+	@test -e $(DEMO) || echo "first the packages are installed, torch among them: some minutes, by your network; nothing is printed"
+	@echo "the demo then takes about four minutes on two idle cores"
 
 # The README's picture of the page, from what `make demo` left.
 screenshot: $(DEV)

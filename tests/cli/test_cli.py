@@ -138,13 +138,18 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     code, out, err = command("train", "tiny.toml")
     assert (code, out) == (130, "")
-    assert "stopped; what was finished is kept, and the same command goes on from there" in err
+    assert "stopped; nothing new was written, and the same command goes on with what there is" in err
     err = command("train", "tiny.toml", "--overwrite")[2]
-    assert "is kept; without `--overwrite` the same command goes on with what was begun and keeps older results" in err
+    assert (
+        "nothing new was written; without `--overwrite` the same command goes on with what was begun and keeps" in err
+    )
     monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
     err = command("demo", "--redo", "fit")[2]
     assert err.startswith("this takes about four minutes on two idle cores")
-    assert "is kept; without `--redo` the same command goes on with what was begun and keeps older results" in err
+    assert (
+        "nothing new was written; without `--redo` the same command goes on with what was begun and keeps older results"
+        in err
+    )
     monkeypatch.setattr("sirc.experiment.read_results", interrupted)
     Path("results.csv").touch()
     assert "stopped; nothing was written, and the same command begins anew" in command("table", "results.csv")[2]
@@ -255,7 +260,7 @@ def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monk
     given[given.index("far=far")] = "far=far.npz"
     code, _, err = command(*given, "--out", "other", "--spill", "scratch")
     assert code == 1
-    assert "with `--spill`, `--ood far=…` must be an `OutputStore`; got Outputs. `OutputStore.from_outputs(" in err
+    assert "with `--spill`, `--ood far=…` must be an `OutputStore`; got Outputs. Leave `--spill` out" in err
     given[given.index("far=far.npz")] = "far=test"
     code, _, err = command(*given, "--out", "other", "--spill", "far.npz")
     assert code == 1
@@ -296,7 +301,15 @@ def test_other_settings_do_not_mix_with_old_results(study, command):
     code, _, err = command("fit", "tiny.toml", *other)
     assert code == 1
     assert "exists already and is another: model is" in err
+    assert "or pass `--overwrite` to fit again" in err
     assert command("fit", "tiny.toml", *other, "--overwrite")[0] == 0
+    Path("runs/tiny/seed-1/outputs/train/meta.json").write_text("{")
+    code, _, err = command("fit", "tiny.toml", *other)
+    assert code == 1
+    assert "outputs/train/meta.json' is damaged: " in err
+    assert "delete its folder and make the store again" in err
+    shutil.rmtree("runs/tiny/seed-1/outputs/train")
+    assert command("extract", "tiny.toml", *other)[0] == 0
 
 
 @pytest.mark.slow
@@ -355,6 +368,34 @@ def test_the_datasets_are_listed_with_all_that_is_known_of_them(command):
         (line,) = (line for line in out.splitlines() if line.startswith(benchmark.key + " "))
         assert benchmark.title in line
         assert benchmark.source in line
+
+
+def test_the_order_of_class_folders_is_shown_as_it_will_be_read(tmp_path, command):
+    for name in ("1", "2", "10"):
+        write_images(tmp_path / "flat", 3)
+        shutil.copytree(tmp_path / "flat" / "r", tmp_path / "photos" / name)
+    call = "data", "check", "folder", tmp_path / "photos"
+    code, out, _ = command(*call)
+    assert (code, "3 classes by name: 0 is '1', 1 is '10', 2 is '2'" in out, "`--sort natural` here" in out) == (
+        0,
+        True,
+        True,
+    )
+    code, out, _ = command(*call, "--sort", "natural")
+    assert (code, "3 classes by number: 0 is '1', 1 is '2', 2 is '10'" in out, "sort as text" in out) == (
+        0,
+        True,
+        False,
+    )
+    listed = tmp_path / "classes.txt"
+    listed.write_text("10\nnone\n2\n1\n")
+    code, out, _ = command(*call, "--classes", listed)
+    assert (code, "4 classes as listed: 0 is '10', 1 is 'none', 2 is '2', 3 is '1'" in out) == (0, True)
+    listed.write_text("10\n2\n")
+    code, out, _ = command(*call, "--classes", listed)
+    assert (code, "`classes` must name every class folder" in out) == (1, True)
+    code, _, err = command("data", "check", "textures", tmp_path, "--sort", "natural")
+    assert (code, "textures has an order of its own" in err) == (1, True)
 
 
 def test_noise_is_written_checked_and_read_back(study, command):

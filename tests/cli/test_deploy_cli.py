@@ -282,12 +282,25 @@ def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, comma
 
 
 @pytest.mark.slow
+def test_an_image_that_cannot_be_read_is_skipped_where_one_says_so(here, command):
+    Path("data/labelled/r/000.png").write_bytes(b"no image")
+    call = ("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
+    code, _, err = command(*call)
+    assert code == 1
+    assert "skip, count and name such images: `--on-error skip`." in err
+    assert "`sirc data check NAME PATH --decode` finds all such files" in err
+    assert command(*call, "--on-error", "skip")[0] == 0
+    assert len(sirc.OutputStore("runs/tiny/seed-1/outputs/validation")) == 119
+
+
+@pytest.mark.slow
 def test_without_the_training_images_only_the_names_are_missing(here, command):
     assert command("extract", "tiny.toml", "--only", "validation")[0] == 0
     shutil.rmtree("data")
     code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--recall", 0.9)
     assert code == 0, err
     assert "without names of classes" in err
+    assert '`data.root = "…"` in the TOML' in err
     assert SelectiveClassifier.load("selective.safetensors", _network(1)).classes is None
 
 

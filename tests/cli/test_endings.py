@@ -9,13 +9,15 @@ from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
-from typer import Option
+import torch
+from typer import Exit, Option
 from typer.main import get_command
 
 import sirc
+from sirc._utils.files import atomic_write
 from sirc._utils.warn import warn
 from sirc.cli import COMMANDS, app, data
-from sirc.cli.endings import _STOPPED, _TABLES, ending, in_options, what_stays
+from sirc.cli.endings import _GO_ON, _TABLES, ending, in_options, what_stays
 from sirc.cli.options import note_test_images
 from sirc.experiment.config import Extract, Fit, Model
 from sirc.progress import Log
@@ -23,12 +25,6 @@ from sirc.progress import Log
 SOURCE = Path(sirc.__file__).parent
 TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOURCE.parents[1] / "README.md"]
 NAMED = {command.__name__: command for command in COMMANDS}
-# Arguments that no command passes on, or that the words around them explain.
-PYTHON_ONLY = {
-    "keep",
-    *("classes", "dtype", "index", "size", "skipped", "shuffle", "distributed", "one_pass", "second", "preprocess"),
-    *("reject_cost", "c", "key", "set", "features", "alpha", "beta"),
-}
 
 
 def said():
@@ -63,39 +59,167 @@ def test_every_command_that_an_error_or_a_page_names_has_the_options_it_names():
     assert found > 30
 
 
+PYTHON = re.compile(
+    r"`(?!np\.)(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`[^`]*\b(?:sirc\.\w|Outputs\(|OutputStore\.)[^`]*`"
+)
+MAKERS = {"train", "extract", "fit", "run"}  # which take `--set`
+EVERY = {**NAMED, **{f"data {command.__name__}": command for command in (data.check, data.noise, data.colonoscopy)}}
+
+
+def told(name, text):
+    return in_options(EVERY[name], text)
+
+
 @pytest.mark.slow
-def test_every_argument_that_an_error_names_is_an_option_somewhere_or_is_known_to_be_none():
-    known = PYTHON_ONLY | _TABLES.keys() | {"labelled", "labels", "allow_empty", "relative", "overwrite"}
-    known |= {option.strip("-").replace("-", "_") for name in NAMED for option in options_of(name)}
+def test_no_error_names_an_argument_of_python_or_a_toml_to_a_command_that_has_none():
+    found = 0
     for path, text in said():
-        if path.parent.name != "cli":
-            for keyword in re.findall(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=[^=`][^`]*`", text):
-                assert keyword in known, (path, text)
+        if path.parent.name == "cli" or not (PYTHON.search(text) or "`--set " in text):
+            continue
+        for name in EVERY:
+            words = told(name, text)
+            found += words != text
+            if words != text:  # else the text is nothing but that: a part of a message
+                assert not PYTHON.search(words), (path, name, words)
+            if name not in MAKERS:
+                assert "`--set " not in words or words == text, (path, name, words)
+            if name not in MAKERS | {"calibrate", "predict", "export", "plot"} and "TOML" not in text:
+                assert not re.search(r"TOML|`data\.", words), (path, name, words)
+            for option in re.findall(r"(?<!\S)`(--[a-z][a-z-]*)", words):
+                assert option in options_of(name) or option in text, (path, name, words)
+    assert found > 300
 
 
-def test_arguments_are_told_as_options_or_keys():
-    def told(name, text):
-        return in_options(NAMED.get(name) or getattr(data, name), text)
+# Messages of the library, by what commands that can show them say instead.
+WORDS = [
+    ("pass `create(…, overwrite=True)` to delete it", {"extract": "pass `--overwrite` to delete it"}),
+    ("pass `create(…, overwrite=True)` to delete it", {"run": "pass `--redo extract` to delete it"}),
+    ("Delete this one, or pass `create(…, overwrite=True)`.", {"calibrate": "Delete this one."}),
+    ("delete it with `train(…, overwrite=True)`.", {"train": "delete it with `--overwrite`."}),
+    ("delete it with `train(…, overwrite=True)`.", {"run": "delete it with `--redo train`."}),
+    ("pass `fit(…, overwrite=True)` to fit again", {"fit": "pass `--overwrite` to fit again"}),
+    ("pass `fit(…, overwrite=True)` to fit again", {"run": "pass `--redo fit` to fit again"}),
+    ("or pass `overwrite=True`.", {"data noise": "or pass `--overwrite`.", "export": "or pass `--overwrite`."}),
+    ("Pass `crossfit=0`", {"evaluate": "Pass `--crossfit 0`", "select": "Pass `--crossfit 0`"}),
+    ("Fit on more rows, or pass `crossfit=0`", {"fit": "Fit on more rows, or pass `--set fit.crossfit=0`"}),
+    ("Fit on more rows, or pass `crossfit=0`", {"guard": "Fit on more rows"}),
+    ('Pass `crossfit="auto"`, or fit on more rows', {"guard": "Fit on more rows"}),
+    ("Folds are left out; `crossfit=0` leaves none", {"guard": "Folds are left out"}),
+    (
+        'as `on_unfit="skip"` does',
+        {"fit": "as `--set fit.on_unfit=skip` does", "run": "as `--set fit.on_unfit=skip` does"},
+    ),
+    ('as `on_unfit="skip"` does', dict.fromkeys(("evaluate", "select", "check"), "as `--on-unfit skip` does")),
+    (
+        'count: `on_error="skip"`.',
+        dict.fromkeys(("train", "extract", "guard", "calibrate"), "count: `--on-error skip`."),
+    ),
+    ('count: `on_error="skip"`.', {"run": "count: `--set extract.on_error=skip`."}),
+    ("Mend it, or pass `dtype=…`.", {"extract": "Mend it, or pass `--set extract.dtype=…`.", "guard": "Mend it."}),
+    ("Let it run once, or name one, `head=…`, or pass `features=False`.", {"extract": "Let it run once."}),
+    ("Let it run once, or name one, `head=…`.", {"guard": "Let it run once, or name one, `--head …`."}),
+    ("Sort them, or pass `labelled=False` for an OOD set.", {"guard": "Sort them."}),
+    (
+        "Sort them, or pass `labelled=False` for an OOD set.",
+        {"extract": "Sort them, or pass it as `data.ood.NAME` for an OOD set."},
+    ),
+    ("Delete it, or pass `allow_empty=True`.", {"guard": "Delete it."}),
+    ("Delete it, or pass `allow_empty=True`.", {"run": "Delete it, or pass `allow_empty = true` in its `options`."}),
+    (
+        "the file as `checkpoint=…` with `pretrained=False`",
+        {
+            "run": "the file as `--set model.checkpoint=…` with `--set model.pretrained=false`",
+            "predict": 'the file as `model.checkpoint = "…"` with `model.pretrained = false` in the TOML',
+        },
+    ),
+    ("The model has 3: pass `num_classes=4`.", {"run": "The model has 3: pass `--set model.num_classes=4`."}),
+    (
+        "The model has 3: pass `num_classes=4`.",
+        {"predict": "The model has 3: pass `model.num_classes = 4` in the TOML."},
+    ),
+    ("The model has 3: pass `num_classes=4`.", {"guard": "The model has 3."}),
+    (
+        "Number them as the logits are, or use `Outputs(..., classes=…)`.",
+        {
+            "evaluate": "Number them as the logits are.",
+            "select": "Number them as the logits are.",
+            "guard": "Number them as the logits are, or use `--classes …`.",
+            "extract": "Number them as the logits are, or use "
+            '`sort = "natural"` or `classes = …` of the dataset in the TOML.',
+        },
+    ),
+    ("Pass `fit(…, val=sirc.Outputs(logits))`", {"evaluate": "Pass `--val …`", "select": "Pass `--tune …`"}),
+    ("Pass `fit(…, val=sirc.Outputs(logits))`", {"fit": "Pass `data.validation`"}),
+    ("Pass `head=sirc.find_head(model, x)` or `head=sirc.Head(w, b)`", {"evaluate": "Pass `--head …`"}),
+    ("Give `labels`; in Python `Outputs(logits, features, labels)`", {"evaluate": "Give `labels`"}),
+    ("say where: `--set data.root=…`.", {"extract": "say where: `--set data.root=…`."}),
+    ("say where: `--set data.root=…`.", {"calibrate": 'say where: `data.root = "…"` in the TOML.'}),
+    ("Pass `relative=False`", {"select": "Pass `--absolute`"}),
+    ("with `spill`, `test` must have labels", {"evaluate": "with `--spill`, `--id` must have labels"}),
+    ("`ood['far']` must be a store", {"evaluate": "`--ood far=…` must be a store"}),
+    ("Pass more rows as `val`", {"guard": "Pass more rows as VAL"}),
+    ("Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`", {"guard": "Pass `--resize` and `--crop`"}),
+    (
+        "it does not say how. Pass `preprocess=…`, or save it with one",
+        {"predict": "it does not say how. Save it with one"},
+    ),
+    ("a rule: make it with `sirc.fit([…])`", {"evaluate": "a rule"}),
+    ("`sirc.fit`", {"evaluate": "`sirc.fit`"}),  # never nothing
+    (
+        "Use it in `sirc(msp, l1)` or `linear(energy, l1, c=0.1)`",
+        {"evaluate": "Use it in `sirc(msp, l1)` or `linear(energy, l1, c=0.1)`"},
+    ),
+]
 
-    assert told("extract", "pass `overwrite=True` to replace it") == "pass `--overwrite` to replace it"
-    assert told("noise", "or pass `overwrite=True`.") == "or pass `--overwrite`."
-    assert told("run", "with `create(..., overwrite=True)`.") == "with `--redo extract`."
-    assert told("train", "with `overwrite=True` (`--overwrite`; …)") == "with `overwrite=True` (`--overwrite`; …)"
-    assert told("evaluate", "Pass `crossfit=0`") == "Pass `--crossfit 0`"
-    assert told("fit", "Pass `crossfit=0`") == "Pass `--set fit.crossfit=0`"
-    assert told("fit", 'as `on_unfit="skip"` does') == "as `--set fit.on_unfit=skip` does"
-    assert told("evaluate", 'as `on_unfit="skip"` does') == "as `--on-unfit skip` does"
-    assert told("run", "`checkpoint=` with `pretrained=False`") == (
-        "`--set model.checkpoint=…` with `--set model.pretrained=false`"
-    )
-    assert told("evaluate", "Pass `fit(…, val=sirc.Outputs(logits, features, labels))`") == "Pass `--val …`"
-    assert told("evaluate", "`head=sirc.find_head(model, x)` or `head=sirc.Head(w, b)`") == "`--head …`"
-    assert told("extract", 'count them: `on_error="skip"`.') == "count them: `--on-error skip`."
-    assert told("run", 'count them: `on_error="skip"`.') == "count them: `--set extract.on_error=skip`."
-    assert told("calibrate", "say where: `--set data.root=…`.") == "say where: `data.root = …` in the TOML."
-    assert told("select", "Pass `relative=False`") == "Pass `--absolute`"
-    assert told("evaluate", "with `spill`, `test` must have labels") == "with `--spill`, `--id` must have labels"
-    assert told("serve", "use `Outputs(..., classes=…)`") == "use `Outputs(..., classes=…)`"
+
+@pytest.mark.parametrize(("text", "expected"), WORDS)
+def test_arguments_are_told_as_the_command_has_them_or_not_at_all(text, expected):
+    assert {name: told(name, text) for name in expected} == expected
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    """Outputs in files: of training, of validation, without features; and a damaged store."""
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("train", 5), ("val", 40)):
+        z = torch.randn(rows, 4)
+        sirc.Outputs(z[:, :3], z, torch.arange(rows) % 3).save(f"{name}.npz")
+    sirc.Outputs(torch.randn(40, 3), None, torch.arange(40) % 3).save("bare.npz")
+    Path("store").mkdir()
+    Path("store", "meta.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("evaluate --id store --overwrite", "is damaged: "),
+        ("select --val store --train train.npz", "Restore it, or delete its folder and make the store again.\n"),
+        ("evaluate --id bare.npz --train train.npz --score l1", "error: `--id`: features are needed for `l1`"),
+        ("evaluate --id val.npz --ood far=bare.npz --score l1", "error: `--ood far=…`: features are needed for `l1`"),
+        ("evaluate --id val.npz --score residual", "error: `--train` is needed for `residual`: outputs of ID training"),
+        (
+            "select --val val.npz --train train.npz --score knn --score msp --score l1",
+            "Leave out `knn`, as `--on-unfit skip` does, to fit the other 2\n",
+        ),
+        (
+            "check --val val.npz --train train.npz --score sirc(msp,residual) --score sirc(msp,l1)",
+            "the final linear layer. Pass `--head …`\nLeave out `sirc(msp,residual)`, as `--on-unfit skip` does",
+        ),
+    ],
+)
+def test_what_files_lack_is_told_in_options_and_before_any_work(arrays, command, call, says):
+    code, out, err = command(*call.split())
+    assert (code, out) == (1, "")
+    assert says in err
+    assert "first pass" not in err
+
+
+def test_scores_that_cannot_be_fitted_are_left_out_where_one_says_so(arrays, command):
+    call = "select --val val.npz --train train.npz --score knn --score msp --score l1 --draws 20 --crossfit 0 --quiet"
+    code, out, err = command(*call.split(), "--on-unfit", "skip")
+    assert code == 0, err
+    assert "knn" in err
+    assert "l1" in out
 
 
 def test_warnings_are_told_in_options_too(capsys):
@@ -112,10 +236,71 @@ def test_keys_are_those_of_the_toml():
         assert key in {field.name for field in fields(tables[table])}
 
 
-@pytest.mark.parametrize("name", _STOPPED)
-def test_what_stays_is_said_of_commands_that_there_are(name):
-    command = NAMED.get(name) or getattr(data, name)
-    assert "{" not in what_stays(command.__name__, {"out": Path("decisions.csv")})
+@pytest.fixture
+def wrote(tmp_path, monkeypatch):
+    """Files that the command is said to have written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sirc.cli.endings.WRITTEN", files := set())
+    return lambda *names: files.update(tmp_path / name for name in names)
+
+
+NOTHING = "nothing was written, and the same command begins anew"
+GOES_ON = "the same command goes on from there"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "written", "says"),
+    [
+        *((name, {}, [], "nothing new was written") for name in _GO_ON),
+        *((name, {}, ["runs/x"], "finished") for name in _GO_ON),
+        ("run", {"redo": ["fit"]}, ["runs/x"], "is kept; without `--redo` the same command goes on"),
+        ("extract", {"overwrite": True}, [], "nothing new was written; without `--overwrite` the same command goes on"),
+        ("predict", {}, [], NOTHING),
+        ("predict", {}, ["out"], "`--overwrite` replaces it"),
+        ("guard", {"path": None, "report": None}, [], NOTHING),
+        ("guard", {"path": Path("kept"), "report": None}, [], "nothing new was written"),
+        ("guard", {"path": Path("kept"), "report": None}, ["kept/val/shard-00000.safetensors"], GOES_ON),
+        ("guard", {"path": Path("kept"), "report": None}, ["kept/val/meta.json", "out"], "`--overwrite` replaces it"),
+        ("calibrate", {"run": Path("runs")}, ["elsewhere/trusted"], NOTHING),
+        ("calibrate", {"run": Path("runs")}, ["runs/outputs/validation/meta.json"], GOES_ON),
+        ("calibrate", {"run": Path("runs")}, ["out"], "`--overwrite` replaces it"),
+        ("select", {"runs": [Path("a"), Path("b")]}, [], NOTHING),
+        ("select", {"runs": [Path("a"), Path("b")]}, ["a/choice.json"], "made so far are kept, and the same command"),
+        ("check", {"runs": None}, [], NOTHING),
+        ("evaluate", {"spill": None}, [], NOTHING),
+        ("evaluate", {"spill": None}, ["out/results.csv"], "what was written so far stays"),
+        ("evaluate", {"spill": Path("spill")}, [], NOTHING),
+        ("plot", {"out": None, "runs": [Path("a")]}, [], NOTHING),
+        ("plot", {"out": None, "runs": [Path("a")]}, ["a/figures/x.pdf"], "drawn so far stay"),
+        ("table", {}, [], NOTHING),
+        ("export", {}, ["out"], "what was written so far stays"),
+    ],
+)
+def test_what_stays_follows_from_what_was_written(wrote, name, options, written, says):
+    wrote(*written)
+    assert says in what_stays(name, {"out": Path("out"), **options})
+
+
+def test_scores_that_were_spilled_are_kept(wrote, tmp_path):
+    (tmp_path / "spill" / "test-0").mkdir(parents=True)
+    wrote("spill/test-0/part-0.safetensors")
+    options = {"out": Path("out"), "spill": Path("spill")}
+    assert f"scores in 'spill' are kept, and {GOES_ON}" == what_stays("evaluate", options)
+    wrote("out/results.csv")
+    assert "what was written so far stays" in what_stays("evaluate", options)
+
+
+def test_a_command_that_is_stopped_says_what_it_wrote_itself(tmp_path, capsys):
+    def export(out: Path, at: int) -> None:
+        for number in range(3):
+            if number == at:
+                raise KeyboardInterrupt
+            atomic_write(out, lambda file: file.write(b"graph"))
+
+    for at, says in ((1, "what was written so far stays"), (0, NOTHING)):
+        with pytest.raises(Exit):
+            ending(export)(out=tmp_path / "model.onnx", at=at)
+        assert capsys.readouterr().err.startswith(f"stopped; {says}")
 
 
 def test_a_table_that_was_not_begun_is_refused_at_once_and_begun_anew(tmp_path, command, monkeypatch):

@@ -16,17 +16,24 @@ from support.tiny_images import write_images
 
 MODEL = """
 import timm
+import torch
 from torch import nn
 
 def mostly_blue(num_classes):
+    torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=num_classes)
     nn.init.constant_(model.fc.bias[:1], 2)
     return model
 
 def plain(num_classes):
+    torch.manual_seed(0)
+    return random(num_classes)
+
+def random(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(432, num_classes))
 
 def larger(num_classes):
+    torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(99, num_classes))
 """
 NETWORK = "timm:test_resnet=weights.safetensors"
@@ -78,7 +85,7 @@ def test_a_guard_is_exported_for_the_service(here, command, monkeypatch):
 def test_a_function_of_one_s_own_makes_the_network(here, command):
     code, out, err = command("guard", "guarded_model:mostly_blue", "train", *FEW, "--plain", "--score", "msp")
     assert code == 0, err
-    assert "warning: `val` was not given: 12 of the 60 rows" in err
+    assert "warning: VAL was not given: 12 of the 60 rows" in err
     assert "Promise: None, an estimate" in out
 
 
@@ -88,7 +95,14 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
         (("guard", "test_resnet", "train"), r"`name` must be `timm:NAME`"),
         (("guard", "weights.safetensors", "train"), "weights need the network that they are for: `timm:NAME=weights"),
         (("guard", "os:getcwd", "train"), "is in Python's standard library"),
-        (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass it, `--resize` and `--crop`"),
+        (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass `--resize` and `--crop`"),
+        (("guard", "guarded_model:random", "train"), "gives others each time it is called: they are random"),
+        (("guard", "guarded_model:random", "train"), "or name their file, `guarded_model:random=FILE`"),
+        (
+            ("guard", NETWORK, "new/b", "val"),
+            "its images lie directly in it, such as '002.png'. Sort them into folders. ",
+        ),
+        (("guard", NETWORK, "train", "val", "--score", "delta_knn"), "`delta_knn` is. Choose another "),
         (("guard", NETWORK, "train", "nowhere"), "the folder 'nowhere' is not there"),
         (("guard", NETWORK, "train", "val", "--recall", 0.99), "needs at least 299 ID✓ rows; got 60"),
         (("guard", NETWORK, "train", "val", "--out", "weights.safetensors"), "Pass `--overwrite` to replace it"),
@@ -111,7 +125,7 @@ def test_a_stopped_guard_keeps_what_lies_in_its_folder(here, command, monkeypatc
     monkeypatch.setattr("sirc.deploy.guard", stopped)
     assert "nothing was written" in command("guard", NETWORK, "train")[2]
     kept = ("guard", NETWORK, "train", "--path", "kept", "--out", "new.safetensors")
-    assert "the same command goes on from there" in command(*kept)[2]
+    assert "nothing new was written, and the same command goes on with what there is" in command(*kept)[2]
     assert "without `--overwrite` the same command goes on" in command(*kept, "--overwrite")[2]
     for option, file in (("--out", "weights.safetensors"), ("--report", "weights.safetensors")):  # which is there
         told = command(*kept, "--overwrite", option, file)[2]

@@ -174,7 +174,9 @@ def test_what_was_extracted_is_not_run_again(tmp_path, made):
     assert before >= 1000
     assert sum(rows) < 100  # to find the head, and to see how confidences change
     assert first.threshold == second.threshold == made.threshold
-    with pytest.raises(StoreError, match=r"is another store: .* pass `overwrite=True` to delete its shards"):
+    with pytest.raises(
+        StoreError, match=r"is another store: .* pass `create\(…, overwrite=True\)` to delete its shards"
+    ):
         sirc.guard(model, TRAIN, data(500, 2), path=tmp_path)
     sirc.guard(model, TRAIN, data(500, 2), path=tmp_path, overwrite=True)
 
@@ -285,7 +287,7 @@ BAD = {
     "images that nobody prepares": (
         lambda here: (convnet(), here / "train"),
         {},
-        r"prepared as the model was trained; Sequential does not say how. Pass it, `preprocess=…`",
+        r"prepared as the model was trained; Sequential does not say how. Pass `preprocess=…`",
     ),
     "other classes": (
         lambda here: (convnet(7), here / "train"),
@@ -383,6 +385,7 @@ def test_batches_of_text_are_taken_by_name():
     assert torch.equal(guard(batch).confidence, guard(**batch).confidence)
 
 
+@pytest.mark.filterwarnings("ignore:typical training rows")
 def test_the_premise_names_a_witness_that_misleads():
     from sirc.deploy.guards import _premise
 

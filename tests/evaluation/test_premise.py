@@ -427,7 +427,11 @@ def test_the_command_prints_json_that_equals_the_library_s(command, files, score
         (["nowhere", "--ood", "x=y"], 2, "leave these options to `--val`"),
         (["--val", "val.npz"], 2, "needs a scorer"),
         (["--val", "val.npz", "--train", "train.npz", "--scorer", "scorer.safetensors"], 2, "needs a scorer"),
-        (["--val", "val.npz", "--scorer", "scorer.safetensors", "--head", "h.npz"], 2, "are for fitting on `--train`"),
+        (
+            ["--val", "val.npz", "--scorer", "scorer.safetensors", "--head", "h.npz"],
+            2,
+            "a saved scorer has all it needs",
+        ),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--ood", "x"], 2, "NAME=VALUE"),
         (["--val", "no.npz", "--scorer", "scorer.safetensors"], 1, "no file or store 'no.npz'"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "knn"], 1, "not among the scorer's specs"),

@@ -98,7 +98,7 @@ def stderr_of(arguments, capsys):
 def test_extract_and_run_tell_of_folders_that_sort_as_text_and_the_toml_mends_it(shades, capsys):
     said = stderr_of(["extract", "shades.toml", "--device", "cpu", "--only", "test"], capsys)
     assert said.count("warning: the predictions for 'test' agree with its labels in 16.7% of 72 rows, and in 100") == 1
-    assert 'set it with `sort = "natural"`' in said
+    assert 'give the order of the classes, `sort = "natural"`' in said
     said = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures"], capsys)
     assert said.count("warning: the predictions for 'test'") == 1
     again = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures"], capsys)

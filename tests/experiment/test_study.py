@@ -300,10 +300,10 @@ def test_arrays_of_validation_rows_tune_the_scores(arrays, command):
     np.testing.assert_allclose(found[expected.index], expected, rtol=1e-6)
     code, _, err = command(*given, *asked)
     assert code == 1
-    assert "`val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
+    assert "`--val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
     code, _, err = command(*given, *asked, "--on-unfit", "skip")
     assert code == 0, err
-    assert "warning: left out: `val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
+    assert "warning: left out: `--val` is needed for `sirc(entropy, l1, budget=1.0)`" in err
     assert set(read_results("sirc-results/results.csv")["score"]) == {"tempered_msp", "bayes(msp, residual)"}
     code, _, err = command(*given, "--val", "val.npz", "--score", "msp")
     assert code == 0
@@ -349,7 +349,7 @@ def test_checks_and_choices_of_arrays_may_be_tuned(arrays, command):
         assert "give `--tune`" in err
         code, _, err = command(*name, "--val", "test.npz", "--scorer", "x", "--tune", "val.npz", *budget)
         assert code == 2
-        assert "`--tune` are for fitting" in err
+        assert "`--tune` would do nothing" in err
         code, _, err = command(*name, "--val", "val.npz", "--train", "train.npz", "--tune", "val.npz", *budget)
         assert code == 1
         assert "not fitted on" in err

@@ -134,6 +134,7 @@ def yolo():
     return model
 
 
+@pytest.mark.filterwarnings("ignore:typical training rows")  # of an untrained network
 def test_ultralytics_gives_its_logits_not_its_probabilities(yolo, tmp_path):
     network, x = yolo.model, torch.randn(5, 3, 32, 32)
     assert unwrap(yolo) is network

@@ -36,7 +36,7 @@ def as_text(classes):
 def test_numbers_sorted_as_text_are_told_with_both_accuracies(rows, classes):
     predictions, labels = network(rows, classes, 0.7, labels=np.sort(np.arange(rows) % classes))
     said = warning(predictions, as_text(classes)[labels])
-    assert 'sort = "natural"' in said
+    assert "give the order of the classes, `classes=…`" in said
     low, high = (float(word.split("%")[0]) for word in (said.split(" in ")[1], said.split(", and in ")[1]))
     assert low < 25
     assert high > 40  # 1,000 rows of 1,000 classes teach a match of which 0.7² is right
@@ -53,6 +53,14 @@ def test_labels_of_other_rows_are_told_as_chance(rows, classes):
     predictions, labels = network(rows, classes, 0.8)
     shuffled = labels[torch.randperm(rows, generator=torch.Generator().manual_seed(0))]
     assert "as chance would" in warning(predictions, shuffled)
+
+
+def test_a_network_that_says_one_class_is_told_even_of_few_rows():
+    labels = torch.arange(90) % 3
+    said = warning(torch.ones(90, dtype=torch.int64), labels)
+    assert "agree with its labels in 33.3% of 90 rows, as all predictions are of one class, 1. The weights or" in said
+    assert not warning(torch.zeros(90, dtype=torch.int64), labels.clamp(max=0))  # there is one class alone
+    assert not warning(torch.zeros(90, dtype=torch.int64), (torch.arange(90) < 20).long())  # which few have
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 100, 1000])

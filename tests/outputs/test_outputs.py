@@ -129,7 +129,7 @@ def test_bad_labels_are_refused(arrays):
     wrong = labels.clone()
     wrong[17] = 200
     rule = re.escape("`labels` must be in 0…199 for 200 logits; got 200 at row 17. Did you pass labels of another ")
-    way_out = re.escape("class set, say ImageNet-1k? Use `Outputs(..., classes=…)`.")
+    way_out = re.escape("class set, say ImageNet-1k? Number them as the logits are, or use `Outputs(..., classes=…)`.")
     refused(rule + way_out, logits, features, wrong)
     wrong[3] = -1
     refused("got -1 at row 3. Leave `labels` out", logits, features, wrong)

@@ -298,7 +298,7 @@ def test_a_store_of_other_data_is_refused(tmp_path, store, outputs):
 
 
 def test_a_store_is_not_resumed_with_another_model_or_other_data(store):
-    way_out = r"Choose another folder, or pass `overwrite=True` to delete its shards"
+    way_out = r"Choose another folder or delete this one, or pass `create\(…, overwrite=True\)` to delete its shards"
     with pytest.raises(StoreError, match=rf"belongs to another model: it has 'resnet', this one is 'vit'. {way_out}"):
         OutputStore.create(store.path, 25, shard_size=10, **SOURCE | {"model": "vit"})
     words = r"belongs to other data \(or preprocessing\): it has 'pets, 224 px', this one is 'birds'"
@@ -317,7 +317,10 @@ def test_a_store_is_not_resumed_with_another_model_or_other_data(store):
         (b"[1]", "must be a store, of format sirc.OutputStore and version 2; its meta.json has None"),
         (b'{"format": "zarr"}', r"has \('zarr', None\). Check the path"),
         (b'{"format": "sirc.OutputStore", "version": 3}', r"version 2; .* 3\). Check .* update sirc"),
-        (b'{"format": "sirc.OutputStore", "version": 1}', r"version 2; .* 1\). .* again with `overwrite=True`"),
+        (
+            b'{"format": "sirc.OutputStore", "version": 1}',
+            r"version 2; .* 1\). .* delete the folder and make the store again",
+        ),
         (b'{"format": "sirc.OutputStore", "version": 2, "size": 3}', "meta.json' is damaged: .*'shard_size'"),
         (
             b'{"format": "sirc.OutputStore", "version": 2, "size": -3, "shard_size": 1, "model": "", "data": "",'
@@ -336,7 +339,8 @@ def test_what_is_no_store_is_described(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
         with pytest.raises(
-            StoreError, match=r"there is no store at .*has no meta.json. Make one with `OutputStore.create`"
+            StoreError,
+            match=r"there is no store at .*has no meta.json. Check the path, or make one with `OutputStore.create`",
         ):
             OutputStore(path)
 

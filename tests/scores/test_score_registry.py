@@ -148,7 +148,7 @@ def test_a_new_combination_is_known_everywhere(least, sets, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("steep_sirc(msp, energy)", "`steep_sirc` needs `steepness=`, a number"),
+        ("steep_sirc(msp, energy)", "`steep_sirc` needs `steepness`, a number"),
         ("steep_sirc(energy, msp, steepness=1)", "the first score of `steep_sirc` must be bounded"),
         ("least(msp)", "`least` combines at least 2 specs; got 1"),
         ("least(msp, energy, c=1)", "`least` has no parameter `c`"),
@@ -201,6 +201,27 @@ def test_the_functions_of_a_score_are_checked_at_decoration(scratch_registry, fi
     with pytest.raises(ValueError, match=re.escape(words)):
         sirc.score(**{"needs": "features", "evidence": ("mean",), **fields})(mine)
     assert "mine" not in sirc.known_names()
+
+
+@pytest.mark.parametrize(
+    ("found", "got"),
+    [
+        ({"c": 1.0}, "`c`: a float"),
+        ({"d": torch.ones(1)}, "`d`: a Tensor"),
+        ({"c": torch.ones(1), "rest": 2}, "`c`: a Tensor, `rest`: a int"),
+        ({}, "an empty dict"),
+        (torch.ones(1), "a Tensor"),
+        (None, "a NoneType"),
+    ],
+)
+def test_what_solve_returns_is_checked_as_soon_as_it_has_run(scratch_registry, found, got):
+    @sirc.score(needs="features", evidence=("mean",), solve=lambda evidence: found)
+    def mine(features, *, c):
+        return features.sum(-1)
+
+    words = f"`solve` of score `mine` must return a dict with a tensor for each parameter, `c`; got {got}. Return"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sirc.fit(["mine"], sirc.Outputs(torch.randn(20, 3), torch.randn(20, 4)))
 
 
 MY_SCORES = """

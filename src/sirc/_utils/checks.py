@@ -95,7 +95,10 @@ def check_labels(name: str, labels: Tensor, num_classes: int) -> None:
     if value < 0:
         advice = "Leave `labels` out for data that has none, such as OOD sets."
     else:
-        advice = "Did you pass labels of another class set, say ImageNet-1k? Use `Outputs(..., classes=…)`."
+        advice = (
+            "Did you pass labels of another class set, say ImageNet-1k? Number them as the logits are, or use "
+            "`Outputs(..., classes=…)`."
+        )
     raise ValueError(
         f"`{name}` must be in 0…{num_classes - 1} for {num_classes} logits; got {value} at row {row}. {advice}"
     )

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sirc._utils.checks import check_path
 from sirc._utils.text import first_line, shorten
+from sirc._utils.written import WRITTEN
 from sirc.errors import StoreError
 
 if sys.platform != "win32":
@@ -82,6 +83,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
             text = f"'{path}' cannot be written: {error.strerror}. Mend that, or choose another place"
             raise OSError(error.errno, text) from error
         raise
+    WRITTEN.add(path.absolute())
     if sys.platform != "win32":  # so that the rename survives a power cut; Windows has no such call and needs none
         handle = os.open(path.parent, os.O_RDONLY)
         try:

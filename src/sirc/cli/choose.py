@@ -13,15 +13,20 @@ from typer import Argument, Option
 
 from sirc.cli.console import reporting, result
 from sirc.cli.options import (
+    CrossfitOption,
     HeadFile,
     Names,
+    OnErrorChoice,
+    OnUnfit,
     OodFiles,
     Quiet,
     Specs,
     TrainFile,
     TuningFile,
+    folds_of,
     named_pairs,
     note_test_images,
+    refuse_unused,
 )
 from sirc.errors import ConfigError, OnError
 
@@ -35,8 +40,8 @@ if TYPE_CHECKING:
 
 Stored = Annotated[list[Path] | None, Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made.")]
 ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
-# val, train, tune, scorer, ood, head
-Files = tuple[Path | None, Path | None, Path | None, Path | None, list[str] | None, Path | None]
+# val, train, tune, scorer, ood, head, crossfit, on_unfit
+Files = tuple[Path | None, Path | None, Path | None, Path | None, Names, Path | None, str | None, OnErrorChoice | None]
 Judge = Callable[["Case"], "Assumptions | Choice"]
 By = StrEnum("By", ["worst", "average"])
 Pool = StrEnum("Pool", ["datasets", "samples"])
@@ -53,6 +58,8 @@ def check(
     ood: OodFiles = None,
     head: HeadFile = None,
     spec: Specs = None,
+    crossfit: CrossfitOption = None,
+    on_unfit: OnUnfit = None,
     level: Annotated[float, Option(help="Of the intervals.")] = 0.95,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
@@ -69,10 +76,11 @@ def check(
     from sirc.evaluation.premise import check_assumptions
 
     def premise(case: Case) -> Assumptions:
-        chosen = case.scorer.only(spec) if spec else case.scorer
+        named = _fitted(spec, case.scorer, on_unfit)
+        chosen = case.scorer.only(named) if named else case.scorer
         return check_assumptions(chosen, case.id, case.ood, level=level)
 
-    files = val, train, tune, scorer, ood, head
+    files = val, train, tune, scorer, ood, head, crossfit, on_unfit
     _judge("check", runs, files, spec, premise, as_json, quiet)
 
 
@@ -85,6 +93,8 @@ def select(
     ood: OodFiles = None,
     head: HeadFile = None,
     spec: Specs = None,
+    crossfit: CrossfitOption = None,
+    on_unfit: OnUnfit = None,
     alpha: Annotated[str, Option(metavar="LOW,HIGH", help="The share of ID input: a range or a number.")] = "0.1,0.9",
     beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
     metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
@@ -123,7 +133,7 @@ def select(
             metric=metric,
             by="average" if by is By.average else "worst",
             relative=not absolute,
-            scores=spec,
+            scores=_fitted(spec, case.scorer, on_unfit),
             pool="samples" if pool is Pool.samples else "datasets",
             method="bootstrap" if method is Method.bootstrap else "auto",
             draws=draws,
@@ -131,7 +141,7 @@ def select(
             seed=seed,
         )
 
-    files = val, train, tune, scorer, ood, head
+    files = val, train, tune, scorer, ood, head, crossfit, on_unfit
     _judge("select", runs, files, spec, choice, as_json, quiet)
 
 
@@ -211,11 +221,13 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
 
-    val, train, tune, scorer, ood, head = files
+    val, train, tune, scorer, ood, head, crossfit, on_unfit = files
     if (train is None) == (scorer is None):
         raise ConfigError("`--val` needs a scorer: give either `--train TRAIN.npz` to fit one, or `--scorer FILE`.")
-    if train is None and (head or tune):
-        raise ConfigError("`--head` and `--tune` are for fitting on `--train`; a saved scorer has all it needs.")
+    if train is None:
+        without = "nothing is fitted, as a saved scorer has all it needs"
+        refuse_unused(without, head=head, tune=tune, crossfit=crossfit, on_unfit=on_unfit)
+    folds = folds_of(crossfit)
     assert val is not None
     inside = arrays.load_outputs(val)
     outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
@@ -232,9 +244,16 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     untuned = next((spec for spec in chosen if Needs.of([spec]).val), None)
     if tuning is None and untuned:
         raise ConfigError(f"`{untuned}` is tuned on labelled ID outputs other than those of `--val`: give `--tune`.")
-    unfit: OnError = "stop" if specs else "skip"
-    fitted = fit(chosen, training, head=layer, val=tuning, on_unfit=unfit, progress=progress)
+    if not specs and on_unfit is OnErrorChoice.stop:
+        raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
+    unfit: OnError = on_unfit.value if on_unfit else "stop" if specs else "skip"
+    fitted = fit(chosen, training, head=layer, crossfit=folds, val=tuning, on_unfit=unfit, progress=progress)
     yield Case(val.stem, fitted, inside, outside)
+
+
+def _fitted(specs: Names, scorer: Scorer, on_unfit: OnErrorChoice | None) -> Names:
+    """The scores that were named, less those that could not be fitted where these are to be skipped."""
+    return [text for text in specs if text in scorer.specs] if specs and on_unfit is OnErrorChoice.skip else specs
 
 
 def _numbers(option: str, text: str) -> list[float]:

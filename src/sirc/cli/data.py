@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -13,6 +15,7 @@ from sirc.cli.endings import ending
 from sirc.cli.options import Quiet
 from sirc.errors import ConfigError
 
+Sort = StrEnum("Sort", ["name", "natural"])
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
 
 app = typer.Typer(
@@ -46,6 +49,8 @@ def check(
     name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
     path: Annotated[Path, Argument(help="Where its files are.")],
     split: Annotated[str | None, Option(help="Only `train` or only `test`.")] = None,
+    sort: Annotated[Sort, Option(help="Of a `folder`: how its class folders are numbered.")] = Sort.name,
+    classes: Annotated[Path | None, Option(help="Of a `folder`: a text file, its classes in order.")] = None,
     decode: Annotated[bool, Option("--decode", help="Read every image, and name the broken ones.")] = False,
     workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
     quiet: Quiet = False,
@@ -54,13 +59,16 @@ def check(
 
     Example: `sirc data check textures ~/data/textures --decode --workers 8`
     """
-    from sirc.data import benchmarks
+    from sirc.data import Source, benchmarks, class_names
     from sirc.data import check as check_data
 
-    names = ["folder", "list", *(known.key for known in benchmarks())]
-    if name not in names:
-        raise ConfigError(f"NAME must be one of {', '.join(names)}; got {name!r}.")
-    report = check_data(name, path, split=split, decode=decode, workers=workers, progress=reporting(quiet))
+    known_names = ["folder", "list", *(known.key for known in benchmarks())]
+    if name not in known_names:
+        raise ConfigError(f"NAME must be one of {', '.join(known_names)}; got {name!r}.")
+    names = None if classes is None else class_names(Source("folder", str(path), classes=str(classes)), Path())
+    order: Literal["name", "natural"] = "natural" if sort is Sort.natural else "name"
+    look = partial(check_data, name, path, split=split, sort=order, classes=names, decode=decode)
+    report = look(workers=workers, progress=reporting(quiet))
     result(str(report))
     if not report.ok:
         raise typer.Exit(1)

@@ -14,8 +14,10 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, open_page, result, say
+from sirc.cli.endings import in_options
 from sirc.cli.options import (
     Device,
+    OnErrorChoice,
     OnErrorOption,
     OodFiles,
     Overwrite,
@@ -30,7 +32,7 @@ from sirc.cli.options import (
     refuse_unused,
     runs_of_seeds,
 )
-from sirc.errors import ConfigError, StoreError
+from sirc.errors import ConfigError, OnError, StoreError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,6 +126,7 @@ def calibrate(
     reject_cost: Annotated[float | None, Option(help="With --alpha: what a rejected input costs.")] = None,
     ood: OodFiles = None,
     val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
+    on_error: OnErrorOption = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("selective.safetensors"),
     overwrite: Replace = False,
     trust: Trust = False,
@@ -182,7 +185,7 @@ def calibrate(
         scorer = Scorer.load(chosen_run.scorer)
         spec = _choose_score(scorer, score, chosen_run, progress)
         model = network(study, chosen_run)
-        data, rows = _calibration_data(study, chosen_run, val, model, where, progress)
+        data, rows = _calibration_data(study, chosen_run, val, model, where, on_error, progress)
         head, classes = load_head(chosen_run.head)[0], _class_names(study, scorer.num_classes, progress)
         selective = SelectiveClassifier(model, scorer, spec, head=head, classes=classes, preprocess=study.preprocess)
         if val is None and study.extract.precision != "fp32":
@@ -234,7 +237,8 @@ def predict(
 
     With an exported graph: `sirc predict photos --onnx model.onnx`
 
-    With four processes, one file: `torchrun --nproc-per-node 4 -m -- sirc predict …`
+    With four processes, one file: `torchrun --nproc-per-node 4 -m -- sirc predict …`; without `--`, torchrun reads
+    `--run` as an option of its own.
     """
     if (onnx is None) == (model is None) or (model is None) != (run is None):
         raise ConfigError("give either `--model FILE --run RUN`, or `--onnx FILE`.")
@@ -469,7 +473,13 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
 
 
 def _calibration_data(
-    study: Experiment, run: Run, val: Path | None, model: nn.Module, device: torch.device, progress: Progress
+    study: Experiment,
+    run: Run,
+    val: Path | None,
+    model: nn.Module,
+    device: torch.device,
+    on_error: OnErrorChoice | None,
+    progress: Progress,
 ) -> tuple[Outputs | OutputStore, Tensor | None]:
     """The outputs that set the threshold, of a file, of validation or at worst of test images, and which rows do."""
     from sirc.experiment import arrays, calibration_set, check_outputs, extract_run, rows_to_calibrate
@@ -484,7 +494,8 @@ def _calibration_data(
     except FileNotFoundError:
         if name == "test":
             raise
-        extract_run(study, run, [name], device=device, overwrite="unfinished", progress=progress)
+        how: OnError | None = on_error.value if on_error else None
+        extract_run(study, run, [name], device=device, on_error=how, overwrite="unfinished", progress=progress)
     if name == "test":
         note_test_images(study, "set the threshold", progress)
     store = OutputStore(run.store(name))
@@ -521,7 +532,8 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
     try:
         names = images_of(study, "train", augmented=True).classes
     except (ValueError, OSError, ImportError) as error:
-        progress.note(f"note: without names of classes, as the training images cannot be opened: {error}")
+        why = in_options(calibrate, str(error))
+        progress.note(f"note: without names of classes, as the training images cannot be opened: {why}")
         return None
     return list(names) if names and len(names) == count else None
 

@@ -6,44 +6,59 @@ import functools
 import re
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.models import OptionInfo
 
+from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
 from sirc.cli.options import has_begun
 from sirc.errors import ConfigError
 
 INTERRUPTED = 130
-_STOPPED = {
-    **dict.fromkeys(
-        ("train", "extract", "run", "demo", "predict", "guard", "calibrate", "noise", "colonoscopy"),
-        "what was finished is kept, and the same command goes on from there",
-    ),
-    "fit": "the scores of finished seeds are kept, and the same command fits the others",
-    "evaluate": "what was written so far stays; `--overwrite` replaces it",
-    "plot": "the figures drawn so far stay, and the same command draws all of them again",
-}
 _NOTHING = "nothing was written, and the same command begins anew"
-_ANEW = "what was finished is kept; without `--{}` the same command goes on with what was begun and keeps older results"
-_OTHER_OUT = (
-    "what was finished is kept; with another `--out` instead of `--overwrite` the same command goes on from there"
-)
-_BEGINS_ANEW = {"train", "extract", "fit", "predict", "guard", "run", "demo", "noise"}  # by `--overwrite` or `--redo`
-# A keyword argument in the words of a library error, alone or in a call; not where its option is named beside it.
-_KEYWORD = re.compile(r"`(?:\w+\((?:…|\.{3}), )?(\w+)=([^`]*?)\)?`(?! \(`--)")
-_SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
+_STAYS = "what was written so far stays; `--overwrite` replaces it"
+_GO_ON = ("train", "extract", "fit", "run", "demo", "data noise", "data colonoscopy")  # where they were stopped
+_CHOSEN = "the choices made so far are kept, and the same command chooses all of them again"
+_DRAWN = "the figures drawn so far stay, and the same command draws all of them again"
+
+# A keyword argument in the words of a library error, alone or in a call. One letter names the parameter of a score.
+_KEYWORD = re.compile(r"`(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=([^`]*?)\)?`")
 _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
-_MODEL = ("num_classes", "checkpoint", "pretrained")
-_TABLES = {"crossfit": "fit", "on_unfit": "fit", "on_error": "extract", **dict.fromkeys(_MODEL, "model")}
-_OTHER_WORDS = {
-    "relative=False": "`--absolute`",
-    "preprocess=…": "`--resize` and `--crop`",
-    "labelled=False": "it as `data.ood.NAME`",
-    "labels=False": "it as `data.ood.NAME`",
-    "allow_empty=True": "`allow_empty = true` in its `options`",
+# What only Python has: an argument that became no option, a name in `sirc`, a class, a method or a function.
+_PYTHON = re.compile(
+    r"`(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`(?!np\.)[^`]*(?:\bsirc\.\w|\b[A-Z]\w*[a-z]\w*[.(]|\w\.\w+\(|"
+    r"\[None\]|\b(?:calibrate|find_head|finish|fit|preprocess_of|sel|set_threshold|update)\()[^`]*`"
+)
+_OR = re.compile(r"(,? or |; )(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not between backticks
+_SETS, _TOML = "set", "toml"  # stand for the commands with `--set`; for these and others that open what a TOML names
+_OF_RUNS = ("calibrate", "predict", "export", "plot")
+_TABLES = {
+    **dict.fromkeys(("crossfit", "on_unfit"), "fit"),
+    **dict.fromkeys(("on_error", "dtype"), "extract"),
+    **dict.fromkeys(("num_classes", "checkpoint", "pretrained"), "model"),
 }
+# Arguments that a command has in other words, by command; what is made by `create`, `train` or `fit` has its own.
+_WORDS: dict[str, dict[str, str]] = {
+    "create overwrite": {"extract": "`--overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
+    "train overwrite": {"train": "`--overwrite`", "run": "`--redo train`"},
+    "fit overwrite": {"fit": "`--overwrite`", "run": "`--redo fit`"},
+    "relative": {"select": "`--absolute`"},
+    "preprocess": {"guard": "`--resize` and `--crop`"},
+    "labelled": {_TOML: "it as `data.ood.NAME`"},
+    "labels": {_TOML: "it as `data.ood.NAME`"},
+    "allow_empty": {_TOML: "`allow_empty = true` in its `options`"},
+    "classes": {_SETS: '`sort = "natural"` or `classes = …` of the dataset in the TOML'},
+    "val": {_SETS: "`data.validation`", "check": "`--tune …`", "select": "`--tune …`"},
+}
+# Arguments that are named without a value.
+_NAMES = {
+    "evaluate": {"test": "--id", "train": "--train", "val": "--val", "spill": "--spill"},
+    "guard": {"train": "TRAIN", "val": "VAL"},
+}
+_SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
 
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
@@ -52,11 +67,12 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**options: object) -> None:
+        WRITTEN.clear()
         try:
             with telling_warnings(words):
                 command(**options)
         except KeyboardInterrupt:
-            say(f"stopped; {what_stays(command.__name__, options)}")
+            say(f"stopped; {what_stays(_name(command), options)}")
             raise typer.Exit(INTERRUPTED) from None
         except (ValueError, OSError, ImportError, MemoryError) as error:
             say(f"error: {words(str(error))}")
@@ -66,42 +82,112 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
-    """What a stopped command leaves, and what the same command would do."""
-    if (name == "predict" and not has_begun(options["out"])) or (name == "guard" and options.get("path") is None):
-        return _NOTHING
-    if (
-        name == "guard"
-        and options.get("overwrite")
-        and any(file is not None and file.exists() for file in (options["out"], options.get("report")))
-    ):
-        return _OTHER_OUT
-    used = [option for option in ("overwrite", "redo") if options.get(option) and name in _BEGINS_ANEW]
-    return _ANEW.format(used[0]) if used else _STOPPED.get(name, _NOTHING)
+    """What a stopped command leaves, by what it wrote, and what the same command would do."""
+    out, begun = options.get("out"), None
+    if name in _GO_ON:
+        begun = bool(WRITTEN)
+    elif name == "predict" and has_begun(options["out"]):
+        begun = True
+    elif name == "guard" and options["path"] and not _wrote(out, options["report"]):
+        begun = _wrote(options["path"])
+    elif name == "calibrate" and not _wrote(out) and _wrote(options["run"]):
+        begun = True
+    if begun is not None:
+        kept = "what was finished is kept" if begun else "nothing new was written"
+        anew = next((option for option in ("overwrite", "redo") if options.get(option) and name != "calibrate"), None)
+        if name == "guard" and anew and _exist(out, options["report"]):
+            return f"{kept}; with another `--out` instead of `--overwrite` the same command goes on from there"
+        if anew:
+            return f"{kept}; without `--{anew}` the same command goes on with what was begun and keeps older results"
+        return f"{kept}, and the same command goes on {'from there' if begun else 'with what there is'}"
+    if name in ("check", "select"):
+        return _CHOSEN if _wrote(*(options["runs"] or ())) else _NOTHING
+    if name == "plot":
+        return _DRAWN if WRITTEN else _NOTHING
+    if name == "evaluate" and not _wrote(out) and (spill := options["spill"]) and any(spill.glob("*")):
+        return f"scores in '{spill}' are kept, and the same command goes on from there"
+    return _STAYS if _wrote(out, options.get("report"), *(options.get("runs") or ())) else _NOTHING
+
+
+def _wrote(*places: Path | None) -> bool:
+    """Whether one of these files, or a file in one of these folders, was written."""
+    roots = {place.resolve() for place in places if place is not None}
+    return any(not roots.isdisjoint((path, *path.parents)) for path in map(Path.resolve, WRITTEN))
+
+
+def _exist(*places: Path | None) -> bool:
+    return any(place is not None and place.exists() for place in places)
 
 
 def in_options(command: Callable[..., None], text: str) -> str:
-    """A message of the library with the command's options, or the keys of its TOML, for arguments of functions."""
+    """A message of the library with the command's options, or the keys of its TOML, for arguments of functions.
+
+    A way out that the command does not have, as it is only there in Python, is left out.
+    """
+    name, options = _name(command), _options(command)
+    kinds = [name, *([_SETS] if "set" in options else []), *([_TOML] if "set" in options or name in _OF_RUNS else [])]
+
+    def replace(match: re.Match[str]) -> str:
+        call, keyword, value = match.groups()
+        plain = word[1] if (word := re.fullmatch(r'"?([\w.+-]+)"?', value)) else "…"
+        made = f"{call} {keyword}" in _WORDS
+        special = _WORDS.get(f"{call} {keyword}" if made else keyword, {})
+        if words := next((special[kind] for kind in kinds if kind in special), None):
+            return words
+        if keyword in options and not made:
+            option, kind = options[keyword]
+            return f"`{option}`" if kind is bool else f"`{option} {plain}`"
+        if keyword in _TABLES and _TOML in kinds:
+            return f"`--set {_TABLES[keyword]}.{keyword}={plain.lower() if plain in ('True', 'False') else plain}`"
+        return match[0]
+
+    for argument, option in _NAMES.get(name, {}).items():
+        text = text.replace(f"`{argument}`", f"`{option}`" if option.startswith("-") else option)
+    if name == "evaluate":
+        text = _SET_OF.sub(r"`--ood \1=…`", text)
+    text = re.sub(r"(`--[^`]*`) or \1", r"\1", _KEYWORD.sub(replace, text))
+    if _TOML in kinds and _SETS not in kinds:
+        text = _SET.sub(lambda match: f"`{match[1]} = {_as_toml(match[2])}` in the TOML", text)
+        text = re.sub(r"` in the TOML( with `[^`]*` in the TOML)", r"`\1", text)
+    return _without(text, lambda part: bool(_PYTHON.search(part) or (_TOML not in kinds and _SET.search(part))))
+
+
+def _without(text: str, gone: Callable[[str], bool]) -> str:
+    """The text without alternatives, "this or that; or the other", that are gone, and sentences that have no other.
+
+    What stands before the colon of a first one stays.
+    """
+    kept = []
+    for sentence in re.split(r"(?<=[.?!])(?= )|(?=\n)", text):
+        if gone(sentence):
+            space, stop = re.match(r"\s*", sentence)[0], re.search(r"[.?!]?$", sentence)[0]  # type: ignore[index]
+            first, *rest = _OR.split(sentence.removesuffix(stop).removeprefix(space))
+            first = first.partition(": ")[0] if gone(first) else first
+            ways = [("", first), *zip(rest[::2], rest[1::2], strict=True)]
+            left = [way for way in ways if not gone(way[1])]
+            begin = "".join(way[1] for way in left[:1])
+            begin = begin if left[:1] == ways[:1] else begin[:1].upper() + begin[1:]
+            sentence = space + begin + "".join(map("".join, left[1:])) + stop if left else ""
+        kept.append(sentence)
+    return "".join(kept).lstrip(" ") or text
+
+
+def _as_toml(value: str) -> str:
+    return value if re.fullmatch(r"true|false|[\d.+-]+", value) else f'"{value}"'
+
+
+def _name(command: Callable[..., None]) -> str:
+    """The command as it is called: `data check` is another than `check`."""
+    return f"data {command.__name__}" if command.__module__.endswith(".data") else command.__name__
+
+
+@functools.cache
+def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
+    """The options of a command, by the argument that each fills, with the kind of its value."""
     kinds = typing.get_type_hints(command, include_extras=True)
-    options = {
+    return {
         name.rstrip("_"): ((*(info.param_decls or ()), f"--{name.rstrip('_').replace('_', '-')}")[0], hint.__origin__)
         for name, hint in kinds.items()
         for info in getattr(hint, "__metadata__", ())
         if isinstance(info, OptionInfo)
     }
-
-    def replace(match: re.Match[str]) -> str:
-        keyword, value = match.groups()
-        plain = word[1] if (word := re.fullmatch(r'"?([\w.+-]+)"?', value)) else "…"
-        if keyword in options:
-            option, kind = options[keyword]
-            return f"`{option}`" if kind is bool else f"`{option} {plain}`"
-        if keyword == "overwrite" and "redo" in options:
-            return "`--redo extract`"
-        if keyword in _TABLES:
-            return f"`--set {_TABLES[keyword]}.{keyword}={plain.lower() if plain in ('True', 'False') else plain}`"
-        return _OTHER_WORDS.get(f"{keyword}={value}", match[0])
-
-    if "spill" in options:  # `sirc evaluate`, whose other options hold the arguments of `evaluate`
-        text = _SET_OF.sub(r"`--ood \1=…`", text.replace("`test`", "`--id`").replace("`spill`", "`--spill`"))
-    text = re.sub(r"(`--[^`]*`) or \1", r"\1", _KEYWORD.sub(replace, text))
-    return text if "set" in options else _SET.sub(r"`\1 = \2` in the TOML", text)

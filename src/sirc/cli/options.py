@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 
 from typer import Option
 
@@ -48,6 +48,7 @@ TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to t
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
 OnUnfit = Annotated[OnErrorChoice | None, Option(help="At a score that cannot be fitted: `stop`, or `skip` it.")]
+CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`, the default.")]
 OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 Imports = Annotated[Names, Option("--import", metavar="MODULE", help="Import a module that registers scores; repeat.")]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
@@ -82,6 +83,15 @@ def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
     if len(dict(pairs)) < len(pairs):
         raise ConfigError(f"`{option}` must have each name once; got {', '.join(name for name, _ in pairs)}.")
     return pairs
+
+
+def folds_of(crossfit: str | None) -> Literal["auto"] | int:
+    """Read `--crossfit`."""
+    if crossfit in (None, "auto"):
+        return "auto"
+    if not crossfit.isdecimal():
+        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
+    return int(crossfit)
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -13,7 +13,9 @@ import typer
 from typer import Argument, Option
 
 from sirc.cli.console import is_main, open_page, reporting, result
+from sirc.cli.endings import in_options
 from sirc.cli.options import (
+    CrossfitOption,
     Device,
     FigureFormat,
     Formats,
@@ -31,6 +33,7 @@ from sirc.cli.options import (
     TrainFile,
     Trust,
     TuningFile,
+    folds_of,
     named_pairs,
     on_device,
     read_runs,
@@ -125,7 +128,7 @@ def evaluate(
     head: HeadFile = None,
     spec: Specs = None,
     group: Annotated[Names, Option(metavar="NAME=SET,SET", help="A group of OOD sets, such as `Close`.")] = None,
-    crossfit: Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`, the default.")] = None,
+    crossfit: CrossfitOption = None,
     on_unfit: OnUnfit = None,
     name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
     out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
@@ -157,9 +160,7 @@ def evaluate(
     else:
         without = "with `--spill` there is neither a page nor a figure nor an interval"
         refuse_unused(without, format=format_, open=open_ or None, intervals=intervals or None)
-    folds = crossfit or "auto"
-    if folds != "auto" and not folds.isdecimal():
-        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
+    folds = folds_of(crossfit)
     if train is None:
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
@@ -184,9 +185,10 @@ def evaluate(
             arrays.fit_arrays,
             None if train is None else arrays.load_outputs(train),
             test,
+            outside,
             specs=spec,
             head=arrays.find_head_in(head, train),
-            crossfit="auto" if folds == "auto" else int(folds),
+            crossfit=folds,
             val=None if val is None else arrays.load_outputs(val),
             on_unfit=on_unfit.value if on_unfit else "stop",
         )
@@ -288,7 +290,8 @@ def plot(
         images = sample_images(load_studies(runs[0])[0], run_code=False)
     except (ValueError, OSError) as error:
         images = None
-        progress.note(f"without samples of the images, which cannot be opened: {error}")
+        why = in_options(plot, str(error))
+        progress.note(f"without samples of the images, which cannot be opened: {why}")
     shown = [run.reported for run in load_runs(runs)]
     made = figures(shown, folder, formats=list(format_ or FigureFormat), images=images, progress=progress)
     for path in made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from sirc.data import folder as files
 from sirc.data.base import check_split
 from sirc.data.catalogue import Benchmark, Split, find_folder, find_list
 from sirc.data.decode import FIND_ALL, printable
-from sirc.data.folder import FileNames, FileSet, with_examples
+from sirc.data.folder import FileNames, FileSet, Sort, with_examples
 from sirc.data.reading import DatasetReader
 from sirc.progress import SILENT, Progress
 
@@ -77,6 +77,8 @@ def check(
     *,
     split: str | None = None,
     root: PathLike | None = None,
+    sort: Sort = "name",
+    classes: Sequence[str] | None = None,
     decode: bool = False,
     workers: int = 0,
     progress: Progress = SILENT,
@@ -84,12 +86,15 @@ def check(
     """Check a benchmark, or data of your own as `folder` or `list`: report what is wrong and what to do.
 
     `split` checks one part only. For `list`, `path` is the list file, and its paths start from `root` or, without it,
-    from the folder of the list. `decode` reads every image, in `workers` processes, and names those that are broken.
+    from the folder of the list. For `folder`, `sort` and `classes` number its classes, as in `image_folder`. `decode`
+    reads every image, in `workers` processes, and names those that are broken.
     """
     known = None if name in ("folder", "list") else catalogue.find_benchmark("`name`", name, others=("folder", "list"))
     if split is not None:
         check_split(split)
-    checker, place = _Checker(known, decode, workers, progress), None if path is None else Path(path)
+    if name != "folder" and (sort != "name" or classes is not None):
+        raise ValueError(f"`sort` and `classes` order the class folders of a `folder`; {name} has an order of its own.")
+    checker, place = _Checker(known, decode, workers, progress, sort, classes), None if path is None else Path(path)
     if place is None:
         if known is None or known.key != "noise":
             raise ValueError(f"`path` must be given for {name}; only noise needs no files.")
@@ -114,6 +119,8 @@ class _Checker:
     decode: bool
     workers: int
     progress: Progress
+    sort: Sort = "name"
+    order: Sequence[str] | None = None
     lines: list[CheckLine] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
@@ -206,16 +213,23 @@ class _Checker:
         self.decode_all(part, folder, names)
 
     def check_classes(self, part: str, folder: Path) -> FileNames:
-        folders = files.class_folders(folder)
+        try:
+            folders = files.ordered_classes(folder, self.order, self.sort)
+        except ValueError as error:
+            self.bad(f"{part}: {error}")
+            folders = files.class_folders(folder)
         names, counts = files.images_of_classes(folder, folders)
         self.classes[part] = len(folders)
-        self.lines.append(CheckLine(True, f"{part}: {_order(folders)}", "" if self.known else _order_hint(folders)))
+        how = "as listed" if self.order is not None else "by number" if self.sort == "natural" else "by name"
+        hint = "" if self.known or how != "by name" else _order_hint(folders)
+        self.lines.append(CheckLine(True, f"{part}: {_order(folders, how)}", hint))
         if loose := _loose_images(folder):
             self.bad(
                 f"{part}: {with_examples(loose)} images lie outside the class folders",
                 "Move each into the folder of its class; they are not read where they are.",
             )
-        if empty := [label for label, count in zip(folders, counts, strict=True) if not count]:
+        there = {*files.class_folders(folder)}
+        if empty := [label for label, count in zip(folders, counts, strict=True) if not count and label in there]:
             self.bad(
                 f"{part}: {with_examples(empty)} of {len(folders)} class folders are empty",
                 "Unpack the data again, or delete a folder that is no class.",
@@ -281,13 +295,13 @@ def _is_archive(name: str) -> bool:
     return name.lower().endswith(_ARCHIVES)
 
 
-def _order(folders: list[str]) -> str:
+def _order(folders: list[str], how: str) -> str:
     """Say how many classes there are, and which has which number: the first few and the last."""
     numbers = [*range(min(_FIRST, len(folders))), *([len(folders) - 1] if len(folders) > _FIRST else [])]
     shown = [f"{number} is '{printable(folders[number])}'" for number in numbers]
     if len(folders) > _FIRST + 1:
         shown.insert(-1, "…")
-    return f"{len(folders):,} classes by name: {', '.join(shown)}"
+    return f"{len(folders):,} classes {how}: {', '.join(shown)}"
 
 
 def _order_hint(folders: list[str]) -> str:
@@ -299,7 +313,8 @@ def _order_hint(folders: list[str]) -> str:
     return (
         f"The numbers in these names sort as text: class {number} is '{printable(folders[number])}', and by value "
         f"'{printable(natural[number])}'.\n"
-        'If the network counts by value, write `sort = "natural"` in the TOML; `classes = …` gives any other order.'
+        'If the network counts by value, write `sort = "natural"` in the TOML, and `--sort natural` here; '
+        "`classes = …` and `--classes FILE` give any other order."
     )
 
 

@@ -16,7 +16,7 @@ from sirc.errors import ImageError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FIND_ALL = " `sirc data check --decode` finds all such files."
+FIND_ALL = " `sirc data check NAME PATH --decode` finds all such files."
 
 
 def read_image(path: PathLike, data: bytes | None = None) -> Image:

@@ -148,7 +148,7 @@ def image_folder(
     if empty and not allow_empty:
         raise FileNotFoundError(
             f"every class folder of '{printable(path)}' must have images; {with_examples(ordered, empty)} of "
-            f"{len(ordered)} have none. Unpack the data again, delete a folder that is no class, or pass "
+            f"{len(ordered)} have none. Unpack the data again, or delete a folder that is no class, or pass "
             "`allow_empty=True`."
         )
     labels = torch.repeat_interleave(torch.arange(len(ordered)), torch.tensor(counts)) if labelled else None

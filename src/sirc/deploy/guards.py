@@ -108,6 +108,11 @@ def guard(
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     show, needs_features = shown(progress), reads_features([parse(score)])
+    if Needs.of([score]).val:
+        raise ValueError(
+            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another, "
+            "or fit it, `sirc.fit`, on others, and give it to a `sirc.SelectiveClassifier`"
+        )
     names = names_of(classes)
     data = [_opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:
@@ -270,8 +275,8 @@ def _preparation(
         raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     except ValueError as error:
         raise ValueError(
-            f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass it, "
-            '`preprocess=…`: a `sirc.data.Preprocess`, or `sirc.models.preprocess_of("torchvision:resnet50")`'
+            f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
+            '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         ) from error
 
 

@@ -174,7 +174,7 @@ class Decider:
         if found is None:
             raise ValueError(
                 "images must be prepared as the model was trained; this classifier does not say how. Pass "
-                "`preprocess=` here, or to `SelectiveClassifier`"
+                "`preprocess=…`, or give the classifier a `preprocess` before it is saved"
             )
         self.preprocess, self._steps = found, found.test()
         # Images of different sizes cannot form a batch.

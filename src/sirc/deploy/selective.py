@@ -242,7 +242,7 @@ class SelectiveClassifier(nn.Module):
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
             raise ValueError(
                 "rows that a score was fitted on may not set a threshold with a guarantee; about "
-                f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that `sirc.fit` did "
+                f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that the fit did "
                 "not see, or split the data"
             )
         # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.

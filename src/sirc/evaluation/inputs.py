@@ -90,7 +90,7 @@ def check_fresh(scorer: Scorer, name: str, data: object) -> None:
     if isinstance(data, Outputs | OutputStore | list | tuple) and len(data) and (share := scorer.seen(data)) > 0.01:
         raise ValueError(
             f"`{name}` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows "
-            "a fitted score looks better than it is: pass data that `sirc.fit` did not see"
+            "a fitted score looks better than it is: pass data that the fit did not see"
         )
 
 

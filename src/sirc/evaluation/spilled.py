@@ -145,7 +145,7 @@ class _SortedStore:
         if not isinstance(store, OutputStore):
             raise ValueError(
                 f"with `spill`, `{name}` must be an `OutputStore`; got {type(store).__name__}. "
-                "`OutputStore.from_outputs(path, outputs)` writes one"
+                "Leave `spill` out, or write one, `OutputStore.from_outputs(path, outputs)`"
             )
         store.require_complete()
         if labelled and not store.has_labels:

@@ -11,13 +11,13 @@ import torch
 from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_integer, check_same_length, check_shape
 from sirc._utils.files import PathLike, array_names, read_npz, require_array, write_npz
-from sirc.errors import OnError
+from sirc.errors import NotFittedError, OnError
 from sirc.evaluation import evaluate
 from sirc.experiment.config import DEFAULT_SPECS
 from sirc.experiment.results import RunResults
 from sirc.outputs import Head, Outputs, OutputStore, read_head, warn_of_labels
 from sirc.progress import SILENT, Progress
-from sirc.scores import Crossfit, Needs, Scorer, fit, parse
+from sirc.scores import Crossfit, Needs, Scorer, fit, missing_features, parse
 
 _CONFIDENCES = ("conf", "pred", "label")  # as OpenOOD saves them
 
@@ -117,7 +117,7 @@ def evaluate_arrays(
 ) -> RunResults:
     """Fit the scores as `fit_arrays` does, and evaluate them."""
     scorer = fit_arrays(
-        train, test, specs=specs, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit, progress=progress
+        train, test, ood, specs=specs, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit, progress=progress
     )
     return RunResults(model, 0, evaluate(scorer, test, ood, groups=groups), scorer, test, ood)
 
@@ -125,6 +125,7 @@ def evaluate_arrays(
 def fit_arrays(
     train: Outputs | OutputStore | None,
     test: Outputs | OutputStore,
+    ood: Mapping[str, Outputs | OutputStore] | None = None,
     *,
     specs: Sequence[str] | None = None,
     head: Head | None = None,
@@ -136,13 +137,22 @@ def fit_arrays(
 ) -> Scorer:
     """Fit the scores on `train`, which processes share; without `specs`, all of the default that the arrays allow.
 
+    What `test` and `ood`, which the scores are for, lack is told before.
     `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on; `on_unfit` is for
     scores that cannot be fitted: see `sirc.fit`.
     """
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:
         raise ValueError("`val` is for tuning what is fitted on `train`; got no training outputs. Pass `train` too")
+    for name, part in {"test": test, **{f"ood[{key!r}]": value for key, value in (ood or {}).items()}}.items():
+        if part.num_features is None and (reading := Needs.of(chosen).features):
+            raise ValueError(f"`{name}`: {missing_features(reading)}")
     if train is None:
+        if learning := [spec for spec in chosen if Needs.of([spec]).train]:
+            raise NotFittedError(
+                f"`train` is needed for {', '.join(f'`{spec}`' for spec in learning)}: outputs of ID training data to "
+                "learn from. Pass `train` too"
+            )
         return Scorer(chosen)
     fitted = partial(fit, chosen, train, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit if specs else "skip")
     return fitted(device=device, distributed=True, progress=progress)

@@ -162,6 +162,7 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, wei
             raise FileNotFoundError(
                 f"there are no finished outputs at '{store}'. Extract them first: `sirc extract … --only {name}`."
             )
+        OutputStore(store)  # what is damaged is said to be
         before = stage.inputs_before or {}
         made_by[store] = before.get(_WEIGHTS)
         if changes := differences(before, {**stage.inputs, _WEIGHTS: made_by[store]}):
@@ -318,7 +319,7 @@ def fit_run(
         if changes := differences(stage.inputs_before, stage.inputs):
             raise FileExistsError(
                 f"'{run.scorer}' exists already and is another: {changes}. Give the experiment another `name`, or pass "
-                "`overwrite=True` to fit again."
+                "`fit(…, overwrite=True)` to fit again."
             )
         return Scorer.load(run.scorer)
     scorer = fit(

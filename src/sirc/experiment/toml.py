@@ -236,7 +236,7 @@ def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
             break
     else:
         raise ConfigError(
-            f"--set {text}: an override must be `key=value`, the key as in the file, quoted where it has odd "
+            f"--set {text}: an override must be KEY=VALUE, the key as in the file, quoted where it has odd "
             "characters. For example `--set train.lr=0.05`."
         )
     table = tree

@@ -219,7 +219,8 @@ class _Shard:
             if len(x) != count:
                 raise ValueError(
                     f"`{name}` must have as many rows as `logits`; got {len(x)} and {count}. If the head runs several "
-                    "times in a forward pass, name a layer that runs once, `head=…`, or pass `features=False`."
+                    "times in a forward pass, let it run once, or name a layer that does, `head=…`, or pass "
+                    "`features=False`."
                 )
             if name not in self.columns and not self.filled:
                 shape = len(self.items), *x.shape[1:]

@@ -22,9 +22,10 @@ from sirc._utils.text import first_line
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
 from sirc.models.stems import STEMS, Stem, halve_stem
-from sirc.models.weights import load_weights
+from sirc.models.weights import fingerprint, load_weights
 
 _Published: TypeAlias = tuple[int | None, str]  # the number of classes of pretrained weights, and their address
+_AS_CHECKPOINT = "as `checkpoint=…` with `pretrained=False`"
 _FORMS = "`timm:NAME`, `torchvision:NAME` or `package.module:function`"
 
 
@@ -78,8 +79,16 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
     own = _split(name)[0] not in ("timm", "torchvision")
     if weights or own:
         model = build(name, num_classes=num_classes, checkpoint=weights or None)
+        if not weights and fingerprint(model) != fingerprint(build(name, num_classes=num_classes)):
+            raise ValueError(
+                f"a function must give a network with weights; `{name}` gives others each time it is called: they are "
+                f"random. Let it load some, or name their file, `{name}=FILE`."
+            )
     else:
-        model = build(name, pretrained=True)
+        try:
+            model = build(name, pretrained=True)
+        except ValueError as error:  # whose way out is that of `build`
+            raise ValueError(str(error).replace(_AS_CHECKPOINT, f"in the name, `{name}=FILE`")) from error
     return model, None if own else preprocess_of(model if name.startswith("timm:") else name)
 
 
@@ -238,7 +247,7 @@ def _call_function(name: str, num_classes: int | None, pretrained: bool | str, o
     signature = inspect.signature(function)
     keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     if pretrained and not (keywords or "pretrained" in signature.parameters):
-        raise ValueError(f"`pretrained` must be false for `{name}`, which does not take it. Pass `checkpoint=`.")
+        raise ValueError(f"`pretrained` must be false for `{name}`, which does not take it. Pass `checkpoint=…`.")
     for key, value in (("num_classes", num_classes), ("pretrained", pretrained or None)):
         if value is not None and (keywords or key in signature.parameters):
             options = {key: value, **options}
@@ -283,8 +292,7 @@ def _create(
         reason = first_line(error).rstrip(".")
         raise ValueError(
             f"the pretrained weights of `{name}` could not be had: {reason}. Where there is no network, fetch "
-            f"them elsewhere ({published[1]}) and pass the file as `checkpoint=` with `pretrained=False`, or in the "
-            f"name, `{name}=FILE`."
+            f"them elsewhere ({published[1]}) and pass the file {_AS_CHECKPOINT}."
         ) from error
     finally:
         del os.environ[key]

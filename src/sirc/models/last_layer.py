@@ -195,7 +195,8 @@ def _no_head(runs: list[_Run], logits: Tensor) -> str:
     return (
         f"find_head looks for the nn.Linear or 1×1 nn.Conv2d whose output is the model's output, "
         f"{tuple(logits.shape)}; none is. {_ran(runs)} {''.join(hint + ' ' for hint in hints[:2])}"
-        f'Name the layer, find_head(model, example, name="…") or `head="…"`, or pass its arrays, sirc.Head(W, b).'
+        "Let the network end in such a layer, or name the one that it has, `head=…`, or "
+        '`find_head(model, example, name="…")`, or pass its arrays, `sirc.Head(W, b)`.'
     )
 
 

@@ -168,7 +168,7 @@ def _load_npz(model: nn.Module, path: Path) -> None:
         if unset:
             raise StoreError(
                 f"'{path}' does not fill {_name(model)}: {len(unset)} weights are not in it: {_listed(unset)}. "
-                "Where these are the head's, pass the file's `num_classes`."
+                "Where these are the head's, build the model for as many classes as the file has, `num_classes=…`."
             )
     except BaseException as error:
         model.load_state_dict(before)

@@ -13,6 +13,7 @@ from sirc.outputs.store import OutputStore
 
 _FAR = 0.1  # accuracy that renumbered classes must gain; what a network of any use has above chance
 _FEW = 50  # rows say nothing of chance
+_MISSED = 31  # rows of other classes than the one that is always predicted: who finds one in five would have found some
 _SURE = 1e-6  # how unlikely a gain must be without a cause
 _SHARDS = 8  # of a store are looked at, evenly spread: class by class is how folders are read
 
@@ -28,8 +29,8 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
 
     Either other numbers of the classes agree far better: the best match of predicted with true classes, made on every
     other row, gains 10 points of accuracy on the rows between, by more than noise. Or the accuracy is that of chance,
-    the one of predictions that have nothing to do with the labels, and 10 points above it are ruled out. A network that
-    is bad but honest gives neither, nor do few rows.
+    the one of predictions that have nothing to do with the labels, and 10 points above it are ruled out. Or all
+    predictions are of one class, and many labels are not. A network that is bad but honest gives none, nor do few rows.
     """
     labels, predictions = labels.cpu(), predictions.cpu()
     rows, right = len(labels), int((predictions == labels).sum())
@@ -42,15 +43,19 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
         best = percent(float((renumbered == labels[fresh]).double().mean()))
         return (
             f"{agree}, and in {best} if the classes are numbered otherwise. The labels probably stand in another order "
-            "than the network's outputs: folders named by numbers sort as text, 0, 1, 10, 2. See the order with "
-            '`sirc data check`; set it with `sort = "natural"` or `classes = …` in the TOML, or for arrays with '
-            "`Outputs(…, classes=…)`."
+            "than the network's outputs: folders named by numbers sort as text, 0, 1, 10, 2 (`sirc data check folder "
+            "PATH` shows it). Number the labels as the outputs are, or give the order of the classes, `classes=…`."
         )
     if rows < _FEW:
         return ""
     width = 1 + int(max(predictions.max(), labels.max()))
     shares = (torch.bincount(x, minlength=width).double() / rows for x in (predictions, labels))
     chance = min(1.0, float(torch.stack([*shares]).prod(0).sum()))
+    if rows - right >= _MISSED and bool((predictions == predictions[0]).all()):
+        return (
+            f"{agree}, as all predictions are of one class, {int(predictions[0])}. The weights or the preprocessing "
+            "are probably not this network's: was it trained?"
+        )
     by_chance = at_least(right, rows, chance) > 0.01 and at_least(right + 1, rows, chance) < 0.99
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:
         return (

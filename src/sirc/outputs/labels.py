@@ -23,7 +23,8 @@ def as_columns(labels: ArrayLike, logits: Tensor, classes: ArrayLike | None = No
         columns = torch.from_numpy(_look_up(columns, _names("classes", classes), logits.shape[1]))
     if not isinstance(columns, Tensor):
         raise ValueError(
-            "`labels` must be integers; got strings. Pass the string of each logit as `Outputs(..., classes=…)`."
+            "`labels` must be integers; got strings. Number them as the logits are, or pass the string of each logit "
+            "as `Outputs(..., classes=…)`."
         )
     check_same_length("labels", columns, "logits", logits)
     columns = columns.to(device=logits.device, dtype=torch.int64)

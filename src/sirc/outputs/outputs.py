@@ -86,7 +86,7 @@ class Outputs:
             z = as_tensor("features", features)
             mistaken = z.ndim == 1 and not z.is_floating_point()
             pooled = "Flatten or pool to one vector per sample first."
-            check_shape("features", z, n=1, L=1, hint="Did you mean `labels=`?" if mistaken else pooled)
+            check_shape("features", z, n=1, L=1, hint="Did you mean `labels`?" if mistaken else pooled)
             check_floating("features", z)
             check_same_length("features", z, "logits", v)
             check_same_device("features", z, "logits", v)
@@ -153,7 +153,7 @@ class Outputs:
         if self.labels is None:
             raise ValueError(
                 "`correct` must have labels to compare with; these outputs have none. "
-                "Build them with `Outputs(logits, features, labels)`."
+                "Give `labels`; in Python `Outputs(logits, features, labels)`."
             )
         return self.predictions == self.labels
 

@@ -87,8 +87,8 @@ class OutputStore:
                     return store
                 if not overwrite or store.complete:
                     raise StoreError(
-                        f"'{path}' is another store: {differing}. Choose another folder, or pass `overwrite=True` to "
-                        "delete its shards."
+                        f"'{path}' is another store: {differing}. Choose another folder or delete this one, or pass "
+                        "`create(…, overwrite=True)` to delete its shards."
                     )
             # Shards before meta.json: killed in between, this leaves an incomplete store and no orphans.
             cls.clear(path)
@@ -212,7 +212,7 @@ class OutputStore:
         if written not in (None, fingerprint):
             raise StoreError(
                 f"'{self.path}' is a store from {_OTHER[name]}: it has {written!r}, this one is {fingerprint!r}. "
-                "Extract again into another folder, or with `overwrite=True`."
+                "Extract again, into another folder or after deleting this one."
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
@@ -405,7 +405,7 @@ class OutputStore:
         if differing := differences(vars(self.layout), vars(layout)):
             raise StoreError(
                 f"all shards of '{self.path}' must be alike; {what} is not: {differing}. "
-                "Write it as the others are, or start anew with `create(..., overwrite=True)`."
+                "Write it as the others are, or delete the folder and start anew."
             )
 
     def _check_metadata(self, i: int, metadata: Mapping[str, str]) -> list[int]:
@@ -467,7 +467,8 @@ class _Meta:
             meta = json.loads(file.read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
-                f"there is no store at '{folder}': it has no {STORE_FILE}. Make one with `OutputStore.create`."
+                f"there is no store at '{folder}': it has no {STORE_FILE}. Check the path, or make one with "
+                "`OutputStore.create`."
             ) from error
         except (ValueError, RecursionError) as error:
             raise _damaged(file, error) from error
@@ -475,7 +476,7 @@ class _Meta:
         if written != (_FORMAT, _VERSION):
             raise StoreError(
                 f"'{folder}' must be a store, of format {_FORMAT} and version {_VERSION}; its {STORE_FILE} has "
-                f"{written}. Check the path, make the store again with `overwrite=True`, or update sirc to read it."
+                f"{written}. Check the path, update sirc to read it, or delete the folder and make the store again."
             )
         try:
             return cls(**meta)
@@ -484,6 +485,4 @@ class _Meta:
 
 
 def _damaged(file: Path, why: Exception) -> StoreError:
-    return StoreError(
-        f"'{file}' is damaged: {why}. Restore it, or make the store again with `create(..., overwrite=True)`."
-    )
+    return StoreError(f"'{file}' is damaged: {why}. Restore it, or delete its folder and make the store again.")

@@ -17,7 +17,7 @@ from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Moments
 from sirc.scores.needs import Needs
 from sirc.scores.registry import score
-from sirc.scores.scorer import Scorer, check_specs, parameters_in
+from sirc.scores.scorer import Scorer, check_specs, missing_features, parameters_in
 from sirc.scores.spec import COMBINATIONS, Spec, combination, known_names, parse
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "functional",
     "is_bounded",
     "known_names",
+    "missing_features",
     "moments",
     "needed_leaves",
     "option_of",

@@ -301,7 +301,7 @@ def missing_features(leaves: Iterable[Spec]) -> str:
     """The words for outputs without the features that these leaves read."""
     return (
         f"features are needed for {', '.join(f'`{leaf}`' for leaf in leaves)}; these outputs have none. "
-        "Pass `Outputs(logits, features=…)`: what the final linear layer receives"
+        "Give `features`, what the final linear layer receives; in Python `Outputs(logits, features)`"
     )
 
 

@@ -328,12 +328,12 @@ def _combination(bare: Spec, options: dict[str, Value], text: str) -> Spec:
         _check_others(spec, text)
     elif name == "linear" and "c" not in options and args != VIM.args:
         raise ValueError(
-            f"`linear` needs `c=` in `{shorten(text)}`; only linear(energy, residual), which is `vim`, finds its own"
+            f"`linear` needs `c` in `{shorten(text)}`; only linear(energy, residual), which is `vim`, finds its own"
         )
     if combination.compute is not None:
         for key, default in combination.keywords.items():
             if default is None and key not in ("a", "b") and key not in options:
-                raise ValueError(f"`{name}` needs `{key}=`, a number, in `{shorten(text)}`")
+                raise ValueError(f"`{name}` needs `{key}`, a number, in `{shorten(text)}`")
     return spec
 
 

@@ -114,7 +114,7 @@ class RunFiles:
         if differing := differences(json.loads(metadata["recipe"]), self.recipe):
             raise StoreError(
                 f"'{path}' comes from another recipe: {differing}. Train into another folder (`out` or `name` in the "
-                "TOML), or delete what is there with `overwrite=True` (`--overwrite`; `sirc run` has `--redo train`)."
+                "TOML), or delete what is there with `train(…, overwrite=True)`."
             )
         rows, times = json.loads(metadata["history"]), self._times()
         return tensors, [Epoch(**dict.fromkeys(_TIMES, math.nan) | times.get(row["epoch"], {}) | row) for row in rows]

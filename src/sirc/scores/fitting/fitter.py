@@ -259,7 +259,7 @@ class Fitter:
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         way_out = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
         self._warned = warn_far(whose, second.standings(parameters), way_out)
-        outliers = "A few huge values decide μ and σ: leave those rows out, or use `bayes`, which takes the median"
+        outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
         self._warned |= warn_far("typical training rows", second.typical_standings(parameters), outliers)
         self.id_rows = second.sample(parameters)
         for key, spec in self.state.reduced.items():

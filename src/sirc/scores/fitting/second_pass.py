@@ -332,7 +332,7 @@ class SecondPass:
         if sigma <= floor:
             way_out = "fit on more rows"
             if spec.name != "bayes":
-                way_out += ", leave rows out of their own statistics if you did not (`crossfit=5`), or give a= and b="
+                way_out += ", or leave rows out of their own statistics if you did not (`crossfit=5`), or give a and b"
             raise ValueError(
                 f"`{s2}` does not vary over the training rows by more than rounding (σ = {sigma:.3g}, of which up to "
                 f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {way_out}"

@@ -376,6 +376,7 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
         check_bank(leaf, len(evidence.bank))
     try:
         parameters = score.solve(evidence, **{**score.options, **leaf.options})
+        _check_solved(score, parameters)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         parameters = {}
     if not parameters or not all(bool(value.isfinite().all()) for value in parameters.values()):
@@ -384,6 +385,20 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
             "or too small for float64. Scale them"
         )
     return parameters
+
+
+def _check_solved(score: registry.Score, found: object) -> None:
+    """Require that `solve` of a score returned each parameter that it takes, as a tensor."""
+    got = f"a {type(found).__name__}"
+    if isinstance(found, dict):
+        if found.keys() >= {*score.parameters} and all(isinstance(value, Tensor) for value in found.values()):
+            return
+        got = ", ".join(f"`{name}`: a {type(value).__name__}" for name, value in found.items()) or "an empty dict"
+    wanted = ", ".join(f"`{name}`" for name in score.parameters)
+    raise ValueError(
+        f"`solve` of score `{score.name}` must return a dict with a tensor for each parameter, {wanted}; got {got}. "
+        "Return those that the score takes without a default"
+    )
 
 
 def _same_head(mine: Head | None, theirs: Head | None) -> bool:

@@ -78,7 +78,7 @@ def missing_labels(leaves: Iterable[Spec]) -> str:
     """The words for training rows without the labels that these leaves need."""
     return (
         f"labels are needed to fit {_quoted(leaves)}: the class of each training row. "
-        "Pass `Outputs(logits, features, labels)`"
+        "Give `labels`; in Python `Outputs(logits, features, labels)`"
     )
 
 
