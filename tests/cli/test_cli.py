@@ -398,7 +398,7 @@ for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--he
             assert not stop.code, arguments
     shown = "sirc 0" if arguments == ["--version"] else "Usage: " + " ".join(["sirc", *arguments[:-1]])
     assert shown in out.getvalue(), arguments
-    heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib"} & set(sys.modules)
+    heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib", "pydantic", "PIL"} & set(sys.modules)
     assert not heavy, (arguments, heavy)
 assert len(names) == 21
 """
