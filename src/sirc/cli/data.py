@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from sirc._utils.text import quoted
 from sirc.cli.console import console, reporting, result
 from sirc.cli.endings import ending
 from sirc.cli.options import Quiet
@@ -59,7 +60,7 @@ def check(
 
     names = ["folder", "list", *(known.key for known in benchmarks())]
     if name not in names:
-        raise ConfigError(f"NAME must be one of {', '.join(names)}; got {name!r}.")
+        raise ConfigError(f"NAME must be one of {', '.join(names)}; got {quoted(name)}.")
     report = check_data(name, path, split=split, decode=decode, workers=workers, progress=reporting(quiet))
     result(str(report))
     if not report.ok:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from sirc._utils.text import quoted
 from sirc.cli.console import is_main, open_page, reporting, result
 from sirc.cli.options import (
     Device,
@@ -159,7 +160,7 @@ def evaluate(
         refuse_unused(without, format=format_, open=open_ or None, intervals=intervals or None)
     folds = crossfit or "auto"
     if folds != "auto" and not folds.isdecimal():
-        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
+        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {quoted(crossfit)}.")
     if train is None:
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)

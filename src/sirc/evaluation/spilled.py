@@ -18,6 +18,7 @@ from sirc._utils import distributed
 from sirc._utils.checks import check_device, check_path
 from sirc._utils.files import PathLike, tensor_places
 from sirc._utils.parts import Parts
+from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.errors import StoreError
 from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets
@@ -61,7 +62,7 @@ class SpilledEvaluation(Tabulated):
         made = {"scorer": scorer.digest, "sirc": sirc.__version__, "device": where.type}
         self._test = _SortedStore(_place(folder, "test", made), "test", test, scorer, made, labelled=True)
         self._ood = {
-            name: _SortedStore(_place(folder, f"ood {name}", made), f"ood[{name!r}]", sets[name], scorer, made)
+            name: _SortedStore(_place(folder, f"ood {name}", made), f"ood[{quoted(name)}]", sets[name], scorer, made)
             for name in sets
         }
         super().__init__(scorer.specs, list(sets), **settings)

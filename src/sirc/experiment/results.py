@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sirc
 from sirc._utils.files import PathLike, keep_text, read_json, read_safetensors, write_safetensors
-from sirc._utils.text import as_csv, shorten, unquoted
+from sirc._utils.text import as_csv, quoted, shorten, unquoted
 from sirc.errors import StoreError
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
@@ -118,7 +118,7 @@ def load_studies(folder: PathLike) -> list[Experiment]:
         return [load_study(path)]
     if not (isinstance(parts, list) and parts and all(isinstance(part, str) for part in parts)):
         raise StoreError(
-            f"'{file}' must list the folders of its `experiments`; got {shorten(repr(parts))}. Make it again with "
+            f"'{file}' must list the folders of its `experiments`; got {quoted(parts)}. Make it again with "
             "`sirc run`, or name the folders themselves."
         )
     if (outside := [part for part in parts if not is_inside(path / part, path)]) and not is_remembered(file, here=True):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sirc.metrics import derivatives
 from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
-from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
+from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.derivatives import overhang, resolved, window
 from sirc.metrics.influence import (
@@ -54,6 +54,7 @@ __all__ = [
     "auroc_influences",
     "binomial_interval",
     "bootstrap_grids",
+    "bootstrap_id_metrics",
     "bootstrap_metrics",
     "covariance",
     "derivatives",

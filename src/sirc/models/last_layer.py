@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_type
 from sirc._utils.hints import closest
+from sirc._utils.text import quoted
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 from sirc.outputs import Head, Outputs
 
@@ -193,7 +194,7 @@ def linear_layer(model: nn.Module, name: str) -> LinearLayer:
     if is_linear_layer(layer):
         return layer
     known = [key for key, module in modules.items() if is_linear_layer(module)]
-    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {type(layer).__name__}"
+    wrong = f"{type(model).__name__} has no {quoted(name)}" if layer is None else f"{name!r} is {type(layer).__name__}"
     raise ValueError(
         f"`name` must be an nn.Linear or a 1×1 nn.Conv2d of the model; {wrong}.{closest(name, known, cutoff=0.4)} "
         f"The last of its linear layers: {', '.join(map(repr, known[-5:])) or 'none'}."

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from sirc._utils.text import quoted
+
 if TYPE_CHECKING:
     from sirc.scores.moments import Evidence
 
@@ -133,7 +135,7 @@ def _check(new: Score) -> None:
         ("limits", [key.removesuffix("_bounded") for key in new.limits], tuple(new.options)),
     ):
         if unknown := [item for item in given if item not in allowed]:
-            raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {unknown}")
+            raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {quoted(unknown[0])}")
     if bool(new.parameters) != (new.solve is not None):
         raise ValueError(
             f"score `{name}` has parameters {list(new.parameters)} and {'a' if new.solve else 'no'} `solve`: "

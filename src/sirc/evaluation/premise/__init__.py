@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_type
+from sirc._utils.text import quoted
 from sirc.errors import NotFittedError
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
@@ -176,7 +177,7 @@ def _fitted_a_and_b(spec: Spec, scorer: Scorer) -> list[tuple[float, ...]]:
     numbers = [spec.numbers("a"), spec.numbers("b")]
     if None in numbers and str(spec) not in scorer.parameters:
         raise NotFittedError(
-            f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{str(spec)!r}], train, head=head)`"
+            f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{quoted(str(spec))}], train, head=head)`"
         )
     fitted = scorer.parameters.get(str(spec), {})
     return [tuple(fitted[name].tolist()) if given is None else given for name, given in zip("ab", numbers, strict=True)]
