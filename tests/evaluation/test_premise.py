@@ -447,8 +447,10 @@ def test_the_command_checks_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "grey": 10}.items()):
         write_images(tmp_path / "data" / name, count=count, seed=seed)
-    Path("tiny_model.py").write_text(MODEL)
-    Path("tiny.toml").write_text(TOML.replace("epochs = 2", "epochs = 1").replace("lr = 0.02", "lr = 0.0005"))
+    Path("tiny_model.py").write_text(MODEL, encoding="utf-8")
+    Path("tiny.toml").write_text(
+        TOML.replace("epochs = 2", "epochs = 1").replace("lr = 0.02", "lr = 0.0005"), encoding="utf-8"
+    )
     for stage in ("train", "extract", "fit"):
         assert command(stage, "tiny.toml", "--device", "cpu")[0] == 0
     code, out, _ = command("check", "runs/tiny")

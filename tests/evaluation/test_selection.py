@@ -593,11 +593,12 @@ def test_the_command_chooses_for_each_run_of_a_study(command, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "labelled": 24, "grey": 10}.items()):
         write_images(tmp_path / "data" / name, count=count, seed=seed)
-    Path("tiny_model.py").write_text(MODEL)
+    Path("tiny_model.py").write_text(MODEL, encoding="utf-8")
     text = TOML.replace("epochs = 2", "epochs = 1").replace("lr = 0.02", "lr = 0.0005")
     validation = '[data.validation]\ndataset = "folder"\npath = "labelled"\n\n'
     Path("tiny.toml").write_text(
-        text.replace("[1, 2]", "[1]").replace("[data.ood.Grey]", f"{validation}[data.ood.Grey]")
+        text.replace("[1, 2]", "[1]").replace("[data.ood.Grey]", f"{validation}[data.ood.Grey]"),
+        encoding="utf-8",
     )
     without = [word for name in ("train", "test", "Grey", "Noise") for word in ("--only", name)]
     for stage, options in (("train", ()), ("extract", without), ("fit", ())):

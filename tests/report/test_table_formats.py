@@ -89,7 +89,7 @@ def test_csv_has_no_formulas_and_results_come_back(tmp_path):
     cells = list(csv.reader(io.StringIO(table(results).csv())))
     assert {"'=HYPERLINK(0)", "'@far"} <= {cell for row in cells for cell in row}
     write_results(results, tmp_path / "results.csv")
-    assert "\n'=HYPERLINK(0)," in (tmp_path / "results.csv").read_text()
+    assert "\n'=HYPERLINK(0)," in (tmp_path / "results.csv").read_text(encoding="utf-8")
     assert set(read_results(tmp_path / "results.csv")["negative"]) >= {"@far"}
     assert set(read_results(tmp_path / "results.csv")["model"]) >= {"=HYPERLINK(0)"}
 

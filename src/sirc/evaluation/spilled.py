@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-import sirc
+from sirc import __version__
 from sirc._utils import distributed
 from sirc._utils.checks import check_device, check_path
 from sirc._utils.files import PathLike, tensor_places
@@ -59,7 +59,7 @@ class SpilledEvaluation(Tabulated):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"`spill` must be a folder, or the path of a new one; '{folder}' is a file")
         self._folder, sets = folder, as_sets(ood)
-        made = {"scorer": scorer.digest, "sirc": sirc.__version__, "device": where.type}
+        made = {"scorer": scorer.digest, "sirc": __version__, "device": where.type}
         self._test = _SortedStore(_place(folder, "test", made), "test", test, scorer, made, labelled=True)
         self._ood = {
             name: _SortedStore(_place(folder, f"ood {name}", made), f"ood[{quoted(name)}]", sets[name], scorer, made)
@@ -115,7 +115,9 @@ class SpilledEvaluation(Tabulated):
         return partial(self.ranking, score)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if hasattr(sirc.Evaluation, name):
+        from sirc.evaluation.evaluation import Evaluation  # which imports this module
+
+        if hasattr(Evaluation, name):
             raise AttributeError(
                 f"an evaluation on disk has no `{name}`, which needs the rows: evaluate in memory for it, without "
                 "`spill`, and some of the rows if not all fit"
