@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from sirc._utils.arrays import Floats
 from sirc._utils.checks import check_choice, check_fraction, check_positive
 from sirc._utils.precision import side_by_side
 from sirc._utils.text import quoted
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from sirc.evaluation.tabulated import Row
 
 Method = Literal["auto", "bootstrap"]
-Floats = npt.NDArray[np.float64]
 Figure = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
@@ -286,7 +286,7 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
             both = [one] if other is None else [one, other]
             column = columns[:, row]
             if columns[0, judged] <= _ROUNDING**2 and all(still(each.influences, judged) for each in both):
-                # Nothing seen tells two scores apart; three of so many samples unseen may.
+                # Both scores agree on every sample; allow for three unseen ones (rule of three).
                 column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.

@@ -1,4 +1,4 @@
-"""What follows from the rankings of scores: the tidy table, sweeps over α and β, curves."""
+"""Results computed from rankings: the tidy table, sweeps over α and β, curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = tuple[str, str, str, float, float, float]
 
 
 class Settings(TypedDict):
-    """What an evaluation is told besides its data, as `sirc.evaluate` takes it."""
+    """Settings of an evaluation besides its data, as `sirc.evaluate` takes them."""
 
     alpha: ArrayLike
     beta: ArrayLike

@@ -1,4 +1,4 @@
-"""The images of an experiment: opening its datasets, and checking them before hours are spent on the first."""
+"""Images of an experiment: open its datasets, and check all of them before the first long stage."""
 
 from __future__ import annotations
 

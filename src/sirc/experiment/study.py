@@ -173,7 +173,7 @@ class _Worker:
     ) -> None:
         """Take one step unless its stages are done; `work` gets those that must start over.
 
-        `always` is for work that compares what is there with the images: it is called with nothing to start over.
+        `always` calls `work([])` even when all is done: it re-checks the stored outputs against the images.
         """
         redo = name.rpartition(" ")[2] in self.redo
         done = not redo and all(stage.is_done() for stage in stages)

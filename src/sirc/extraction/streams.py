@@ -70,6 +70,6 @@ def arrived() -> Callable[[], object]:
 
 
 def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """What has happened when the stream is this far; who waits for it leaves the processor to others."""
+    """Record an event at the stream's current position; waiting for it does not spin the CPU."""
     event: torch.cuda.Event = stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
     return event

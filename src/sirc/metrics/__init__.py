@@ -23,7 +23,7 @@ from sirc.metrics.influence import (
     spread,
     still,
 )
-from sirc.metrics.intervals import AurocInfluences, auroc_influences, kendall, spearman, wilson_interval
+from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
-    "AurocInfluences",
     "Curve",
     "Estimate",
     "Influences",

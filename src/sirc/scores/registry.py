@@ -24,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
 _EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sample")
-_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "both", "vim", "scod")
+RESERVED = {"vim", "scod"}  # names of the grammar; `spec` adds its combinations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def score(
 
 def _check(new: Score) -> None:
     name = new.name
-    if name in _RESERVED:
+    if name in RESERVED:
         raise ValueError(f"`{name}` is a name of the grammar; give the score another")
     if name in _SCORES and _SCORES[name].compute.__module__ != new.compute.__module__:
         raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")

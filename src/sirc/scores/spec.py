@@ -45,6 +45,7 @@ COMBINATIONS = {
     "both": Combination("Both"),
 }
 _BUILT_IN = tuple(COMBINATIONS)
+registry.RESERVED.update(_BUILT_IN)
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
@@ -164,7 +165,7 @@ class Spec:
         return Spec(self.name, tuple(arg.with_defaults(change) for arg in self.args), self.options)
 
     def with_only(self, other: Spec) -> Spec:
-        """The same combination of its first score and another alone."""
+        """This combination with its first score and only this S2."""
         return Spec(self.name, (self.args[0], other), self.options)
 
     def walk(self) -> Iterator[Spec]:

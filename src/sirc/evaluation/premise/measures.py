@@ -44,7 +44,7 @@ class Combination:
         return ", ".join(name.removeprefix(PLAIN) for name in self.s2)
 
     def has(self, negative: str) -> bool:
-        """Whether ID✓ was compared with this."""
+        """Whether ID✓ was measured against this negative."""
         return (self.s1, negative, "auroc", None, None) in self.measures
 
     def of(self, name: str, negative: str, metric: str) -> Estimate:

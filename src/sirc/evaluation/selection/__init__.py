@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._utils.arrays import ArrayLike
+from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.text import quoted
 from sirc.evaluation.bars import FEWEST, METHODS, Method
@@ -37,7 +37,6 @@ from sirc.evaluation.inputs import (
 from sirc.evaluation.selection.regret import (
     BY,
     EQUAL,
-    Floats,
     contenders,
     intervals,
     normal_draws,

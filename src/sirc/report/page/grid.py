@@ -9,7 +9,8 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from sirc._utils.arrays import Floats
+
 Ints = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32] | Ints
 

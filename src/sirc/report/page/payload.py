@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
+from sirc._utils.arrays import Floats
 from sirc._utils.text import quoted
 from sirc.evaluation import WRONG, Evaluation
 from sirc.metrics import all_metrics
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
-from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
+from sirc.report.page.grid import LEVELS, POINTS, Grid, Ints, make_grid
 from sirc.report.page.noise import INPUTS, first_accepted, windows
 from sirc.report.runs import Run
 

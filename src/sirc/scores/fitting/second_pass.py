@@ -363,7 +363,7 @@ class SecondPass:
         return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
 
     def standings(self, parameters: Parameters) -> Iterator[Standing]:
-        """Where rows that were not fitted on would stand on the S2 scales of these parameters, if some rows tell."""
+        """Mean and spread of held-out rows on each S2's scale; nothing without such rows."""
         fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
         for spec in fitted if self._judged.count else ():
             for s2 in spec.args[1:]:

@@ -1,4 +1,4 @@
-"""Standing: where rows that a fit did not see lie on the scale of each S2, and the words where that is far from 0."""
+"""Standing: position of held-out rows on the scale of each S2, and a warning where it is far from 0."""
 
 from __future__ import annotations
 
