@@ -25,7 +25,7 @@ from sirc.errors import OnError, StoreError
 from sirc.extraction import extract, known_weights
 from sirc.models import call_model, evaluating, find_head, head_of, model_logits, named, preprocess_of, rows_of, unwrap
 from sirc.outputs import STORE_FILE, Head, Outputs, OutputStore, Overwrite, warn_of_labels
-from sirc.progress import Progress, shown
+from sirc.progress import Progress, as_progress
 from sirc.scores import Scorer, fit, parse, reads_features
 
 Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | OutputStore
@@ -94,7 +94,7 @@ def guard(
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
-    show, needs_features = shown(progress), reads_features([parse(score)])
+    show, needs_features = as_progress(progress), reads_features([parse(score)])
     names = names_of(classes)
     data = [_opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sirc.evaluation.tabulated import Row
 
 Method = Literal["auto", "bootstrap"]
-Figure = tuple[str, str]  # negative, name of the metric
+FigureKey = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
 FEWEST = 5  # samples of a stratum
@@ -263,10 +263,10 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
-def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[Figure, Floats]:
+def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
     """By negative and metric, the numbers of `_ERRORS` for those with enough to go by."""
     ev = asked.ev
-    found: dict[Figure, Floats] = {}
+    found: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()
     names = [metric.name for metric in metrics]
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
@@ -295,7 +295,7 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
     return found
 
 
-def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[Figure, Floats]) -> None:
+def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[FigureKey, Floats]) -> None:
     """Move the low ends of AURC, and of what differs from it by a constant, to where many samples would have it."""
     ev = asked.ev
     over = {

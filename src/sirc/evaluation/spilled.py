@@ -23,9 +23,9 @@ from sirc._utils.warn import warn
 from sirc.errors import StoreError
 from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets
 from sirc.evaluation.tabulated import Settings, Tabulated
-from sirc.metrics import Ranking, Run, ranking_of_runs
+from sirc.metrics import Ranking, SortedRun, ranking_of_runs
 from sirc.outputs import OutputStore, doubt_of_store
-from sirc.progress import Progress, shown
+from sirc.progress import Progress, as_progress
 from sirc.scores import Scorer
 
 _VALUES = 1 << 24  # confidences in a part, of all scores together
@@ -55,7 +55,7 @@ class SpilledEvaluation(Tabulated):
         if not isinstance(scorer, Scorer):
             raise ValueError(f"with `spill`, `scorer` must be a `Scorer`; got {type(scorer).__name__}. See `sirc.fit`")
         scorer = scorer if scores is None else scorer.only(as_names(scores))
-        folder, where, bars = check_path("spill", spill), check_device(device), shown(progress)
+        folder, where, bars = check_path("spill", spill), check_device(device), as_progress(progress)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"`spill` must be a folder, or the path of a new one; '{folder}' is a file")
         self._folder, sets = folder, as_sets(ood)
@@ -158,7 +158,7 @@ class _SortedStore:
         self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
         self.numbers = range(0, store.num_shards, self._shards)
         self._about: dict[int, dict[str, str]] = {}
-        self._runs: dict[str, list[Run]] = {}
+        self._runs: dict[str, list[SortedRun]] = {}
 
     def _range(self, number: int) -> range:
         return range(number, min(number + self._shards, self._store.num_shards))
@@ -192,11 +192,11 @@ class _SortedStore:
             if not self._parts.has(number, self._described(number), verify=False):
                 raise StoreError(f"'{path}' was changed while it was in use. Give each evaluation a folder of its own")
             for name, (start, end) in tensor_places(path).items():
-                self._runs.setdefault(name, []).append(Run(path, start, end))
+                self._runs.setdefault(name, []).append(SortedRun(path, start, end))
         if not any(self.sizes.values()):
             raise ValueError(f"`{self._name}` must have at least one row; all of its items were skipped")
 
-    def runs(self, group: str, column: int) -> list[Run]:
+    def runs(self, group: str, column: int) -> list[SortedRun]:
         """Those of `correct` and `wrong`, or of `ood`, by the score with this number."""
         return self._runs[f"{group} {column}"]
 

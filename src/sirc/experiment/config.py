@@ -160,7 +160,8 @@ class Data:
             check_folder_name(key, name)
             if name.casefold() in taken or name in _MEANT:
                 raise ValueError(
-                    f"`{key}` must have a name that differs by more than upper and lower case; '{name}' is taken. Rename it."
+                    f"`{key}` must have a name that differs by more than upper and lower case; '{name}' is taken. "
+                    "Rename it."
                 )
             taken.add(name.casefold())
             if source.class_order:

@@ -21,7 +21,7 @@ from sirc._utils.files import PathLike, keep_text, refuse_existing
 from sirc.data import DeviceCache
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.images import check_data, sample_images
+from sirc.experiment.images import check_data, images_for_samples
 from sirc.experiment.results import (
     SCHEMA,
     STUDY_FILE,
@@ -290,7 +290,7 @@ class _Worker:
             from sirc.report.figures import figures
 
             first = self.runs[0][0]
-            images = None if first.folder in self.imageless else sample_images(first)
+            images = None if first.folder in self.imageless else images_for_samples(first)
             return figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
 
         reported = study.results[study.results["score"].isin(scores)]

@@ -23,7 +23,7 @@ from sirc.report.tables.cells import is_sirc
 if TYPE_CHECKING:
     from sirc.report.tables import Part, Table
 
-Figure = tuple[str, str, str]
+CellText = tuple[str, str, str]
 """The mark of a cell, its mean ×100, or a dash, and its 2 std, ±0.2, or interval, [80.1, 83.4], if it is shown."""
 _MISSING = "–"
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
@@ -80,7 +80,7 @@ _DOCUMENT = r"""\documentclass{article}
 """
 
 
-def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[Figure], bool]]:
+def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[CellText], bool]]:
     """Each score, its figures, and whether the scores before it, and not this one, are SIRC's."""
     before = ""
     for score in table.scores_of(model):
@@ -89,7 +89,7 @@ def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[Figu
         before = score
 
 
-def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> Figure:
+def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> CellText:
     cell = table.cell(model, score, negative, metric)
     if math.isnan(cell.mean):
         return cell.mark, _MISSING, ""
@@ -256,7 +256,7 @@ def _html_table(table: Table, part: Part, *, last: bool) -> str:
     return "\n".join([*lines, "</table>"])
 
 
-def _html_cell(figure: Figure) -> str:
+def _html_cell(figure: CellText) -> str:
     mark, value, spread = figure
     return f"<td>{_HTML_MARKS[mark].format(value)}{f' <small>{spread}</small>' if spread else ''}</td>"
 

@@ -327,12 +327,12 @@ class SecondPass:
             )
         floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
         if sigma <= floor:
-            way_out = "fit on more rows"
+            advice = "fit on more rows"
             if spec.name != "bayes":
-                way_out += ", leave rows out of their own statistics if you did not (`crossfit=5`), or give a= and b="
+                advice += ", leave rows out of their own statistics if you did not (`crossfit=5`), or give a= and b="
             raise ValueError(
                 f"`{s2}` does not vary over the training rows by more than rounding (σ = {sigma:.3g}, of which up to "
-                f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {way_out}"
+                f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {advice}"
             )
         return mean, sigma
 
