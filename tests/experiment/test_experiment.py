@@ -100,7 +100,10 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own, .*; 'Test' is taken."),
         (["data.ood.wrong.dataset=noise"], "`data.ood.wrong` must have a name of its own"),
         (['data.ood."OOD mean".dataset=noise'], '`data.ood."OOD mean"` must have a name of its own'),
-        (["data.ood.noise.dataset=noise"], "`data.ood.noise` must have a name that differs by more than upper and"),
+        (
+            ["data.ood.noise.dataset=noise"],
+            "`data.ood.noise` must have a name of its own, not only in upper or lower case",
+        ),
         (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must be fit for a folder'),
         (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean `textures`"),
         (["data.ood.x.group=Near", "data.ood.x.dataset=noise"], '`data.ood.x.group` must be "Close" or "Far"'),

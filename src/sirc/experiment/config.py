@@ -160,7 +160,7 @@ class Data:
             check_folder_name(key, name)
             if name.casefold() in taken or name in _MEANT:
                 raise ValueError(
-                    f"`{key}` must have a name that differs by more than upper and lower case; '{name}' is taken. "
+                    f"`{key}` must have a name of its own, not only in upper or lower case; '{name}' is taken. "
                     "Rename it."
                 )
             taken.add(name.casefold())
