@@ -14,9 +14,6 @@ export UV_SYSTEM_CERTS := 1
 # Tests start many interpreters: each would compile torch anew if none might keep the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests read and write text as UTF-8, whatever the locale.
-export PYTHONUTF8 := 1
-
 # One more than there are cores: some tests wait for a browser, a server or another process.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 

@@ -122,7 +122,7 @@ def reset_peak(device: torch.device) -> int | None:
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return None
     return _status("VmRSS")
@@ -134,7 +134,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def _status(key: str) -> int | None:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
     return None
@@ -172,7 +172,7 @@ def machine(device: torch.device) -> str:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

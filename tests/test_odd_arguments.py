@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import sirc
 from sirc import functional, threshold
-from sirc.data import Glyphs, Noise, Preprocess, file_list, image_folder
+from sirc.cli import app
+from sirc.data import Glyphs, Noise, Preprocess, benchmark, file_list, image_folder
+from sirc.report.tables import table
 
 ODD = {
     "None": None,
@@ -180,3 +183,55 @@ def test_odd_arguments_are_refused_in_words(name, attack):
                 broken.append(f"{argument}={kind}: {type(error).__name__}: {str(error)[:80]}")
     assert not broken, "\n".join(broken)
     attack.tried("odd arguments to public functions", len(valid) * len(ODD), "an answer, or words")
+
+
+LONG = "x" * 9000
+QUOTING = {
+    "select": lambda: sirc.select(SCORER, ROWS, {"far": OOD}, metric=LONG),
+    "pool": lambda: sirc.evaluate(SCORER, ROWS, ood={"far": OOD}, pool=LONG),
+    "a member of a group": lambda: sirc.evaluate(SCORER, ROWS, ood={"far": OOD}, groups={"all": [LONG]}),
+    "a group": lambda: sirc.evaluate(SCORER, ROWS, ood={"far": OOD}, groups={LONG: ["near"]}),
+    "an OOD set": lambda: sirc.evaluate({"msp": (CONFIDENCE, CORRECT)}, ood={LONG: {"l1": OUTSIDE}}),
+    "a score": lambda: sirc.evaluate({LONG: (CONFIDENCE, CORRECT)}, ood={"far": {"msp": OUTSIDE}}),
+    "alpha": lambda: sirc.evaluate(SCORER, ROWS, ood={"far": OOD}, alpha=[0.1] * 5000),
+    "method": lambda: EVALUATION.intervals(method=LONG),
+    "negatives": lambda: EVALUATION.compare("msp", negatives=[LONG]),
+    "baseline": lambda: EVALUATION.compare(LONG),
+    "ranking": lambda: EVALUATION.ranking("msp", LONG),
+    "metrics of a table": lambda: table(EVALUATION.table, metrics=[LONG]),
+    "scores of a table": lambda: table(EVALUATION.table, scores=[LONG]),
+    "page": lambda: EVALUATION.report(LONG),
+    "specs": lambda: sirc.fit(LONG, ROWS),
+    "crossfit": lambda: sirc.fit("l1", ROWS, crossfit=LONG),
+    "device": lambda: ROWS.to(LONG),
+    "labels": lambda: sirc.Outputs(V, labels=[LONG] * 4, classes=["a", "b", "c"]),
+    "head": lambda: sirc.find_head(MODEL, IMAGES, name=LONG),
+    "model": lambda: sirc.models.build(LONG),
+    "model of timm": lambda: sirc.models.build(f"timm:{LONG}"),
+    "model of torchvision": lambda: sirc.models.build(f"torchvision:{LONG}"),
+    "function": lambda: sirc.models.build(f"sirc.models:{LONG}"),
+    "module": lambda: sirc.models.build(f"{LONG}:build"),
+    "benchmark": lambda: benchmark(LONG),
+    "b of sirc": lambda: functional.sirc(torch.zeros(3), torch.zeros(3), a=[0.0] * 3000, b=[1.0] * 3000),
+    "needs": lambda: sirc.score(needs=LONG)(lambda logits: logits),
+    "scorer": lambda: sirc.Scorer.load(LONG),
+    "store": lambda: sirc.OutputStore(LONG),
+    "outputs": lambda: sirc.Outputs.load(f"{LONG}.npz"),
+    "outputs to save": lambda: ROWS.save(f"{LONG}.npz"),
+    "folder": lambda: image_folder(LONG),
+    "guard": lambda: sirc.load_guard(LONG, MODEL),
+}
+
+
+@pytest.mark.parametrize("what", QUOTING)
+def test_a_message_quotes_little_of_what_it_got(what):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        QUOTING[what]()
+    assert "x" * 81 not in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+def test_a_command_quotes_little_of_what_it_got():
+    done = CliRunner().invoke(app, ["table", "x" * 3000])
+    assert done.exit_code == 1
+    assert len(done.stderr) < 200

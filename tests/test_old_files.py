@@ -26,7 +26,7 @@ from support.report_reader import read_page
 from support.tiny_selective import prepared
 
 OLD = make.FOLDER
-NUMBERS = json.loads((OLD / "numbers.json").read_text())
+NUMBERS = json.loads((OLD / "numbers.json").read_text(encoding="utf-8"))
 KEYS = ["score", "negative", "metric"]
 
 
@@ -145,7 +145,7 @@ def test_a_graph_decides_the_same_and_warns_that_its_weights_have_no_digest(tmp_
 def test_a_run_is_read_with_its_results(study, command):
     code, out, err = command("table", "runs/tiny", "--format", "csv")
     assert code == 0, err
-    assert out == Path("runs/tiny/table.csv").read_text() + "\n"
+    assert out == Path("runs/tiny/table.csv").read_text(encoding="utf-8") + "\n"
     scorer = sirc.Scorer.load("runs/tiny/seed-1/scorer.safetensors")
     for name, expected in NUMBERS["study"].items():
         assert_same(scorer(sirc.OutputStore(f"runs/tiny/seed-1/outputs/{name}").load()), expected)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 import sirc
-from sirc.progress import SILENT, Bars, Log, Progress, shown
+from sirc.progress import SILENT, Bars, Log, Progress, as_progress
 
 Z = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 HEAD = sirc.Head(torch.eye(3, 6), torch.ones(3))
@@ -34,20 +34,20 @@ def test_bars_are_for_terminals_and_notebooks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     monkeypatch.delenv("RANK", raising=False)
-    assert shown(None) is SILENT
-    assert isinstance(shown(True), Bars)
-    assert shown(False) is SILENT
+    assert as_progress(None) is SILENT
+    assert isinstance(as_progress(True), Bars)
+    assert as_progress(False) is SILENT
     mine = Told()
-    assert shown(mine) is mine
+    assert as_progress(mine) is mine
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    assert isinstance(shown(None), Bars)
+    assert isinstance(as_progress(None), Bars)
     monkeypatch.delitem(sys.modules, "ipykernel")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert isinstance(shown(None), Bars)
+    assert isinstance(as_progress(None), Bars)
     monkeypatch.setenv("RANK", "1")
-    assert shown(None) is SILENT
+    assert as_progress(None) is SILENT
     with pytest.raises(ValueError, match=r"`progress` must be True, False or a .*; got str"):
-        shown("yes")
+        as_progress("yes")
 
 
 def test_fit_and_extract_show_bars_that_vanish(monkeypatch, capsys):

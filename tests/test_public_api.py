@@ -34,7 +34,9 @@ def test_all_is_exactly_what_is_public():
 
 
 def test_type_checkers_see_what_is_imported_on_first_use():
-    (block,) = (node for node in ast.parse(Path(sirc.__file__).read_text()).body if isinstance(node, ast.If))
+    (block,) = (
+        node for node in ast.parse(Path(sirc.__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)
+    )
     imported = {(node.module, alias.name) for node in block.body for alias in node.names}
     modules = {tuple(path.rsplit(".", 1)) for path in sirc._MODULES.values()}
     names = {(room, name) for room, names in sirc._NAMES.items() for name in names}

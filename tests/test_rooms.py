@@ -21,7 +21,7 @@ def module_name(path):
 
 def imports(path):
     """(module, name) of every `from sirc.… import …` in a file, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sirc."):
             for alias in node.names:
                 yield node.module, alias.name
@@ -48,17 +48,44 @@ def test_other_rooms_come_in_by_the_front_door():
     assert not passed_by, "\n".join(passed_by)
 
 
+def test_nothing_but_the_version_is_taken_from_the_front_door():
+    """`import sirc` would let a room reach every other one past the layers."""
+    allowed, taken = {"__version__", *TOOLBOXES, *(room.name for room in ROOMS)}, []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "sirc":
+                names = {node.attr} - {"__version__"}
+            elif isinstance(node, ast.ImportFrom) and node.module == "sirc":
+                names = {alias.name for alias in node.names} - allowed  # the layers know of rooms imported so
+            elif isinstance(node, ast.Import):
+                names = [a.name for a in node.names if a.name.startswith("sirc.") or (a.name == "sirc" and a.asname)]
+            taken += [f"{module_name(path)}:{node.lineno}: {name}" for name in names]
+    assert not taken, "\n".join(taken)
+
+
 @cache
 def exported(package):
-    for node in ast.parse(package.read_text()).body:
+    for node in ast.parse(package.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return ast.literal_eval(node.value)
     return []
 
 
+def test_text_files_are_read_and_written_as_utf_8_whatever_the_locale():
+    folders = (SOURCE, *(SOURCE.parents[1] / name for name in ("tests", "benchmarks", "docs", "studies")))
+    without = []
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            method = isinstance(node, ast.Call) and getattr(node.func, "attr", "")
+            if method in ("read_text", "write_text") and "encoding" not in {word.arg for word in node.keywords}:
+                without.append(f"{path}:{node.lineno}")
+    assert not without, "\n".join(without)
+
+
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_a_room_says_what_it_is_for(room):
-    words = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    words = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert 5 <= len(words.partition("\n")[0].split()) <= 25
 
 

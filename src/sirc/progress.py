@@ -44,7 +44,7 @@ class Progress:
 SILENT = Progress()
 
 
-def shown(progress: Progress | bool | None) -> Progress:
+def as_progress(progress: Progress | bool | None) -> Progress:
     """The progress that a caller asked for: one of its own, bars, or nothing.
 
     By default, None, there are bars where a person looks on, at a terminal or in a notebook. Of several processes only

@@ -69,7 +69,7 @@ def test_tensors_are_mapped_not_read(tmp_path):
     path = tmp_path / "big.safetensors"
     write_safetensors(path, {"x": torch.zeros(1 << 20)}, {})
     tensors, _ = read_safetensors(path)
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
         ranges = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(str(path))]
     address = tensors["x"].data_ptr()
     assert any(int(start, 16) <= address < int(end, 16) for start, end in ranges)

@@ -26,8 +26,8 @@ def study(tmp_path, monkeypatch):
     write_images(tmp_path / "data" / "images", count=90)
     write_images(tmp_path / "data" / "held-out", count=12)
     write_images(tmp_path / "data" / "grey", count=7)
-    Path("tiny_model.py").write_text(MODEL)
-    Path("tiny.toml").write_text(TOML)
+    Path("tiny_model.py").write_text(MODEL, encoding="utf-8")
+    Path("tiny.toml").write_text(TOML, encoding="utf-8")
     return tmp_path
 
 
@@ -109,7 +109,7 @@ def small(num_classes=3):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_training_killed_after_an_epoch_goes_on_to_the_same_weights(study, command, monkeypatch):
-    Path("mortal_model.py").write_text(MORTAL)
+    Path("mortal_model.py").write_text(MORTAL, encoding="utf-8")
     arguments = ["train", "tiny.toml", "--seed", "1", "--set", "model.name=mortal_model:small"]
     run = Path("cut/tiny/seed-1")
     monkeypatch.setenv("DIE_AFTER", str(run / "checkpoint.safetensors"))
@@ -223,7 +223,9 @@ def test_mistakes_are_answered_with_words_and_a_code(study, command, arguments, 
 )
 def test_an_option_that_would_do_nothing_is_refused(tmp_path, monkeypatch, command, arguments, words):
     monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text("model,seed,score,negative,metric,alpha,beta,value\nm,0,msp,wrong,auroc,,,0.5\n")
+    Path("mine.csv").write_text(
+        "model,seed,score,negative,metric,alpha,beta,value\nm,0,msp,wrong,auroc,,,0.5\n", encoding="utf-8"
+    )
     code, out, err = command(*arguments.split())
     assert (code, out) == (2, "")
     assert words in err
@@ -268,7 +270,7 @@ def test_stores_beyond_memory_have_the_results_of_those_in_memory(tmp_path, monk
 
 
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest_right_one(study, command):
-    Path("tiny.toml").write_text(TOML.replace("epochs = 2", "epochz = 2"))
+    Path("tiny.toml").write_text(TOML.replace("epochs = 2", "epochz = 2"), encoding="utf-8")
     line = TOML.splitlines().index("epochs = 2") + 1
     code, _, err = command("train", "tiny.toml")
     assert code == 2
@@ -351,7 +353,7 @@ def test_test_images_have_the_class_numbers_of_the_training_images(study, comman
 
 @pytest.mark.slow
 def test_a_pretrained_experiment_is_not_trained(study, command):
-    Path("tiny.toml").write_text(TOML.replace("seeds = [1, 2]", "").split("[train]")[0])
+    Path("tiny.toml").write_text(TOML.replace("seeds = [1, 2]", "").split("[train]")[0], encoding="utf-8")
     code, _, err = command("train", "tiny.toml")
     assert code == 1
     assert "must have a [train] table" in err
@@ -439,7 +441,7 @@ for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--he
             assert not stop.code, arguments
     shown = "sirc 0" if arguments == ["--version"] else "Usage: " + " ".join(["sirc", *arguments[:-1]])
     assert shown in out.getvalue(), arguments
-    heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib"} & set(sys.modules)
+    heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib", "pydantic", "PIL"} & set(sys.modules)
     assert not heavy, (arguments, heavy)
 assert len(names) == 22
 """

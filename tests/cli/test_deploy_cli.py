@@ -90,8 +90,8 @@ def made(tmp_path_factory):
     write_images(root / "data" / "images", 90, seed=0)
     write_images(root / "data" / "labelled", 120, seed=1)
     write_images(root / "data" / "held-out", 30, seed=2)
-    (root / "deployed_model.py").write_text(MODEL)
-    (root / "tiny.toml").write_text(TOML)
+    (root / "deployed_model.py").write_text(MODEL, encoding="utf-8")
+    (root / "tiny.toml").write_text(TOML, encoding="utf-8")
     before = os.getcwd()
     os.chdir(root)
     try:
@@ -135,7 +135,7 @@ def test_the_whole_way(here, command):
     assert facts["classes"] == ["b", "g", "r"]
     assert facts["preprocess"]["crop"] == 12
 
-    Path("data/held-out/b/broken.png").write_text("no image")
+    Path("data/held-out/b/broken.png").write_text("no image", encoding="utf-8")
     code, out, err = command("predict", "data/held-out", "--model", "selective.safetensors", "--run", "runs/tiny")
     assert code == 0, err
     table = pd.read_csv("decisions.csv", keep_default_na=False)
@@ -177,7 +177,9 @@ def test_the_alarm_is_told_and_can_fail(here, command):
     low = np.full(200, saved.threshold.value - 1)
     np.save("low.npy", low)
     np.savez("low.npz", scores=low)
-    Path("low.csv").write_text("time,score\n" + "\n".join(f"{i},{value}" for i, value in enumerate(low)))
+    Path("low.csv").write_text(
+        "time,score\n" + "\n".join(f"{i},{value}" for i, value in enumerate(low)), encoding="utf-8"
+    )
     for arguments in (("low.npy",), ("low.npz", "--column", "scores"), ("low.csv", "--column", "score")):
         call = ("monitor", "--calibration", "selective.safetensors", "--confidences", *arguments)
         code, out, _ = command(*call)
@@ -245,7 +247,7 @@ def test_the_network_of_a_saved_classifier_is_found_among_the_seeds(here, comman
     photos = ("data/held-out", "--model", "selective.safetensors", "--run")
     assert command("predict", *photos, "runs/tiny", "--out", "a.csv")[0] == 0
     assert command("predict", *photos, "runs/tiny/seed-2", "--out", "b.csv")[0] == 0
-    assert Path("a.csv").read_text() == Path("b.csv").read_text()
+    assert Path("a.csv").read_text(encoding="utf-8") == Path("b.csv").read_text(encoding="utf-8")
     code, _, err = command("predict", *photos, "runs/tiny", "--seed", 1, "--out", "c.csv")
     assert code == 1
     assert "another model" in err
@@ -273,8 +275,8 @@ def test_given_outputs_or_at_worst_the_test_images_set_the_threshold(here, comma
     code, _, err = command(*by_recall, "--val", "unlabelled.npz")
     assert code == 1
     assert "labels" in err
-    text = Path("runs/tiny/experiment.toml").read_text()
-    Path("runs/tiny/experiment.toml").write_text(re.sub(r"\[data\.validation\]\n(.+\n)+", "", text))
+    text = Path("runs/tiny/experiment.toml").read_text(encoding="utf-8")
+    Path("runs/tiny/experiment.toml").write_text(re.sub(r"\[data\.validation\]\n(.+\n)+", "", text), encoding="utf-8")
     code, _, err = command(*call, "--trust")  # as the file is not the one that was made here
     assert code == 0, err
     assert "no longer honest" in err
@@ -365,11 +367,11 @@ def test_a_promise_that_cannot_be_kept_writes_nothing(here, command):
 def test_confidences_that_are_none_are_refused(here, command):
     assert command("calibrate", "runs/tiny/seed-1", "--recall", 0.9)[0] == 0
     call = ("monitor", "--calibration", "selective.safetensors", "--confidences")
-    Path("words.csv").write_text("confidence\n1.5\nhigh\n")
-    Path("other.csv").write_text("score\n1.5\n")
+    Path("words.csv").write_text("confidence\n1.5\nhigh\n", encoding="utf-8")
+    Path("other.csv").write_text("score\n1.5\n", encoding="utf-8")
     Path("empty.csv").touch()
     Path("no.txt").touch()
-    Path("junk.npz").write_text("junk")
+    Path("junk.npz").write_text("junk", encoding="utf-8")
     np.savez("named.npz", scores=np.ones(3))
     np.save("objects.npy", np.array([{}]), allow_pickle=True)
     np.save("two.npy", np.zeros((3, 2)))
@@ -399,7 +401,7 @@ def test_confidences_that_are_none_are_refused(here, command):
         assert words in err, err
         assert err.count(name) <= 1
     assert command(*call, "words.csv", "--delta", "2")[0] == 2
-    Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n")
+    Path("commas.csv").write_text("confidence,time\n0.1,7,\n0.2,8,\n", encoding="utf-8")
     assert read_confidences(Path("commas.csv"), "confidence")[0].tolist() == [0.1, 0.2]
 
 
@@ -485,7 +487,7 @@ def test_the_images_that_choose_the_score_do_not_set_the_threshold(here, command
     assert out.count("Chosen on a random half of the validation images; `sirc calibrate` takes this score and the") == 2
     half = re.search(r"(\d+) ID✓ and (\d+) ID✗", out.replace("\n", " "))
     assert int(half[1]) + int(half[2]) == 60
-    chosen = json.loads(study.run(1).choice.read_text())["select"]["score"]
+    chosen = json.loads(study.run(1).choice.read_text(encoding="utf-8"))["select"]["score"]
     assert chosen in ("msp", "l1")
 
     for more, words in (((), f"the score is `{chosen}`, which `sirc select` chose"), (("--score", "msp"), "")):
@@ -507,19 +509,19 @@ def test_a_damaged_choice_is_told_and_one_for_another_network_does_not_count(her
     study = Experiment.read("tiny.toml")
     run = study.run(1)
     for text in ("{", "[]", '{"select": 3}', '{"select": {"score": "msp"}}', '{"select": {"score": 1, "x": 2}}'):
-        run.choice.write_text(text)
+        run.choice.write_text(text, encoding="utf-8")
         code, _, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
         assert code == 1
         assert "must say which images chose a score, as `sirc select` wrote it; it is damaged. Delete it, and" in err
     other = {"command": "select", "score": "l1", "images": "validation", "data": "elsewhere", "half": True}
     other["model"] = "another"
-    run.choice.write_text(json.dumps({"select": other}))
+    run.choice.write_text(json.dumps({"select": other}), encoding="utf-8")
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu")
     assert code == 0, err
     assert "the score is `sirc(msp, residual)`, the default" in err
     assert "120 ID" in out
     other["data"] = sirc.OutputStore(run.store("validation")).data
-    run.choice.write_text(json.dumps({"select": {**other, "half": False}}))
+    run.choice.write_text(json.dumps({"select": {**other, "half": False}}), encoding="utf-8")
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1, "--coverage", 0.5, "--device", "cpu", "--overwrite")
     assert code == 0, err
     assert "`sirc select` chose a score on all of the validation images" in err

@@ -50,7 +50,7 @@ def test_results_are_written_and_shown(command_in, files, tmp_path):
     arguments = ["--id", files / "id.npz", *sources, "--score", "sirc(msp, l1)", "--out", out, "--no-figures"]
     code, shown, err = command_in("ascii", "evaluate", *arguments)
     assert code == 0, err
-    assert "Größe ✓" in (out / "results.csv").read_text("utf-8")
+    assert "Größe ✓" in (out / "results.csv").read_text(encoding="utf-8")
     assert "Gr??e ?" in shown
     for name in ("csv", "markdown", "html", "latex", "text"):
         code, shown, err = command_in("ascii", "table", out, "--format", name)
@@ -77,9 +77,10 @@ def test_without_matplotlib_all_but_the_figures_is_written(command, files, tmp_p
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_errors_are_shown(command_in, encoding):
-    code, _, err = command_in(encoding, "table", "nowhere ✓")
+    # As the shell passes it: where the locale lacks ✓ its bytes are surrogates, and shown as escapes too.
+    code, _, err = command_in(encoding, "table", os.fsdecode("nowhere ✓".encode()))
     assert code == 1
-    assert "there are no results at 'nowhere \\u2713" in err
+    assert "there are no results at 'nowhere \\u" in err
 
 
 def test_a_locale_without_unicode_is_enough():

@@ -47,7 +47,7 @@ def here(tmp_path, monkeypatch):
     write_images(Path("train"), 60)
     write_images(Path("val"), 60, seed=1)
     write_images(Path("new"), 9, seed=2)
-    Path("guarded_model.py").write_text(MODEL)
+    Path("guarded_model.py").write_text(MODEL, encoding="utf-8")
     model = timm.create_model("test_resnet", num_classes=3)
     nn.init.constant_(model.fc.bias[:1], 2)
     save_weights(model, "weights.safetensors")
@@ -75,7 +75,7 @@ def test_a_name_and_two_folders_lead_to_decisions(here, command):
 
 def test_a_guard_is_exported_for_the_service(here, command, monkeypatch):
     assert command("guard", NETWORK, "train", "val", *FEW, "--score", "msp")[0] == 0
-    write = lambda self, path, example, **_: Path(path).write_text(self.spec)  # noqa: E731 - which takes long
+    write = lambda self, path, example, **_: Path(path).write_text(self.spec, encoding="utf-8")  # noqa: E731 - which takes long
     monkeypatch.setattr(sirc.SelectiveClassifier, "export_onnx", write)
     code, out, err = command("export", NETWORK, "--model", "guard.safetensors")
     assert code == 0, err
@@ -112,7 +112,7 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
     ],
 )
 def test_mistakes_are_answered_in_words(here, command, words, told):
-    Path("two.txt").write_text("b\ng\n")
+    Path("two.txt").write_text("b\ng\n", encoding="utf-8")
     code, _, err = command(*words)
     assert code in (1, 2)
     assert told in err.replace("\n", " ")

@@ -125,7 +125,7 @@ def test_either_list_of_textures_will_do(tmp_path, name, within):
 
 
 def test_a_list_may_be_named(tmp_path):
-    (textures(tmp_path) / "mine.txt").write_text("bubbly/bubbly_0000.jpg\n")
+    (textures(tmp_path) / "mine.txt").write_text("bubbly/bubbly_0000.jpg\n", encoding="utf-8")
     images = open_source(Source("textures", list="mine.txt"), root=tmp_path, preprocess=None, labelled=False)
     assert len(images) == 1
 

@@ -218,14 +218,14 @@ def test_missing_listed_files_are_counted_and_named(tmp_path):
     found = problems(check("openimage-o", top))
     assert found[0].startswith("test: 1 (0000000000000002.jpg) of 3 listed files are missing in")
     assert "2 images" in found[1]
-    (top / "openimages_datalist.txt").write_text("\n")
+    (top / "openimages_datalist.txt").write_text("\n", encoding="utf-8")
     assert "it is empty" in problems(check("openimage-o", top))[0]
 
 
 def test_lines_that_repeat_are_counted(tmp_path):
     top = openimage_o(tmp_path)
     listed = top / "openimages_datalist.txt"
-    listed.write_text(listed.read_text() * 2)
+    listed.write_text(listed.read_text(encoding="utf-8") * 2, encoding="utf-8")
     assert any("3 lines name an image again" in text for text in problems(check("openimage-o", top)))
 
 
@@ -235,7 +235,7 @@ def test_images_in_the_wrong_place_and_archives_among_them(tmp_path):
         paint(tmp_path / "x" / f"{i}.jpg")
     assert "Images lie directly in" in problems(check("inaturalist", tmp_path / "x"))[0]
     top = inaturalist(tmp_path)
-    (top / "images" / "notes.txt").write_text("x")
+    (top / "images" / "notes.txt").write_text("x", encoding="utf-8")
     report = check("inaturalist", top)
     assert report.ok
     assert "1 (notes.txt) other files are ignored" in str(report)
@@ -287,7 +287,7 @@ def test_your_own_folder_is_looked_at_by_its_parts(tmp_path):
 def test_your_own_list_is_looked_at(tmp_path):
     for name in ("a b.png", "c.png"):
         paint(tmp_path / name)
-    (tmp_path / "l.txt").write_text("a b.png 0\nc.png 1\n")
+    (tmp_path / "l.txt").write_text("a b.png 0\nc.png 1\n", encoding="utf-8")
     report = check("list", tmp_path / "l.txt", decode=True)
     assert report.ok
     assert (report.counts, report.classes) == ({"all": 2}, {"all": 2})

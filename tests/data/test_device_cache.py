@@ -61,8 +61,8 @@ def tiny(tmp_path, monkeypatch):
     write_images(tmp_path / "data" / "images", count=45)
     write_images(tmp_path / "data" / "held-out", count=12, seed=1)
     write_images(tmp_path / "data" / "grey", count=10, seed=2)
-    Path("tiny_model.py").write_text(MODEL)
-    Path("tiny.toml").write_text(TOML.replace("lr = 0.02", "lr = 0.0005"))
+    Path("tiny_model.py").write_text(MODEL, encoding="utf-8")
+    Path("tiny.toml").write_text(TOML.replace("lr = 0.02", "lr = 0.0005"), encoding="utf-8")
 
     def read(*overrides):
         asked = ['fit.specs=["msp", "tempered_msp"]', "data.holdout=4", "extract.cache=device", *overrides]
@@ -97,8 +97,8 @@ def test_stores_are_the_same_bytes_as_those_of_files(tiny, changes):
     asked = ["seeds=[1]", "preprocess.mean=[0.4, 0.5, 0.6]", "preprocess.std=[0.2, 0.3, 0.7]", *changes]
     experiment = tiny(*asked)
     if "preprocess.crop=10" in changes:
-        text = Path("tiny_model.py").read_text().replace("nn.Linear(200", "nn.Linear(128")
-        Path("other_model.py").write_text(text)
+        text = Path("tiny_model.py").read_text(encoding="utf-8").replace("nn.Linear(200", "nn.Linear(128")
+        Path("other_model.py").write_text(text, encoding="utf-8")
         experiment = tiny(*asked, "model.name=other_model:small")
     (run,) = trained(experiment)
     extract_run(experiment, run)
@@ -374,7 +374,7 @@ def test_two_processes_write_the_same_store(tiny):
     experiment = tiny("seeds=[1]", "train.cache=device")
     (run,) = trained(experiment)
     expected = {name: store.load() for name, store in extract_run(experiment, run).items()}
-    Path("whole.toml").write_text(experiment.dump())
+    Path("whole.toml").write_text(experiment.dump(), encoding="utf-8")
     for done in launched(2, "-m", "sirc", "extract", "whole.toml", "--device", "cpu", "--overwrite", "--quiet"):
         assert done.returncode == 0, done.stderr
     for name, outputs in expected.items():

@@ -39,10 +39,10 @@ def folder(tmp_path):
         ]
     ):
         paint(root / name, number)
-    (root / "owl" / "notes.txt").write_text("no image")
+    (root / "owl" / "notes.txt").write_text("no image", encoding="utf-8")
     paint(root / "owl" / "._x.png")
     (root / ".cache").mkdir()
-    (root / "README.md").write_text("hello")
+    (root / "README.md").write_text("hello", encoding="utf-8")
     return root
 
 
@@ -98,7 +98,7 @@ def test_items_count_from_the_end_and_iteration_ends(folder):
     ("make", "words"),
     [
         (lambda path: None, "is not there"),
-        (lambda path: path.write_text("x"), "is a file, not a folder; unpack it if it is an archive"),
+        (lambda path: path.write_text("x", encoding="utf-8"), "is a file, not a folder; unpack it if it is an archive"),
         (lambda path: path.mkdir(), "there is no image in or below"),
         (lambda path: paint(path / "a.png"), "its images lie directly in it, such as 'a.png'"),
     ],
@@ -228,24 +228,24 @@ def test_a_list_reads_paths_with_spaces_and_labels(folder, tmp_path):
 
 def test_a_list_may_do_without_labels(folder, tmp_path):
     listed = tmp_path / "list.txt"
-    listed.write_text("owl/x 1.png\nwren/b.png\n")
+    listed.write_text("owl/x 1.png\nwren/b.png\n", encoding="utf-8")
     assert file_list(listed, folder).labels is None
     with pytest.raises(ValueError, match=r"must end in a label.*labelled=False"):
         file_list(listed, folder, labelled=True)
-    listed.write_text("owl/x 1.png -1\nwren/b.png 2\n")
+    listed.write_text("owl/x 1.png -1\nwren/b.png 2\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"must be 0 or more; got -1 for 'owl/x 1.png'"):
         file_list(listed, folder)
 
 
 def test_a_folder_that_some_lists_name_is_dropped(folder, tmp_path):
     listed = tmp_path / "list.txt"
-    listed.write_text("images/wren/b.png 0\nowl/x 1.png 0\n")
+    listed.write_text("images/wren/b.png 0\nowl/x 1.png 0\n", encoding="utf-8")
     assert len(file_list(listed, folder, within=("images", "dtd_images"))) == 2
 
 
 def test_missing_listed_files_are_counted_and_named(folder, tmp_path):
     listed = tmp_path / "list.txt"
-    listed.write_text("wren/b.png\n" + "".join(f"gone/{i}.png\n" for i in range(9)))
+    listed.write_text("wren/b.png\n" + "".join(f"gone/{i}.png\n" for i in range(9)), encoding="utf-8")
     with pytest.raises(FileNotFoundError, match=r"9 \(gone/0.png, .*gone/4.png, …\) of 10 are missing"):
         file_list(listed, folder)
 

@@ -168,18 +168,22 @@ def test_other_noise_is_replaced_only_when_asked(tmp_path):
         write_noise(tmp_path / "n", 2, 0)
     assert write_noise(tmp_path / "n", 2, 1, overwrite=True) == 2
     assert len(image_folder(tmp_path / "n", labelled=False)) == 2
-    assert json.loads((tmp_path / "n" / "noise.json").read_text()) == {"seed": 1, "size": 256, "count": 2}
+    assert json.loads((tmp_path / "n" / "noise.json").read_text(encoding="utf-8")) == {
+        "seed": 1,
+        "size": 256,
+        "count": 2,
+    }
 
 
 def test_a_folder_of_other_things_is_never_touched(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
     for overwrite in (False, True):
         with pytest.raises(StoreError, match=r"a folder of its own; .* holds thesis.tex"):
             write_noise(tmp_path, 2, 0, overwrite=overwrite)
     with pytest.raises(StoreError, match="is a file"):
         write_noise(tmp_path / "thesis.tex", 2, 0)
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "noise.json").write_text("[1]")
+    (tmp_path / "odd" / "noise.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(StoreError, match="not what `write_noise` wrote"):
         write_noise(tmp_path / "odd", 2, 0)
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["thesis.tex"]

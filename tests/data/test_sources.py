@@ -30,7 +30,7 @@ def own(tmp_path):
             for i in range(count):
                 paint(tmp_path / "own" / part / kind / f"{i}.png", 100 * label + i)
         lines = [f"{part}/{kind}/{i}.png {label}\n" for label, kind in enumerate("ab") for i in range(count)]
-        (tmp_path / "own" / f"{part}.txt").write_text("".join(lines))
+        (tmp_path / "own" / f"{part}.txt").write_text("".join(lines), encoding="utf-8")
     return tmp_path
 
 

@@ -40,10 +40,10 @@ def folder(tmp_path_factory):
     Image.fromarray(pixels(2)[..., 0].astype(np.uint16) * 257).save(root / "b/sixteen.png")
     Image.fromarray(np.dstack((pixels(3), np.full((24, 24), 9, np.uint8)))).save(root / "b/rgba.png")
     (root / "b/empty.png").touch()
-    (root / "b/text.png").write_text("hello")
+    (root / "b/text.png").write_text("hello", encoding="utf-8")
     (root / "z/truncated.png").write_bytes(encoded(1)[:-300])
     Image.new("1", (3_000_000, 1)).save(root / "b/narrow.png")
-    (root / "notes.txt").write_text("no image")
+    (root / "notes.txt").write_text("no image", encoding="utf-8")
     (root / ".hidden.png").write_bytes(encoded(1))
     (root / "nothing").mkdir()
     return root
@@ -198,16 +198,16 @@ def test_a_stopped_call_goes_on_and_other_settings_begin_anew(table, selective, 
 
 def test_who_began_to_replace_a_file_may_go_on(selective, folder, tmp_path, deciding):
     path = tmp_path / "decisions.csv"
-    path.write_text("older")
+    path.write_text("older", encoding="utf-8")
     deciding(stop_at=3)
     with pytest.raises(KeyboardInterrupt):
         predict_folder(selective, folder, path=path, overwrite=True, batch_size=3)
-    assert path.read_text() == "older"
+    assert path.read_text(encoding="utf-8") == "older"
     assert has_begun(path)
     seen = deciding()
     predict_folder(selective, folder, path=path, batch_size=3)
     assert sum(seen) < len(GOOD) - 3
-    assert path.read_text() != "older"
+    assert path.read_text(encoding="utf-8") != "older"
     assert not has_begun(path)
 
 

@@ -296,7 +296,7 @@ def test_decoding_takes_no_more_memory_than_is_counted():
         files[name] = io.BytesIO()
         image.save(files[name], kind, **options)
     for name, file in files.items():
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         before = memory("self", "VmRSS")
         decode(Upload(name, file))
         assert memory("self", "VmHWM") - before < 1.1 * _PIXEL_BYTES * 3000 * 3000 / (1 << 20), name
@@ -520,7 +520,7 @@ def test_a_graph_that_cannot_be_served_is_refused_at_the_start(tmp_path, graph):
 
     with pytest.raises(FileNotFoundError, match="sirc export"):
         make_app(tmp_path / "none.onnx")
-    (tmp_path / "text.onnx").write_text("hello")
+    (tmp_path / "text.onnx").write_text("hello", encoding="utf-8")
     with pytest.raises(ValueError, match="must be an ONNX graph"):
         make_app(tmp_path / "text.onnx")
     (tmp_path / "cut.onnx").write_bytes(graph.read_bytes()[:-1000])
@@ -816,12 +816,12 @@ def counters(port, before=None):
 
 def memory(process, what="VmHWM"):
     """What a process has, or the most it ever had at once since `forget`, in MiB."""
-    return int(re.search(rf"{what}:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1]) / 1024
+    return int(re.search(rf"{what}:\s+(\d+)", Path(f"/proc/{process}/status").read_text(encoding="utf-8"))[1]) / 1024
 
 
 def forget(process):
     try:
-        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+        Path(f"/proc/{process.pid}/clear_refs").write_text("5", encoding="utf-8")
     except OSError as error:
         pytest.skip(f"the peak of memory cannot be seen here: {error}")
 
@@ -940,9 +940,9 @@ def test_the_documented_proxy_passes_whole_requests_on(server, reference, tmp_pa
     folders = " ".join(f"{kind}_temp_path {tmp_path};" for kind in kinds)
     user = "user root;" if os.geteuid() == 0 else ""
     start = f"{user} pid {tmp_path}/pid; daemon off; events {{}} http {{ access_log off; {folders}\n{example}}}"
-    (tmp_path / "nginx.conf").write_text(start)
+    (tmp_path / "nginx.conf").write_text(start, encoding="utf-8")
     call = [NGINX, "-e", str(tmp_path / "log"), "-c", str(tmp_path / "nginx.conf")]
-    assert subprocess.run([*call, "-t"]).returncode == 0, (tmp_path / "log").read_text()
+    assert subprocess.run([*call, "-t"]).returncode == 0, (tmp_path / "log").read_text(encoding="utf-8")
 
     def send(data):
         connection = socket.socket(socket.AF_UNIX)
@@ -959,7 +959,7 @@ def test_the_documented_proxy_passes_whole_requests_on(server, reference, tmp_pa
     process = subprocess.Popen(call)
     try:
         while not place.exists():
-            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
         image = encoded(3)
         with send(head % 1000 + b"abc"):  # a body that does not end
             status, text = answer(send(head % len(image) + image))

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from scipy import stats
 
 import sirc
 from sirc.evaluation.premise import check_assumptions, of_evaluation
-from support.tiny_images import write_images
-from support.tiny_study import MODEL, TOML
+from support.tiny_study import write_short_study
 
 SPECS = ["msp", "entropy", "l1", "sirc(msp, l1)", "sirc(entropy, l1)"]
 
@@ -449,10 +447,7 @@ def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, 
 @pytest.mark.slow
 def test_the_command_checks_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "grey": 10}.items()):
-        write_images(tmp_path / "data" / name, count=count, seed=seed)
-    Path("tiny_model.py").write_text(MODEL)
-    Path("tiny.toml").write_text(TOML.replace("epochs = 2", "epochs = 1").replace("lr = 0.02", "lr = 0.0005"))
+    write_short_study({"images": 45, "held-out": 30, "grey": 10})
     for stage in ("train", "extract", "fit"):
         assert command(stage, "tiny.toml", "--device", "cpu")[0] == 0
     code, out, _ = command("check", "runs/tiny")

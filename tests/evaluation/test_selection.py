@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,8 +14,7 @@ from sirc.evaluation.selection.regret import contenders, intervals, wins
 from sirc.metrics import bootstrap, find_metric
 from sirc.metrics.bootstrap import Draws
 from support.metric_reference import Mixture, repeated
-from support.tiny_images import write_images
-from support.tiny_study import MODEL, TOML
+from support.tiny_study import write_short_study
 
 ALPHAS = [round(0.1 * i, 12) for i in range(1, 10)]
 
@@ -598,14 +596,9 @@ def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, 
 @pytest.mark.slow
 def test_the_command_chooses_for_each_run_of_a_study(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for seed, (name, count) in enumerate({"images": 45, "held-out": 30, "labelled": 24, "grey": 10}.items()):
-        write_images(tmp_path / "data" / name, count=count, seed=seed)
-    Path("tiny_model.py").write_text(MODEL)
-    text = TOML.replace("epochs = 2", "epochs = 1").replace("lr = 0.02", "lr = 0.0005")
-    validation = '[data.validation]\ndataset = "folder"\npath = "labelled"\n\n'
-    Path("tiny.toml").write_text(
-        text.replace("[1, 2]", "[1]").replace("[data.ood.Grey]", f"{validation}[data.ood.Grey]")
-    )
+    validation = '[data.validation]\ndataset = "folder"\npath = "labelled"\n\n[data.ood.Grey]'
+    counts = {"images": 45, "held-out": 30, "labelled": 24, "grey": 10}
+    write_short_study(counts, {"[1, 2]": "[1]", "[data.ood.Grey]": validation})
     without = [word for name in ("train", "test", "Grey", "Noise") for word in ("--only", name)]
     for stage, options in (("train", ()), ("extract", without), ("fit", ())):
         assert command(stage, "tiny.toml", "--device", "cpu", *options)[0] == 0

@@ -11,7 +11,7 @@ import torch
 import sirc
 from sirc import Outputs, OutputStore, Scorer
 from sirc.evaluation import SpilledEvaluation, spilled
-from sirc.metrics import Ranking, Run, ranking_of_runs, runs
+from sirc.metrics import Ranking, SortedRun, ranking_of_runs, runs
 from support.interpreters import launched
 
 SPECS = ["msp", "energy", "l1"]
@@ -48,7 +48,7 @@ def small(monkeypatch):
 
 def written(path, values):
     np.sort(np.asarray(values, dtype=np.float64)).tofile(path)
-    return Run(path, 0, 8 * len(values))
+    return SortedRun(path, 0, 8 * len(values))
 
 
 @pytest.mark.parametrize("pool", ["samples", "datasets"])
@@ -99,8 +99,8 @@ def test_no_block_grows_with_the_rows_nor_with_those_that_are_equal(tmp_path, mo
     monkeypatch.setattr(runs, "_BLOCK", 64)
     monkeypatch.setattr(runs, "_LEAST", 1)
     read = []
-    original = Run.read
-    monkeypatch.setattr(Run, "read", lambda run, *place: read.append(original(run, *place)) or read[-1])
+    original = SortedRun.read
+    monkeypatch.setattr(SortedRun, "read", lambda run, *place: read.append(original(run, *place)) or read[-1])
     values = np.concatenate([np.zeros(5000), np.arange(1000.0)])
     blocks = list(runs.merged([[written(tmp_path / "a", values)], [written(tmp_path / "b", np.zeros(3000))]]))
     assert max(map(len, read)) <= 32

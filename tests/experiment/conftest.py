@@ -14,10 +14,10 @@ def write_study(folder):
     write_images(folder / "data" / "images", count=90)
     write_images(folder / "data" / "held-out", count=30, seed=1)
     write_images(folder / "data" / "grey", count=20, seed=2)
-    (folder / "tiny_model.py").write_text(MODEL)
+    (folder / "tiny_model.py").write_text(MODEL, encoding="utf-8")
     # A learning rate so low that the network errs, as metrics of ID✗ need.
     text = TOML.replace("lr = 0.02", "lr = 0.0005").replace("count = 6", 'count = 20\ngroup = "Far"')
-    (folder / "tiny.toml").write_text(text)
+    (folder / "tiny.toml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture

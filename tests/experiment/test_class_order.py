@@ -78,8 +78,8 @@ def shades(tmp_path, monkeypatch):
             path = Path("photos", str(number), f"{i}.png")
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (4, 4), (max(0, 20 * number + i - 2),) * 3).save(path)
-    Path("shades_model.py").write_text(MODEL)
-    Path("shades.toml").write_text(TOML)
+    Path("shades_model.py").write_text(MODEL, encoding="utf-8")
+    Path("shades.toml").write_text(TOML, encoding="utf-8")
     return lambda *overrides: Experiment.read("shades.toml", overrides)
 
 
@@ -115,7 +115,7 @@ def test_extract_and_run_tell_of_folders_that_sort_as_text_and_the_toml_mends_it
 @pytest.mark.parametrize("as_file", [True, False])
 def test_classes_are_given_as_a_file_or_as_a_list(shades, as_file):
     names = [str(number) for number in range(12)]
-    Path("classes.txt").write_text("\n".join(names) + "\n")
+    Path("classes.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
     experiment = shades(f"data.train.classes={'classes.txt' if as_file else names}")
     assert images_of(experiment, "test").classes == tuple(names)
     assert Experiment.read(experiment.save(), whole=True) == experiment

@@ -37,7 +37,7 @@ Noise = { dataset = "noise" }
 def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NOWHERE", raising=False)
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
     return lambda *overrides: Experiment.read("small.toml", overrides)
 
 
@@ -100,7 +100,10 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own, .*; 'Test' is taken."),
         (["data.ood.wrong.dataset=noise"], "`data.ood.wrong` must have a name of its own"),
         (['data.ood."OOD mean".dataset=noise'], '`data.ood."OOD mean"` must have a name of its own'),
-        (["data.ood.noise.dataset=noise"], "`data.ood.noise` must have a name of its own, in more than case"),
+        (
+            ["data.ood.noise.dataset=noise"],
+            "`data.ood.noise` must have a name of its own, not only in upper or lower case",
+        ),
         (['data.ood."a/b".dataset=noise'], '`data.ood."a/b"` must be fit for a folder'),
         (["data.ood.x.dataset=textrues"], r"`data.ood.x.dataset` .*Did you mean `textures`"),
         (["data.ood.x.group=Near", "data.ood.x.dataset=noise"], '`data.ood.x.group` must be "Close" or "Far"'),
@@ -149,15 +152,15 @@ def test_scores_are_not_tuned_on_the_test_images(small):
 
 def test_a_mistake_in_the_file_is_told_with_its_line(small, tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text(SMALL.replace("lr = 0.1", "lr = 0.1\nepoch = 3"))
+    path.write_text(SMALL.replace("lr = 0.1", "lr = 0.1\nepoch = 3"), encoding="utf-8")
     with pytest.raises(
         ConfigError, match=r"^small.toml:10: `train.epoch` is not a key of \[train\]. Did you mean `epochs`"
     ):
         small()
-    path.write_text(SMALL.replace("[train]\nlr = 0.1", ""))
+    path.write_text(SMALL.replace("[train]\nlr = 0.1", ""), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^small.toml:3: `seeds` must be left out without a \[train\] table"):
         small()
-    path.write_text(path.read_text().replace("seeds = [1, 2]", ""))
+    path.write_text(path.read_text(encoding="utf-8").replace("seeds = [1, 2]", ""), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^small.toml:5: `model` must be pretrained or have a checkpoint"):
         small()
     assert small("model.pretrained=true").runs == (Run(0, Path("runs/small/pretrained")),)
@@ -253,12 +256,12 @@ def test_the_configuration_is_kept_beside_the_results(small, tmp_path):
     path = experiment.save()
     assert path == Path("runs/small/experiment.toml")
     assert Experiment.read(path) == experiment
-    assert "momentum = 0.9\n" in path.read_text()
+    assert "momentum = 0.9\n" in path.read_text(encoding="utf-8")
     experiment.save()
 
 
 def test_where_it_was_read_from_takes_no_part_in_equality(small, tmp_path):
-    (tmp_path / "other.toml").write_text("\n\n" + SMALL)
+    (tmp_path / "other.toml").write_text("\n\n" + SMALL, encoding="utf-8")
     assert Experiment.read("other.toml") == small()
 
 
@@ -306,6 +309,6 @@ def test_reading_an_experiment_loads_no_image_library(small, tmp_path):
 def test_settings_that_came_later_are_written_only_where_they_are_set(small):
     assert "on_unfit" not in small().dump()
     skipping = small("fit.on_unfit=skip")
-    Path("again.toml").write_text(skipping.dump())
+    Path("again.toml").write_text(skipping.dump(), encoding="utf-8")
     assert Experiment.read("again.toml") == skipping
     assert skipping.fit.on_unfit == "skip"

@@ -29,8 +29,10 @@ def tiny(tmp_path, monkeypatch):
     write_images(tmp_path / "data" / "images", count=50)  # 17, 17 and 16 of the classes
     write_images(tmp_path / "data" / "held-out", count=12, seed=1)
     write_images(tmp_path / "data" / "grey", count=10, seed=2)
-    Path("tiny_model.py").write_text(MODEL)
-    Path("tiny.toml").write_text(TOML.replace("count = 6", "count = 10").replace("lr = 0.02", "lr = 0.0005"))
+    Path("tiny_model.py").write_text(MODEL, encoding="utf-8")
+    Path("tiny.toml").write_text(
+        TOML.replace("count = 6", "count = 10").replace("lr = 0.02", "lr = 0.0005"), encoding="utf-8"
+    )
     return lambda *overrides: Experiment.read("tiny.toml", [*HOLDOUT, *overrides])
 
 
@@ -161,7 +163,7 @@ def test_a_study_trains_and_fits_on_the_rest_and_tunes_on_what_is_held_out(tiny)
     assert sirc.Scorer.load(run.scorer).seen(val.load()) == 1
     # The last validation error of the history is that of the stored logits.
     wrong = (val.load().logits.argmax(-1) != val.load().labels).double().mean()
-    last = run.history.read_text().splitlines()
+    last = run.history.read_text(encoding="utf-8").splitlines()
     errors = dict(zip(last[0].split(","), last[-1].split(","), strict=True))
     assert float(errors["validation_error"]) == pytest.approx(float(wrong))
     assert not [step for step in run_study([experiment], figures=False).steps if not step.skipped]
@@ -203,9 +205,13 @@ def test_outputs_of_another_number_held_out_are_not_fitted(tiny):
 def test_a_network_from_elsewhere_may_have_seen_what_is_held_out(tiny, command):
     experiment = tiny()
     train_run(experiment, experiment.run(1), cpu=True)
-    elsewhere = re.sub(r"\[train\].*?(?=\[extract\])", "", Path("tiny.toml").read_text(), flags=re.DOTALL)
+    elsewhere = re.sub(
+        r"\[train\].*?(?=\[extract\])", "", Path("tiny.toml").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     checkpoint = f'num_classes = 3\ncheckpoint = "{experiment.run(1).weights.as_posix()}"'
-    Path("elsewhere.toml").write_text(elsewhere.replace("num_classes = 3", checkpoint).replace("seeds = [1, 2]", ""))
+    Path("elsewhere.toml").write_text(
+        elsewhere.replace("num_classes = 3", checkpoint).replace("seeds = [1, 2]", ""), encoding="utf-8"
+    )
     for only, told in (("validation", True), ("test", False)):
         settings = ["--set", "name=other", "--set", "data.holdout=4", "--only", only]
         code, _, err = command("extract", "elsewhere.toml", *settings)
@@ -216,7 +222,8 @@ def test_a_network_from_elsewhere_may_have_seen_what_is_held_out(tiny, command):
 @pytest.mark.slow
 def test_select_judges_on_what_is_held_out(tiny, command):
     Path("tiny.toml").write_text(
-        Path("tiny.toml").read_text().replace("[data.train]", "[data]\nholdout = 4\n\n[data.train]")
+        Path("tiny.toml").read_text(encoding="utf-8").replace("[data.train]", "[data]\nholdout = 4\n\n[data.train]"),
+        encoding="utf-8",
     )
     run_study([tiny('fit.specs=["msp", "energy"]')], figures=False)
     settings = ["--set", 'fit.specs=["msp", "energy"]', "--set", "seeds=[1]"]

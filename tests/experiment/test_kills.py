@@ -50,8 +50,8 @@ def run(folder, survived):
     write_images(folder / "data" / "images", count=90)
     write_images(folder / "data" / "held-out", count=12)
     write_images(folder / "data" / "grey", count=7)
-    (folder / "tiny_model.py").write_text(MODEL)
-    (folder / "tiny.toml").write_text(TOML.replace("[1, 2]", "[1]"))
+    (folder / "tiny_model.py").write_text(MODEL, encoding="utf-8")
+    (folder / "tiny.toml").write_text(TOML.replace("[1, 2]", "[1]"), encoding="utf-8")
     with contextlib.chdir(folder):
         done = python("-c", _PROGRAM, survived)
     return [int(line) for line in done.stdout.split()], done.stderr

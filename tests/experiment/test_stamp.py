@@ -13,7 +13,7 @@ def stage(tmp_path):
 
     def make(text="a", **options):
         def write():
-            (tmp_path / "out.txt").write_text(text)
+            (tmp_path / "out.txt").write_text(text, encoding="utf-8")
             return [tmp_path / "out.txt"]
 
         return Stage("copy", tmp_path, {"text": text, "pair": (1, 2)}, make=write, **options)
@@ -44,7 +44,7 @@ def test_other_inputs_make_it_stale(stage):
 
 def test_a_changed_or_lost_file_is_made_again(stage, tmp_path):
     stage().run()
-    (tmp_path / "out.txt").write_text("changed")
+    (tmp_path / "out.txt").write_text("changed", encoding="utf-8")
     assert not stage().is_done()
     assert not stage().is_stale()
     (tmp_path / "out.txt").unlink()
@@ -79,7 +79,7 @@ def test_outputs_must_be_there_even_if_the_stamp_does_not_know_them(stage, tmp_p
 )
 def test_a_damaged_stamp_is_none(stage, tmp_path, stamp):
     stage().run()
-    (tmp_path / ".made-from" / "copy.json").write_text(stamp)
+    (tmp_path / ".made-from" / "copy.json").write_text(stamp, encoding="utf-8")
     assert not stage().is_stamped
     assert not stage().is_done()
     assert not stage().is_stale()
@@ -87,9 +87,9 @@ def test_a_damaged_stamp_is_none(stage, tmp_path, stamp):
 
 def test_what_outputs_say_of_themselves_counts(stage, tmp_path):
     def recorded(stamped):
-        return stamped or json.loads((tmp_path / "note.json").read_text())
+        return stamped or json.loads((tmp_path / "note.json").read_text(encoding="utf-8"))
 
-    (tmp_path / "note.json").write_text(json.dumps(stage().inputs))
+    (tmp_path / "note.json").write_text(json.dumps(stage().inputs), encoding="utf-8")
     assert stage(recorded=recorded).is_done()
     assert stage("b", recorded=recorded).is_stale()
     stage("b").run()
@@ -98,9 +98,9 @@ def test_what_outputs_say_of_themselves_counts(stage, tmp_path):
 
 def test_the_digest_of_a_folder_is_that_of_its_sources(tmp_path):
     (tmp_path / "inner" / "__pycache__").mkdir(parents=True)
-    (tmp_path / "inner" / "page.js").write_text("one")
+    (tmp_path / "inner" / "page.js").write_text("one", encoding="utf-8")
     before = folder_digest(tmp_path)
-    (tmp_path / "inner" / "__pycache__" / "page.pyc").write_text("compiled")
+    (tmp_path / "inner" / "__pycache__" / "page.pyc").write_text("compiled", encoding="utf-8")
     assert folder_digest(tmp_path) == before
-    (tmp_path / "inner" / "page.js").write_text("two")
+    (tmp_path / "inner" / "page.js").write_text("two", encoding="utf-8")
     assert folder_digest(tmp_path) != before

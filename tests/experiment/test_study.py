@@ -106,7 +106,10 @@ def test_results_are_those_of_the_evaluation_in_the_one_schema(experiment):
 @pytest.mark.slow
 @pytest.mark.usefixtures("finished")
 def test_two_experiments_are_put_together(experiment):
-    Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace("[1, 2]", "[3]"))
+    Path("other.toml").write_text(
+        Path("tiny.toml").read_text(encoding="utf-8").replace('"tiny"', '"other"').replace("[1, 2]", "[3]"),
+        encoding="utf-8",
+    )
     other = Experiment.read("other.toml")
     study = run_study([experiment, other], figures=False)
     assert study.folder == Path("runs")
@@ -142,7 +145,7 @@ def test_the_commands_print_tables_and_paths(experiment, command):
     assert r"\pm" in out
     code, out, _ = command("table", "runs/tiny", "--metric", "aurr", "--negative", "pooled", "--out", "mine.md")
     assert (code, out) == (0, "mine.md\n")
-    assert "AURR" in Path("mine.md").read_text()
+    assert "AURR" in Path("mine.md").read_text(encoding="utf-8")
     assert command("table", "runs/tiny", "--score", "sirc(msp,residual)")[0] == 0
     code, _, err = command("table", "runs/tiny", "--format", "latex", "--out", "mine.html")
     assert code == 2
@@ -419,7 +422,7 @@ def test_by_default_scod_is_evaluated_with_what_the_arrays_allow(arrays, command
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_mistakes_with_arrays_are_answered_in_words(arrays, command, arguments, code, words):
-    Path("junk.npz").write_text("junk")
+    Path("junk.npz").write_text("junk", encoding="utf-8")
     Path("no.txt").touch()
     got, _, err = command("evaluate", *arguments, "--no-figures")
     assert got == code
@@ -547,10 +550,10 @@ def test_what_was_scored_is_not_scored_again(experiment, command, monkeypatch):
     assert page.read_bytes() == before
     renamed = Experiment.read("tiny.toml", ["title=Tiny"])
     assert done(run_study([renamed], figures=False))[:2] == [f"tiny, seed-{seed}: evaluate" for seed in (1, 2)]
-    text = Path("tiny.toml").read_text()
+    text = Path("tiny.toml").read_text(encoding="utf-8")
     grey, noise = (text.index(f"[data.ood.{name}]") for name in ("Grey", "Noise"))
     end = text.index("[train]")
-    Path("tiny.toml").write_text(text[:grey] + text[noise:end] + text[grey:noise] + text[end:])
+    Path("tiny.toml").write_text(text[:grey] + text[noise:end] + text[grey:noise] + text[end:], encoding="utf-8")
     other = Experiment.read("tiny.toml")
     assert list(other.data.ood) == ["Noise", "Grey"]
     assert bits(load_run(other, run) for run in other.runs) == scored
@@ -734,28 +737,28 @@ def test_scores_are_tuned_on_the_validation_images(experiment, command):
 @pytest.mark.usefixtures("finished")
 def test_damaged_results_are_made_again(experiment):
     run_study([experiment], figures=False)
-    Path("runs/tiny/table.md").write_text("")
+    Path("runs/tiny/table.md").write_text("", encoding="utf-8")
     assert done(run_study([experiment], figures=False)) == ["tables"]
     file = Path("runs/tiny/seed-1/results.csv")
-    file.write_text("\n".join(file.read_text().splitlines()[:4]))
+    file.write_text("\n".join(file.read_text(encoding="utf-8").splitlines()[:4]), encoding="utf-8")
     assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: evaluate"]
-    Path("runs/tiny/seed-1/.made-from/fit.json").write_text("")
+    Path("runs/tiny/seed-1/.made-from/fit.json").write_text("", encoding="utf-8")
     assert done(run_study([experiment], figures=False)) == ["tiny, seed-1: fit"]
 
 
 def as_earlier_versions_left_it(folder):
     """Put a run's notes back into the form that they had before every stage had a stamp."""
     stamps = folder / ".made-from"
-    fit = json.loads((stamps / "fit.json").read_text())
-    (folder / "scorer.json").write_text(json.dumps(fit["inputs"], indent=1))
+    fit = json.loads((stamps / "fit.json").read_text(encoding="utf-8"))
+    (folder / "scorer.json").write_text(json.dumps(fit["inputs"], indent=1), encoding="utf-8")
     (stamps / "fit.json").unlink()
     for path in stamps.glob("extract-*.json"):
-        stamp = json.loads(path.read_text())
+        stamp = json.loads(path.read_text(encoding="utf-8"))
         del stamp["inputs"]["weights"]
-        path.write_text(json.dumps(stamp))
-    results = json.loads((stamps / "results.json").read_text())
+        path.write_text(json.dumps(stamp), encoding="utf-8")
+    results = json.loads((stamps / "results.json").read_text(encoding="utf-8"))
     del results["made"]["confidences.safetensors"]
-    (stamps / "results.json").write_text(json.dumps(results))
+    (stamps / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -801,7 +804,7 @@ def test_the_demo_s_files_feed_evaluate(tmp_path, monkeypatch, command):
     study, found = run_demo("demo", figures=False, overrides=SMALL_DEMO)
     assert set(study.results.model) == {"ResNet (Glyphs)", "DenseNet (Glyphs)"}
     assert len(found) == 4
-    assert (tmp_path / "demo" / "findings.md").read_text().count("\n") == 6
+    assert (tmp_path / "demo" / "findings.md").read_text(encoding="utf-8").count("\n") == 6
     names = ["Greek", "Cyrillic", "Digits", "Handwritten", "Photos", "Noise"]
     sets = [word for name in names for word in ("--ood", f"{name}=demo/arrays/{name}.npz")]
     arrays = [f"demo/arrays/{name}.npz" for name in ("train", "test", "validation")]
@@ -900,10 +903,10 @@ OWN_VALIDATION = 'data.validation={ dataset = "folder", path = "some" }'
 )
 def test_mistakes_in_the_data_are_told_before_anything_is_trained(experiment, spoil, overrides, words):
     write_images(Path("data/some"), count=15, seed=1)
-    Path("tiny_data.py").write_text("def nothing():\n    return []\n")
-    Path("data/images/train.txt").write_text("r/000.png 2\ng/001.png 1\nb/002.png 0\n")
+    Path("tiny_data.py").write_text("def nothing():\n    return []\n", encoding="utf-8")
+    Path("data/images/train.txt").write_text("r/000.png 2\ng/001.png 1\nb/002.png 0\n", encoding="utf-8")
     if "'list'" in str(overrides):
-        Path("data/held-out/test.txt").write_text("r/000.png 2\ng/001.png 1\nb/002.png 7\n")
+        Path("data/held-out/test.txt").write_text("r/000.png 2\ng/001.png 1\nb/002.png 7\n", encoding="utf-8")
         overrides = [*overrides, "data.test={ dataset = 'list', path = 'held-out', list = 'test.txt' }"]
     spoil()
     with pytest.raises((ValueError, OSError), match=words):
@@ -912,8 +915,10 @@ def test_mistakes_in_the_data_are_told_before_anything_is_trained(experiment, sp
 
 
 def test_a_function_without_weights_is_refused_before_anything_is_extracted(experiment, command):
-    text = Path("tiny.toml").read_text()
-    Path("rest.toml").write_text(re.sub(r"(?s)\[train\].*?(?=\[extract)", "", text).replace("seeds = [1, 2]", ""))
+    text = Path("tiny.toml").read_text(encoding="utf-8")
+    Path("rest.toml").write_text(
+        re.sub(r"(?s)\[train\].*?(?=\[extract)", "", text).replace("seeds = [1, 2]", ""), encoding="utf-8"
+    )
     for name in ("run", "extract"):
         code, _, err = command(name, "rest.toml")
         assert code == 2
@@ -921,7 +926,8 @@ def test_a_function_without_weights_is_refused_before_anything_is_extracted(expe
     assert not Path("runs").exists()
     Path("loaded_model.py").write_text(
         "import torch\nfrom tiny_model import small\n\ndef loaded():\n    model = small()\n"
-        "    model.load_state_dict(torch.load('weights.pt', weights_only=True))\n    return model\n"
+        "    model.load_state_dict(torch.load('weights.pt', weights_only=True))\n    return model\n",
+        encoding="utf-8",
     )
     torch.save(sirc.models.build("tiny_model:small").state_dict(), "weights.pt")
     arguments = ("rest.toml", "--only", "Noise", "--quiet", "--set", "model.name=loaded_model:loaded")
@@ -930,7 +936,10 @@ def test_a_function_without_weights_is_refused_before_anything_is_extracted(expe
 
 
 def test_mistakes_in_the_last_experiment_are_told_before_the_first_is_trained(experiment, command):
-    Path("other.toml").write_text(Path("tiny.toml").read_text().replace('"tiny"', '"other"').replace('"grey"', '"dim"'))
+    Path("other.toml").write_text(
+        Path("tiny.toml").read_text(encoding="utf-8").replace('"tiny"', '"other"').replace('"grey"', '"dim"'),
+        encoding="utf-8",
+    )
     Path("data/dim").mkdir()
     code, out, err = command("run", "tiny.toml", "other.toml", "--no-figures")
     assert (code, out) == (1, "")

@@ -344,9 +344,12 @@ def extending(tmp_path):
     """Three files, each in a folder of its own, of which each extends the next."""
     (tmp_path / "bases").mkdir()
     (tmp_path / "bases" / "root.toml").write_text(
-        'epochs = 1\nscale = [0.1, 0.2]\n\n[train]\nlr = 1.0\nmilestones = [1, 2, 3]\n\n[places.a]\npath = "a"\n'
+        'epochs = 1\nscale = [0.1, 0.2]\n\n[train]\nlr = 1.0\nmilestones = [1, 2, 3]\n\n[places.a]\npath = "a"\n',
+        encoding="utf-8",
     )
-    (tmp_path / "bases" / "middle.toml").write_text('extends = "root.toml"\nepochs = 2\n\n[train]\nnesterov = true\n')
+    (tmp_path / "bases" / "middle.toml").write_text(
+        'extends = "root.toml"\nepochs = 2\n\n[train]\nnesterov = true\n', encoding="utf-8"
+    )
     top = 'extends = "bases/middle.toml"\nname = "top"\n\n[train]\nmilestones = [9]\n\n[places]\na = { count = 2 }\n'
     return lambda more="", *overrides: study(tmp_path, top + more, *overrides)
 
@@ -373,17 +376,17 @@ def test_a_mistake_is_told_in_the_file_that_has_it(extending, tmp_path):
 
     assert words("[test]\nlr = -1").startswith("study.toml:10: `test.lr` must be positive")
     root = tmp_path / "bases" / "root.toml"
-    text = root.read_text()
-    root.write_text(text.replace("lr = 1.0", 'lr = "fast"'))
+    text = root.read_text(encoding="utf-8")
+    root.write_text(text.replace("lr = 1.0", 'lr = "fast"'), encoding="utf-8")
     assert words().startswith('bases/root.toml:5: `train.lr` must be a number; got "fast".')
     assert words("", "train.lr=-1").startswith("--set train.lr=-1: `train.lr` must be positive")
-    root.write_text(text.replace("epochs", "epoch"))
+    root.write_text(text.replace("epochs", "epoch"), encoding="utf-8")
     assert words().startswith("bases/root.toml:1: `epoch` is not a key of the top level. Did you mean `epochs`?")
-    root.write_text(text.replace('path = "a"\n', ""))
+    root.write_text(text.replace('path = "a"\n', ""), encoding="utf-8")
     assert words().startswith("study.toml:8: `places.a.path` is missing; it must be a string.")
-    root.write_text("[")
+    root.write_text("[", encoding="utf-8")
     assert words().startswith("bases/root.toml:1: this is not TOML")
-    root.write_text('epochs = 1\nextends = "../study.toml"')
+    root.write_text('epochs = 1\nextends = "../study.toml"', encoding="utf-8")
     assert words().startswith(
         "bases/root.toml:2: `extends` must name another TOML file, relative to this one, that does not extend this one"
     )

@@ -48,17 +48,17 @@ def own_state(tmp_path, monkeypatch):
 def point_to(model, dataset, **options):
     """Make the finished study a stranger's, in which the settings and all stamps name this code."""
     file = Path("runs/tiny/experiment.toml")
-    settings = tomllib.loads(file.read_text())
+    settings = tomllib.loads(file.read_text(encoding="utf-8"))
     settings["model"] |= {"name": model, "options": options}
     settings["data"]["test"]["dataset"] = dataset
-    file.write_text(tomli_w.dumps(settings))
+    file.write_text(tomli_w.dumps(settings), encoding="utf-8")
     for stamp in Path("runs").rglob(".made-from/extract-*.json"):
-        made = json.loads(stamp.read_text())
+        made = json.loads(stamp.read_text(encoding="utf-8"))
         made["inputs"] |= {"model.name": model, "model.options": options}
         if stamp.name == "extract-test.json":
             made["inputs"]["data.test.dataset"] = dataset
-        stamp.write_text(json.dumps(made, default=str))
-    Path("marking.py").write_text(MARKING)
+        stamp.write_text(json.dumps(made, default=str), encoding="utf-8")
+    Path("marking.py").write_text(MARKING, encoding="utf-8")
 
 
 def settle_cityscapes(folder):
@@ -169,12 +169,12 @@ def test_what_this_user_made_or_trusted_once_is_used(experiment, command):
     sys.modules.pop("marking")
     shutil.copytree("runs/tiny", "moved/tiny")  # the same code, wherever it lies
     require_trust(load_study("moved/tiny"), Path("moved/tiny/experiment.toml"), trust=False)
-    file.write_text(file.read_text() + "# changed\n")
+    file.write_text(file.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="--trust"):
         require_trust(load_study("runs/tiny"), file, trust=False)
     require_trust(experiment, experiment.save(), trust=False)  # made here
     marks = Path("state/sirc/trusted")
-    places = [mark.read_text().removesuffix("\n").split("\0") for mark in marks.iterdir()]
+    places = [mark.read_text(encoding="utf-8").removesuffix("\n").split("\0") for mark in marks.iterdir()]
     assert sum(str(file.resolve()) in there for there in places) == 2
     assert marks.stat().st_mode & 0o077 == 0 or os.name == "nt"
 
@@ -218,7 +218,7 @@ def test_only_code_from_outside_takes_trust(settings, named):
 @pytest.mark.parametrize("part", ["..", "/etc", "../other", "inside/../..", "link", "a\0b"])
 def test_a_study_lies_in_its_folder(part, command):
     Path("runs/tiny/link").symlink_to("/etc")
-    Path("runs/tiny/study.json").write_text(json.dumps({"experiments": [part]}))
+    Path("runs/tiny/study.json").write_text(json.dumps({"experiments": [part]}), encoding="utf-8")
     for name in ("report", "table", "select", "calibrate"):
         code, out, err = command(name, "runs/tiny")
         assert (code, out) == (1, "")
@@ -233,7 +233,7 @@ def test_a_study_put_together_here_speaks_for_no_other_of_the_same_content(exper
     own, other = Path("runs/both/study.json"), Path("stranger/both/study.json")
     for file in (own, other):
         file.parent.mkdir(parents=True)
-        file.write_text('{"experiments": ["../tiny"]}')
+        file.write_text('{"experiments": ["../tiny"]}', encoding="utf-8")
     remember(own)
     assert [study.folder.name for study in load_studies("runs/both")] == ["tiny"]
     shutil.copytree("runs/tiny", "stranger/tiny")
@@ -245,7 +245,7 @@ def test_a_study_put_together_here_speaks_for_no_other_of_the_same_content(exper
 
 def test_a_kept_experiment_extends_no_file():
     file = Path("runs/tiny/experiment.toml")
-    file.write_text(f'extends = "../../tiny.toml"\n{file.read_text()}')
+    file.write_text(f'extends = "../../tiny.toml"\n{file.read_text(encoding="utf-8")}', encoding="utf-8")
     with pytest.raises(ConfigError, match="it extends another file"):
         load_study("runs/tiny")
 
@@ -254,17 +254,17 @@ def test_a_kept_experiment_extends_no_file():
 @pytest.mark.parametrize("file", ["runs/tiny/results.csv", "runs/tiny/seed-1/results.csv"])
 def test_results_that_were_changed_or_cut_are_not_shown(file, command):
     file = Path(file)
-    honest = file.read_text()
+    honest = file.read_text(encoding="utf-8")
     shutil.copy(file, "mine.csv")
     for spoilt in (honest.replace("0.9", "0.8", 1), honest[: len(honest) // 2], honest.rsplit("\n", 2)[0] + "\n"):
         assert spoilt != honest
-        file.write_text(spoilt)
+        file.write_text(spoilt, encoding="utf-8")
         for place in (file, file.parent):
             code, out, err = command("table", place)
             assert (code, out) == (1, "")
             assert "was changed or cut since it was made" in err
             assert "Make it again with the same `sirc run`" in err
-    file.write_text(honest)
+    file.write_text(honest, encoding="utf-8")
     assert command("table", file) == command("table", "mine.csv")  # a table of one's own has no stamp
 
 
@@ -304,7 +304,7 @@ def refusal(call, *arguments):
 
 def test_any_damage_to_study_json_is_told_in_words(attack):
     file = Path("runs/tiny/study.json")
-    texts = [*damaged(json.loads(file.read_text()))]
+    texts = [*damaged(json.loads(file.read_text(encoding="utf-8")))]
     for text in texts:
         file.write_bytes(text)
         words = refusal(load_studies, "runs/tiny")
@@ -315,13 +315,13 @@ def test_any_damage_to_study_json_is_told_in_words(attack):
 def test_any_damage_to_a_stamp_is_told_in_words(attack):
     study = load_study("runs/tiny")
     file = Path("runs/tiny/seed-1/.made-from/extract-test.json")
-    texts = [*damaged(json.loads(file.read_text()))][:: max(1, 6 // attack.trials(1))]
+    texts = [*damaged(json.loads(file.read_text(encoding="utf-8")))][:: max(1, 6 // attack.trials(1))]
     for text in texts:
         file.write_bytes(text)
         words = refusal(check_outputs, study, study.run(1), ["test"])
         assert not words or ("seed-1/outputs/test'" in words and "`sirc extract …" in words), text
     file = Path("runs/tiny/seed-1/.made-from/results.json")
-    more = [*damaged(json.loads(file.read_text())["made"])]
+    more = [*damaged(json.loads(file.read_text(encoding="utf-8"))["made"])]
     for text in more:
         file.write_bytes(text)
         words = refusal(read_results, "runs/tiny/seed-1/results.csv")
@@ -332,11 +332,11 @@ def test_any_damage_to_a_stamp_is_told_in_words(attack):
 @pytest.mark.slow
 def test_any_damage_to_experiment_toml_is_told_in_words(attack):
     file = Path("runs/tiny/experiment.toml")
-    whole = file.read_text()
+    whole = file.read_text(encoding="utf-8")
     mutants = [*mutated(tomllib.loads(whole))][:: max(1, 25 // attack.trials(1))]
     for settings in mutants:
         with contextlib.suppress(TypeError, AttributeError):  # TOML has no null, and is a table
-            file.write_text(tomli_w.dumps(settings))
+            file.write_text(tomli_w.dumps(settings), encoding="utf-8")
         words = refusal(load_study, "runs/tiny")
         assert not words or "experiment.toml" in words, settings
     attack.tried(DAMAGE, len(mutants), IN_WORDS)
@@ -354,11 +354,11 @@ def test_settings_of_every_type_are_compared():
 def name_imports(spec):
     """Make the finished study one whose settings import a module and name a score."""
     file = Path("runs/tiny/experiment.toml")
-    settings = tomllib.loads(file.read_text())
+    settings = tomllib.loads(file.read_text(encoding="utf-8"))
     settings |= {"imports": ["marking"], "model": {"name": "timm:resnet18", "pretrained": False}}
     settings["fit"]["specs"].append(spec)
-    file.write_text(tomli_w.dumps(settings))
-    Path("marking.py").write_text(MARKING)
+    file.write_text(tomli_w.dumps(settings), encoding="utf-8")
+    Path("marking.py").write_text(MARKING, encoding="utf-8")
 
 
 @pytest.mark.parametrize("spec", ["energy", "score_of_marking"])
@@ -384,7 +384,8 @@ def test_looking_imports_nothing_and_says_what_would_help(command):
 
 def test_imports_of_an_experiment_that_the_user_names_are_imported(command, scratch_registry):
     Path("marking.py").write_text(
-        f"{MARKING}import sirc\n@sirc.score(needs='logits')\ndef of_marking(logits):\n    return logits[:, 0]\n"
+        f"{MARKING}import sirc\n@sirc.score(needs='logits')\ndef of_marking(logits):\n    return logits[:, 0]\n",
+        encoding="utf-8",
     )
     lines = ["--set", "imports=['marking']", "--set", "fit.specs=['msp', 'of_marking']", "--set", "name=other"]
     code, _, err = command("fit", "tiny.toml", *lines)

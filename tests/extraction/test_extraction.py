@@ -576,7 +576,7 @@ SCRIPT = """
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     file = tmp_path_factory.mktemp("script") / "script.py"
-    file.write_text(textwrap.dedent(SCRIPT))
+    file.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     return file
 
 

@@ -127,4 +127,4 @@ if __name__ == "__main__":
     found = {"version": sirc.__version__}
     make_scores(found)
     make_run(found)
-    (FOLDER / "numbers.json").write_text(json.dumps(found, indent=1) + "\n")
+    (FOLDER / "numbers.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

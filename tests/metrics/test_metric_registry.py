@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -172,6 +173,99 @@ def test_a_registered_metric_is_known_to_the_commands(toys, tmp_path):
     done = CliRunner().invoke(app, ["table", str(tmp_path / "results.csv"), "--metric", "toy@95"])
     assert done.exit_code == 0, done.output
     assert "Toy@95" in done.output
+
+
+@pytest.fixture
+def squared(monkeypatch):
+    """A metric of the ID data alone."""
+    monkeypatch.setattr(registry, "REGISTRY", dict(REGISTRY))
+
+    @metric(title="Squared", lower_is_better=False, unit="%")
+    def squared(ranking):
+        return ranking.accuracy**2
+
+
+def test_a_metric_of_the_id_data_has_intervals_that_know_its_error_varies(squared):
+    confidences, ood = arrays()
+    ev = sirc.evaluate(confidences, ood=ood)
+    accuracy = float(ev.correct.double().mean())
+    assert set(ev.table.query("metric == 'squared'").negative) == {"wrong"}
+    rows = ev.intervals(draws=400).query("metric == 'squared'")
+    assert list(rows.score) == ["msp", "l1"]
+    assert set(rows.method) == {"bootstrap"}
+    assert rows.value.tolist() == pytest.approx([accuracy**2] * 2)
+    # The delta method: the derivative of the square is 2a, the standard error of the accuracy √(a(1 − a)/n).
+    expected = 2 * accuracy * (accuracy * (1 - accuracy) / 300) ** 0.5
+    assert rows.se.tolist() == pytest.approx([expected] * 2, rel=0.1)
+    assert (rows.low < accuracy**2).all()
+    assert (rows.high > accuracy**2).all()
+    assert "squared" not in set(ev.compare("l1", draws=10).metric)
+    assert "squared" not in set(ev.intervals(negatives=["a"]).metric)
+
+
+def test_a_metric_of_the_id_data_has_an_interval_where_a_draw_may_lack_right_predictions(squared):
+    ev = sirc.evaluate({"msp": (np.arange(3.0), [True, False, False])})
+    row = ev.intervals(draws=200).query("metric == 'squared'")
+    assert 0 < row.low.item() <= 1 / 9 <= row.high.item() <= 1
+
+
+def test_a_metric_of_the_id_data_stands_beside_the_models_name_and_is_not_ranked(squared, tmp_path):
+    confidences, ood = arrays()
+    ev = sirc.evaluate(confidences, ood=ood)
+    value = float(ev.correct.double().mean()) ** 2
+    made = table(ev.table, spread=True)
+    for written in (made.text(), made.markdown().replace("\\", ""), made.html(), made.latex().replace("\\", "")):
+        assert f"ID %Squared: {100 * value:.2f}" in written
+    assert float(made.csv().splitlines()[1].split(",")[2]) == pytest.approx(value)
+    assert made.csv().startswith("model,id_error,id_squared,score")
+    with pytest.raises(ValueError, match=r"got 'squared'\. One of your own .* those of the ID data stand beside"):
+        table(ev.table, metrics=["squared"])
+    data = read_page(report(ev, tmp_path / "page.html"))
+    assert data["ofId"]["squared"] == {"title": "Squared", "unit": "%"}
+    assert data["models"][0]["runs"][0]["ofId"]["squared"] == pytest.approx(value, rel=1e-5)
+    assert "squared" not in data["metrics"]
+
+
+OWN_METRICS = """
+from sirc.metrics import metric
+
+@metric(title="Own", lower_is_better=True, unit="×10²")
+def own(ranking, alpha, beta):
+    return ranking.aurr(alpha, beta) / 2
+
+@metric(title="Correct", lower_is_better=False, unit="%")
+def correct(ranking):
+    return ranking.accuracy
+"""
+
+
+def test_a_module_of_ones_own_brings_its_metrics_to_the_commands(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "REGISTRY", dict(REGISTRY))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "metrics_of_mine.py").write_text(OWN_METRICS, encoding="utf-8")
+    torch.manual_seed(0)
+    for name in ("id", "train", "far"):
+        labels = {} if name == "far" else {"labels": torch.randint(0, 4, (120,))}
+        sirc.Outputs(torch.randn(120, 4), **labels).save(f"{name}.npz")
+    call = CliRunner().invoke
+    inputs = ["--train", "train.npz", "--ood", "far=far.npz", "--score", "msp", "--score", "energy"]
+    unknown = call(app, ["select", "--val", "id.npz", *inputs, "--metric", "own"])
+    assert unknown.exit_code == 1
+    assert "got 'own'. One of your own is known once its module is imported (`--import MODULE`)" in unknown.stderr
+    own = ["--import", "metrics_of_mine"]
+    done = call(app, ["evaluate", "--id", "id.npz", *inputs, "--out", "made", "--no-figures", "--intervals", *own])
+    assert done.exit_code == 0, done.output
+    assert "ID %Correct: " in done.stdout
+    results = pd.read_csv("made/results.csv").set_index(["score", "negative", "metric"])
+    halves, wholes = (results.loc[("msp", "far", name), "value"] for name in ("own", "aurr"))
+    assert halves == pytest.approx(wholes / 2)
+    assert read_page(tmp_path / "made/report.html")["metrics"]["own"]["title"] == "Own"
+    shown = call(app, ["table", "made", "--metric", "own", *own])
+    assert shown.exit_code == 0, shown.output
+    assert "Own↓ ×10²" in shown.stdout
+    chosen = call(app, ["select", "--val", "id.npz", *inputs, "--metric", "own", "--draws", "20", *own])
+    assert chosen.exit_code == 0, chosen.output
+    assert "regret of Own" in chosen.stdout
 
 
 def test_the_accumulator_gives_every_metric(toys):

@@ -60,9 +60,10 @@ def mine(tmp_path, monkeypatch):
         "def any(**options):\n    return nn.Linear(2, options['num_classes'])\n"
         "def wrong():\n    return 'a model'\n"
         "class Zoo:\n    net = nn.Identity\n"
-        "number = 3\n"
+        "number = 3\n",
+        encoding="utf-8",
     )
-    (tmp_path / "my_broken.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "my_broken.py").write_text("import a_package_that_is_not_there\n", encoding="utf-8")
     yield tmp_path
     sys.modules.pop("my_networks", None)
 
@@ -565,7 +566,7 @@ def test_a_network_is_named_with_its_weights_in_one_word(tmp_path, mine, monkeyp
 
 def test_a_name_without_a_network_says_how_to_write_it(tmp_path):
     (tmp_path / "weights.pt").touch()
-    (tmp_path / "config.json").write_text('{"architectures": ["ViT"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["ViT"]}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"weights need the network that they are for: `timm:NAME=.*weights.pt`"):
         named(str(tmp_path / "weights.pt"))
     with pytest.raises(ValueError, match=r"must name an `architecture`, as timm's files do; it does not"):

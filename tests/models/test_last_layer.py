@@ -664,7 +664,7 @@ def test_a_head_is_found_beside_outputs_and_its_absence_is_told(tmp_path):
         ValueError, match=r"none.npz' must hold `head_weight` \(and .*it has `logits`, `weight`. Rename"
     ):
         Head.load(tmp_path / "none.npz")
-    (tmp_path / "junk.npz").write_text("junk")
+    (tmp_path / "junk.npz").write_text("junk", encoding="utf-8")
     with pytest.raises(ValueError, match=r"junk.npz' cannot be trusted: not a whole .npz file \(it is no archive"):
         Head.load(tmp_path / "junk.npz")
     write_safetensors(tmp_path / "net.safetensors", {f"layer{i}.weight": torch.ones(3, 5) for i in range(99)}, {})

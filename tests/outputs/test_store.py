@@ -346,7 +346,7 @@ def test_what_is_no_store_is_described(tmp_path):
 
 
 def test_meta_is_json_that_people_can_read(store):
-    assert json.loads((store.path / "meta.json").read_text()) == {
+    assert json.loads((store.path / "meta.json").read_text(encoding="utf-8")) == {
         "format": "sirc.OutputStore",
         "version": 2,
         "size": 25,
@@ -471,7 +471,7 @@ def test_a_store_travels_to_worker_processes(store, outputs):
 
 
 def _anonymous_memory():
-    with open("/proc/self/status") as status:
+    with open("/proc/self/status", encoding="utf-8") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 
@@ -485,7 +485,7 @@ def test_reading_maps_one_shard_at_a_time_and_copies_nothing(tmp_path):
     most_mapped = 0
     for batch in store.batches(512):
         assert batch.logits.sum() == 0
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
             most_mapped = max(most_mapped, len({line.split()[-1] for line in maps if str(store.path) in line}))
     assert most_mapped <= 2
     assert _anonymous_memory() - before < 8 << 20

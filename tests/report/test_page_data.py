@@ -338,10 +338,10 @@ def test_a_page_is_not_replaced_unless_asked_for(tmp_path):
     ev = evaluation({"msp": normal((5, 5, 5))})
     path = tmp_path / "folder" / "page.html"
     ev.report(path)
-    path.write_text("mine")
+    path.write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError, match=r"exists already. Pass `overwrite=True`"):
         ev.report(path)
-    assert path.read_text() == "mine"
+    assert path.read_text(encoding="utf-8") == "mine"
     ev.report(path, overwrite=True)
     assert read_page(path)["models"]
 

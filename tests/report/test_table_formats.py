@@ -89,7 +89,7 @@ def test_csv_has_no_formulas_and_results_come_back(tmp_path):
     cells = list(csv.reader(io.StringIO(table(results).csv())))
     assert {"'=HYPERLINK(0)", "'@far"} <= {cell for row in cells for cell in row}
     write_results(results, tmp_path / "results.csv")
-    assert "\n'=HYPERLINK(0)," in (tmp_path / "results.csv").read_text()
+    assert "\n'=HYPERLINK(0)," in (tmp_path / "results.csv").read_text(encoding="utf-8")
     assert set(read_results(tmp_path / "results.csv")["negative"]) >= {"@far"}
     assert set(read_results(tmp_path / "results.csv")["model"]) >= {"=HYPERLINK(0)"}
 
@@ -111,7 +111,7 @@ def test_html_reads_back_as_the_cells(made):
         for model in part.models:
             ((name, scope, _, span),) = next(rows)
             assert (scope, span) == ("rowgroup", 1 + len(metrics))
-            assert name.startswith(f"{model}, ID %error: {100 * made.errors[model][0]:.2f}")
+            assert name.startswith(f"{model}, ID %error: {100 * made.of_id[model]['error'][0]:.2f}")
             for score in made.scores_of(model):
                 head, *cells = next(rows)
                 assert head[1] == "row"
@@ -195,7 +195,7 @@ def test_csv_holds_the_unrounded_cells(made):
     for row in rows:
         cell = made.cell(row["model"], row["score"], row["negative"], row["metric"])
         assert (float(row["mean"]), int(row["runs"]), row["mark"]) == (cell.mean, cell.runs, cell.mark)
-        assert float(row["id_error"]) == made.errors[row["model"]][0]
+        assert float(row["id_error"]) == made.of_id[row["model"]]["error"][0]
 
 
 def test_the_suffix_is_the_format(tmp_path):

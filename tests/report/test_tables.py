@@ -68,7 +68,7 @@ def test_the_paper_comes_out_in_its_own_layout(paper):
     assert [part.negatives[0] for part in parts] == ["wrong"] * 4
     assert [len(part.negatives) for part in parts] == [6, 6, 6, 4]
     assert [len(part.models) for part in parts] == [3, 3, 2, 2]
-    assert paper.errors["ResNet-50 (ImageNet-200)"][0] == pytest.approx(0.1901)
+    assert paper.of_id["ResNet-50 (ImageNet-200)"]["error"][0] == pytest.approx(0.1901)
 
 
 def test_figures_are_mean_and_two_sample_std_over_seeds(seeds):
@@ -77,7 +77,7 @@ def test_figures_are_mean_and_two_sample_std_over_seeds(seeds):
     for row in made.cells.itertuples():
         mean, two_std = expected(seeds, row.model, row.score, row.negative, row.metric)
         np.testing.assert_allclose([row.mean, row.two_std, row.runs], [mean, two_std, 3])
-    assert made.errors["net"] == pytest.approx((0.16, 0.02))
+    assert made.of_id["net"]["error"] == pytest.approx((0.16, 0.02))
 
 
 def test_combined_results_give_the_same_table(seeds):
@@ -153,7 +153,7 @@ def test_a_plain_evaluation_is_a_table_too():
         assert f"[{100 * low:.1f}, {100 * high:.1f}]" in written
     assert made.negatives == ["wrong", "OOD mean", "x", "y"]
     assert made.models == [""]
-    assert made.errors[""][0] == pytest.approx(1 - correct.mean())
+    assert made.of_id[""]["error"][0] == pytest.approx(1 - correct.mean())
     assert made.text().startswith("ID %error: ")
     for fmt in (made.markdown(), made.html(), made.latex()):
         assert "%error" in fmt

@@ -198,7 +198,7 @@ def work(folder):
         words["first"] = sorted(distributed.broadcast_tensors(odd_tensors(rank)))
         words["who"] = [*alone, rank, world, distributed.is_main()]
     words["after"] = [distributed.rank(), distributed.world()]
-    (out / f"{rank}.json").write_text(json.dumps(words))
+    (out / f"{rank}.json").write_text(json.dumps(words), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def folder(tmp_path_factory):
 
 
 def heard(folder, world):
-    return [json.loads((folder / f"{world}" / f"{rank}.json").read_text()) for rank in range(world)]
+    return [json.loads((folder / f"{world}" / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_a_new_score_is_known_to_the_commands(toy, sets, tmp_path, command):
     )  # fmt: skip
     assert code == 0
     assert "Range of logits" in out
-    assert toy in (tmp_path / "results" / "results.csv").read_text()
+    assert toy in (tmp_path / "results" / "results.csv").read_text(encoding="utf-8")
 
 
 def test_names_for_people_stand_beside_the_function(scratch_registry):
@@ -240,7 +240,7 @@ def second_logit(logits):
 @pytest.fixture
 def my_scores(scratch_registry, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("my_scores.py").write_text(MY_SCORES)
+    Path("my_scores.py").write_text(MY_SCORES, encoding="utf-8")
     yield "second_logit"
     sys.modules.pop("my_scores", None)
 

@@ -78,10 +78,10 @@ def test_a_scorer_that_learns_nothing_needs_no_fit_and_saves(tmp_path):
 
 def test_nothing_is_overwritten_unasked(fitted, tmp_path):
     path = tmp_path / "scorer"
-    path.write_text("precious")
+    path.write_text("precious", encoding="utf-8")
     with pytest.raises(FileExistsError, match="exists already"):
         fitted.save(path)
-    assert path.read_text() == "precious"
+    assert path.read_text(encoding="utf-8") == "precious"
     fitted.save(path, overwrite=True)
     assert sirc.Scorer.load(path).specs == fitted.specs
 
@@ -147,7 +147,7 @@ def test_the_file_is_plain_safetensors_with_json(fitted, tmp_path):
 
 def test_no_format_that_runs_code_is_read_anywhere():
     for path in Path(sirc.__file__).parent.rglob("*.py"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert all("weights_only=True" in call for call in re.findall(r"torch\.load\((.*?)\n", text)), path
         text = text.replace("from pickle import UnpicklingError\n", "")  # what refusing such a file raises
         assert not re.search(r"^\s*(import|from) (pickle|marshal|shelve|joblib|dill)\b", text, re.M), path

@@ -244,10 +244,10 @@ def test_results_of_ranks_are_those_of_the_runs(study, networks):
 
 def test_results_that_are_there_stay(scripts, networks, tmp_path, capsys):
     write_results(networks[0].table, tmp_path / "results.csv")
-    before = (tmp_path / "results.csv").read_text()
+    before = (tmp_path / "results.csv").read_text(encoding="utf-8")
     list(scripts.ranks.write_ranks([scripts.ranks.ranks_of(networks[0])], tmp_path / "ranks.safetensors", limit=0))
     scripts.main.main(["measure", str(tmp_path / "ranks.safetensors"), "--out", str(tmp_path), "--draws", "2"])
-    assert (tmp_path / "results.csv").read_text() == before
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8") == before
     table = pd.read_csv(tmp_path / "comparisons.csv")
     assert set(table["seeds"]) == {1}
     assert (table["networks"] == 0).all()
@@ -290,7 +290,7 @@ def test_comparisons_are_differences_of_means_over_seeds_and_networks(study, net
 
 
 def test_the_document_has_the_figures_of_the_tables(study, networks):
-    text = (study / "README.md").read_text()
+    text = (study / "README.md").read_text(encoding="utf-8")
     table = pd.concat([run.table for run in networks]).set_index(["model", "score", "negative", "metric"])["value"]
     own = 100 * table["ResNet-50", "energy", "wrong", "auroc"]
     section = text.partition("### ResNet-50\n")[2].partition("###")[0]
@@ -324,7 +324,7 @@ def claim_rows(text):
 
 
 def test_every_claim_has_a_verdict_that_its_counts_give(scripts, study):
-    text = (study / "README.md").read_text()
+    text = (study / "README.md").read_text(encoding="utf-8")
     claims = claim_rows(text)
     assert len(claims) >= 20
     words = [scripts.verdicts.YES, scripts.verdicts.NO, scripts.verdicts.OPEN]
@@ -354,7 +354,9 @@ def test_all_networks_together_are_judged_by_the_means_of_their_differences(scri
     pairs = [(s, s.partition("(")[2].partition(",")[0]) for s in PAPER_SPECS if s.startswith("sirc(")]
     found = [own[(own["score"] == s) & (own["baseline"] == first)].iloc[0] for s, first in pairs]
     counts = [sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)]
-    row = next(row for row in claim_rows((study / "README.md").read_text()) if row[1].startswith("SIRC raises"))
+    row = next(
+        row for row in claim_rows((study / "README.md").read_text(encoding="utf-8")) if row[1].startswith("SIRC raises")
+    )
     assert row[9].rpartition(" ")[2] == f"{counts[0]}/{counts[1]}/{len(pairs) - sum(counts)}"
     seen = scripts.study.Study(study)
     values = [np.mean(seen.each(model, "msp", "Near", "auroc")) for model in MODELS]
@@ -368,7 +370,7 @@ def test_check_fails_once_a_figure_changes(scripts, study, tmp_path, capsys):
     scripts.main.main(["write", str(study), "--document", str(document)])
     command = ["write", str(study), "--check", "--document", str(document)]
     scripts.main.main(command)
-    document.write_text(document.read_text().replace("±", "±1", 1))
+    document.write_text(document.read_text(encoding="utf-8").replace("±", "±1", 1), encoding="utf-8")
     with pytest.raises(SystemExit) as stop:
         scripts.main.main(command)
     assert stop.value.code == 1
@@ -400,7 +402,7 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
     list(scripts.ranks.write_ranks([scripts.ranks.ranks_of(networks[0])], tmp_path / "ranks.safetensors", limit=0))
     scripts.main.main(["measure", str(tmp_path / "ranks.safetensors"), "--out", str(tmp_path), "--draws", "5"])
     scripts.main.main(["write", str(tmp_path), "--document", str(tmp_path / "README.md")])
-    text = (tmp_path / "README.md").read_text()
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "One seed each says nothing of how networks differ." in text
     assert "nan" not in text
 
@@ -408,7 +410,7 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
 @pytest.mark.slow
 def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monkeypatch):
     """Studies are read as `sirc.experiment.results` does; here they are given."""
-    (tmp_path / "history.csv").write_text("epoch,lr\n1,0.1\n")
+    (tmp_path / "history.csv").write_text("epoch,lr\n1,0.1\n", encoding="utf-8")
     runs = [
         SimpleNamespace(store=lambda name: tmp_path, of=run, seed=run.seed, history=tmp_path / "history.csv")
         for run in networks[:2]
@@ -422,7 +424,7 @@ def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monk
     pd.testing.assert_frame_equal(found[1].evaluation().table, networks[1].evaluation.table, check_exact=True)
     out = tmp_path / "toy"
     scripts.main.main(["measure", str(tmp_path / "ranks"), "--out", str(out), "--draws", "2", "--workers", "1"])
-    kept = [(out / "history" / f"toy_resnet50-{seed}.csv").read_text() for seed in (1, 2)]
+    kept = [(out / "history" / f"toy_resnet50-{seed}.csv").read_text(encoding="utf-8") for seed in (1, 2)]
     assert kept == ["epoch,lr\n1,0.1\n"] * 2
 
 
@@ -502,7 +504,7 @@ def test_training_is_told_from_the_histories(scripts, study, tmp_path):
     for (name, seed), history in histories.items():
         history.to_csv(folder / "history" / f"{name}-{seed}.csv", index=False)
     scripts.main.main(["write", str(folder)])
-    text = " ".join((folder / "README.md").read_text().split())
+    text = " ".join((folder / "README.md").read_text(encoding="utf-8").split())
     assert "| validation %error, epoch 2 |" in text
     assert "| ResNet-50, 3 seeds | 61.0 … 63.0 | 50.0 | 41.0 … 43.0 | 3.0 … 5.0 | 200 |" in text
     assert "| ResNet-50 | 30 | 256 | 0.1, ÷10 at 10, 20, 2 epochs of warm-up |" in text
@@ -519,7 +521,7 @@ def test_a_document_elsewhere_gets_its_summary_and_figures(scripts, study, netwo
     scripts.main.main(["write", str(folder), "--document", str(tmp_path / "there" / "README.md")])
     made = sorted(str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*.*"))
     assert made == ["README.md", "figures/changes.png", "figures/risks-resnet-50.png", "summary.csv"]
-    text = (tmp_path / "there" / "README.md").read_text()
+    text = (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     assert "](figures/risks-resnet-50.png)" in text
     assert "- [summary.csv](summary.csv)" in text
     assert "results.csv](" not in text

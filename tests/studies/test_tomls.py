@@ -23,7 +23,7 @@ IMAGENET_1K = ["densenet121_imagenet1k", "bit_resnetv2_101_imagenet1k"]
 def test_every_experiment_reads_and_its_dump_is_equal(path, tmp_path):
     experiment = Experiment.read(path)
     assert path == TEMPLATE or experiment.name in (path.stem, f"{path.parent.name}_{path.stem}")
-    (tmp_path / "again.toml").write_text(experiment.dump())
+    (tmp_path / "again.toml").write_text(experiment.dump(), encoding="utf-8")
     assert Experiment.read(tmp_path / "again.toml") == experiment
 
 
@@ -86,19 +86,19 @@ def test_ood_sets_go_by_the_paper_s_titles_and_groups(name):
     }
 
 
-@pytest.mark.parametrize("line", re.findall(r"^# ?(\w+ = .*)$", TEMPLATE.read_text(), re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^# ?(\w+ = .*)$", TEMPLATE.read_text(encoding="utf-8"), re.MULTILINE))
 def test_what_the_template_leaves_commented_can_be_switched_on(line, tmp_path):
-    text = TEMPLATE.read_text()
+    text = TEMPLATE.read_text(encoding="utf-8")
     if line.startswith("checkpoint"):
         text = text.replace("# pretrained", "# not-pretrained")
     path = tmp_path / "folder.toml"
-    path.write_text(text.replace(f"# {line}", line))
-    assert tomllib.loads(path.read_text()) != tomllib.loads(text)
+    path.write_text(text.replace(f"# {line}", line), encoding="utf-8")
+    assert tomllib.loads(path.read_text(encoding="utf-8")) != tomllib.loads(text)
     Experiment.read(path)
 
 
 def test_the_networks_of_tiny_imagenet_differ_from_their_base_in_a_line_or_two():
-    base = tomllib.loads((STUDIES / "tiny_imagenet_100" / "base.toml").read_text())
+    base = tomllib.loads((STUDIES / "tiny_imagenet_100" / "base.toml").read_text(encoding="utf-8"))
     for name, changed in (("resnet50", "warmup"), ("densenet121", "nesterov"), ("mobilenetv2", "lr")):
         experiment = Experiment.read(STUDIES / "tiny_imagenet_100" / f"{name}.toml")
         train = base["train"] | {changed: getattr(experiment.train, changed)}

@@ -29,7 +29,7 @@ def openimage_o(root, name="openimages_datalist.txt", within=""):
     top = root / "openimage-o"
     for i in range(5):
         paint(top / "test" / f"{i:016x}.jpg", i)
-    (top / name).write_text("".join(f"{within}{i:016x}.jpg\n" for i in (0, 2, 4)))
+    (top / name).write_text("".join(f"{within}{i:016x}.jpg\n" for i in (0, 2, 4)), encoding="utf-8")
     return top
 
 
@@ -47,7 +47,7 @@ def textures(root, name="textures_datalist.txt", within=""):
             paint(top / "images" / kind / f"{kind}_{i:04}.jpg", i)
     (top / "imdb").mkdir()
     (top / "imdb" / "imdb.mat").write_bytes(b"x")
-    (top / name).write_text("".join(f"{within}banded/banded_{i:04}.jpg\n" for i in range(2)))
+    (top / name).write_text("".join(f"{within}banded/banded_{i:04}.jpg\n" for i in range(2)), encoding="utf-8")
     return top
 
 
@@ -68,7 +68,7 @@ def colorectal(root):
 def imagenet_o(root):
     for i in range(3):
         paint(root / "imagenet-o" / f"n0{i:07}" / f"n0{i:07}_1.JPEG", i)
-    (root / "imagenet-o" / "README.txt").write_text("about")
+    (root / "imagenet-o" / "README.txt").write_text("about", encoding="utf-8")
     return root / "imagenet-o"
 
 

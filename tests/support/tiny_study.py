@@ -1,5 +1,9 @@
 """A study that takes seconds: a network of 200 pixels, three classes, two seeds."""
 
+from pathlib import Path
+
+from support.tiny_images import write_images
+
 MODEL = """
 from torch import nn
 
@@ -54,3 +58,14 @@ shard_size = 8
 specs = ["msp", "sirc(msp, residual)", "mahalanobis"]
 crossfit = 3
 """
+
+
+def write_short_study(counts, changes=None):
+    """`tiny.toml` in the current folder, of one slow epoch, with its network and so many images by folder."""
+    for seed, (name, count) in enumerate(counts.items()):
+        write_images(Path("data", name).resolve(), count=count, seed=seed)
+    Path("tiny_model.py").write_text(MODEL, encoding="utf-8")
+    text = TOML
+    for old, new in {"epochs = 2": "epochs = 1", "lr = 0.02": "lr = 0.0005", **(changes or {})}.items():
+        text = text.replace(old, new)
+    Path("tiny.toml").write_text(text, encoding="utf-8")

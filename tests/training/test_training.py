@@ -102,7 +102,7 @@ def test_training_lowers_the_loss_and_leaves_weights_and_history(images, tmp_pat
     loaded = network(5)
     sirc.models.load_weights(loaded, tmp_path / "run" / "model.safetensors")
     assert same(weights(model), weights(loaded))
-    with open(tmp_path / "run" / "history.csv") as file:
+    with open(tmp_path / "run" / "history.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["epoch"]) for row in rows] == list(range(1, 13))
     assert float(rows[3]["loss"]) == history[3].loss
@@ -316,7 +316,7 @@ def test_an_unreadable_training_image_stops_or_does_not_count(images, tmp_path, 
     assert len(named) == 1  # when it is first seen, and not again
     assert "train: 1 image could not be read" in named[0]
     assert told.notes.index(named[0]) < next(n for n, note in enumerate(told.notes) if "epoch 1:" in note)
-    with open(tmp_path / "run" / "history.csv") as file:
+    with open(tmp_path / "run" / "history.csv", encoding="utf-8") as file:
         assert [row["unreadable"] for row in csv.DictReader(file)] == ["1"] * 3
 
 
@@ -379,7 +379,7 @@ def test_an_exploding_loss_stops_the_run_with_the_last_checkpoint_kept(images, t
             run(images, tmp_path / "run", recipe)
     kept = sirc._utils.files.read_safetensors(tmp_path / "run" / "checkpoint.safetensors")[0]
     assert all(value.isfinite().all() for value in kept.values())
-    with open(tmp_path / "run" / "history.csv") as file:
+    with open(tmp_path / "run" / "history.csv", encoding="utf-8") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
     told = Told()
     model, history = run(images, tmp_path / "run", recipe, progress=told)
@@ -424,7 +424,7 @@ def test_looking_at_the_outputs_leaves_no_trace_in_the_model(images):
     model = Hidden(3)
     model[3].eval()
     before, flags, state = weights(model), [m.training for m in model.modules()], torch.get_rng_state()
-    preflight.check_outputs(model, (3, 12, 12), images)
+    preflight.check_num_outputs(model, (3, 12, 12), images)
     assert same(before, weights(model))
     assert flags == [m.training for m in model.modules()]
     assert torch.equal(state, torch.get_rng_state())
@@ -551,7 +551,7 @@ def launched(tmp_path_factory):
     with pytest.raises(Stop):
         run(images, root / "2" / "apart-0", progress=StopAt(2))
     script = root / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
+    script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     for count in (1, 2):
         for done in interpreters.launched(count, script, root / "images", root / str(count), Path(__file__).parent):
             assert done.returncode == 0, done.stderr
@@ -559,7 +559,7 @@ def launched(tmp_path_factory):
 
 
 def lines_of(folder):
-    with open(folder / "history.csv") as file:
+    with open(folder / "history.csv", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -597,7 +597,7 @@ def test_the_validation_numbers_are_those_of_the_saved_network(launched, count):
 @pytest.mark.parametrize("count", [1, 2])
 def test_images_that_any_process_could_not_read_are_counted_and_named(launched, count):
     assert [line["unreadable"] for line in lines_of(launched / str(count) / "damaged")] == ["3", "3", "3"]
-    notes = (launched / str(count) / "notes").read_text()
+    notes = (launched / str(count) / "notes").read_text(encoding="utf-8")
     images = image_folder(launched / "damaged")
     assert notes.count("3 images could not be read") == 1
     assert all(notes.count(images.where(index)) == 1 for index in (2, 5, 11))
@@ -606,7 +606,7 @@ def test_images_that_any_process_could_not_read_are_counted_and_named(launched, 
 @pytest.mark.slow
 def test_processes_that_do_not_share_the_folder_are_told(launched):
     for rank in range(2):
-        words = (launched / "2" / f"words-{rank}").read_text()
+        words = (launched / "2" / f"words-{rank}").read_text(encoding="utf-8")
         assert "process 0 has 2 epochs" in words
         assert "process 1 0 epochs" in words
         assert "must be shared" in words

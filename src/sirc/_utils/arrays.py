@@ -1,4 +1,4 @@
-"""Arrays of any framework as torch tensors, without a copy where the memory layout allows it."""
+"""Conversion of arrays of any framework to torch tensors, without a copy where the memory layout allows it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -17,6 +17,7 @@ class SupportsDLPack(Protocol):
 
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike | SupportsDLPack
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def as_tensor(name: str, value: object) -> Tensor:
@@ -88,7 +89,7 @@ def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> sli
 
 
 def ascending_order(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The order that sorts floating-point numbers, none of them NaN, sooner than `np.argsort` finds it.
+    """Sorting order of floats without NaN, faster than `np.argsort`.
 
     Floats compare as their bits do, read as whole numbers. Their last bits make room for the place of each.
     """

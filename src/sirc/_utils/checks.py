@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.text import shorten
+from sirc._utils.text import quoted, shorten
 
+_LONGEST_NAME = 255  # bytes: no usual file system takes more
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -27,7 +28,10 @@ def check_type(name: str, value: object, kind: type | UnionType, what: str, hint
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:
     """Require a path, whether or not there is something."""
     check_type(name, value, str | os.PathLike, "a path, as text or `pathlib.Path`")
-    return Path(value)
+    path = Path(value)
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise ValueError(f"`{name}` must be a path of names of at most {_LONGEST_NAME} bytes; got {quoted(str(path))}.")
+    return path
 
 
 def check_device(value: torch.device | str) -> torch.device:
@@ -35,7 +39,7 @@ def check_device(value: torch.device | str) -> torch.device:
     try:
         return torch.empty(0, device=value).device
     except (TypeError, RuntimeError, AssertionError):
-        raise ValueError(f"`device` must be one that is there, as cpu or cuda:0; got {shorten(repr(value))}.") from None
+        raise ValueError(f"`device` must be one that is there, as cpu or cuda:0; got {quoted(value)}.") from None
 
 
 def iterates(value: object) -> TypeGuard[Iterable[Any]]:
@@ -167,7 +171,7 @@ def check_at_least(name: str, value: SupportsIndex, least: int) -> int:
     if number < least or isinstance(value, bool) or number > sys.maxsize:
         raise ValueError(
             f"`{name}` must be a whole number ≥ {least}{' and < 2⁶³' * (number > sys.maxsize)}; got "
-            f"{shorten(repr(value))}. Pass an int such as {256 if least else 0}."
+            f"{quoted(value)}. Pass an int such as {256 if least else 0}."
         )
     return number
 
@@ -176,7 +180,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Require one of a few words."""
     if value not in choices:
         *others, last = (f'"{choice}"' for choice in choices)
-        raise ValueError(f"`{name}` must be {', '.join(others)} or {last}; got {value!r}.")
+        raise ValueError(f"`{name}` must be {', '.join(others)} or {last}; got {quoted(value)}.")
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sirc._utils.checks import check_path
-from sirc._utils.text import first_line, shorten
+from sirc._utils.text import first_line, quoted, shorten
 from sirc._utils.written import WRITTEN
 from sirc.errors import StoreError
 
@@ -158,7 +158,7 @@ def _sweep_folder(folder: Path, now: float) -> None:
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:
     """Refuse to replace what is already written, unless the caller says so."""
-    if not overwrite and Path(path).exists():
+    if not overwrite and check_path("path", path).exists():
         raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
 
 
@@ -251,7 +251,9 @@ def is_npz(path: PathLike, what: str, hint: str = "") -> bool:
     """Whether a path is for a `.npz` file; it must be for that or for a `.safetensors` file."""
     suffix = check_path("path", path).suffix
     if suffix not in (".npz", ".safetensors"):
-        raise ValueError(f"a path for {what} must end in `.npz` or `.safetensors`; got '{path}'. {hint}".rstrip())
+        raise ValueError(
+            f"a path for {what} must end in `.npz` or `.safetensors`; got {quoted(str(path))}. {hint}".rstrip()
+        )
     return suffix == ".npz"
 
 

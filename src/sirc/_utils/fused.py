@@ -1,4 +1,4 @@
-"""Fused kernels, tried once: what the toolchain of a machine lacks costs speed, and nothing else."""
+"""Fused kernels, tried once: where the toolchain lacks something, a slower path gives the same results."""
 
 from __future__ import annotations
 

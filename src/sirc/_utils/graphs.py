@@ -1,4 +1,4 @@
-"""CUDA graphs: what a function launches, recorded once and started together, with the same results."""
+"""CUDA graphs: kernels of a function, recorded once and launched together, with the same results."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> 
             if not error.name or not f"{module}.".startswith(f"{error.name}."):
                 raise  # the module is there, and lacks one of its own imports
             raise ValueError(
-                f"`{name}` must be {forms}; no module `{error.name}` is installed or in '{Path.cwd()}'."
-                f"{closest(module, known)}"
+                f"`{shorten(name)}` must be {forms}; no module `{shorten(error.name)}` is installed or in "
+                f"'{Path.cwd()}'.{closest(module, known)}"
             ) from error
 
 
@@ -56,12 +56,14 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
     for part in path.split("."):
         if not hasattr(value, part):
             public = [other for other in vars(value) if not other.startswith("_")]
-            raise ValueError(f"`{module_name}` has no `{path}`.{closest(part, public)}")
+            raise ValueError(f"`{module_name}` has no `{shorten(path)}`.{closest(part, public)}")
         value = getattr(value, part)
         if isinstance(value, ModuleType):
-            raise ValueError(f"`{name}` must not lead through another module. Write `{value.__name__}:function`.")
+            raise ValueError(
+                f"`{shorten(name)}` must not lead through another module. Write `{value.__name__}:function`."
+            )
     if not callable(value):
-        raise ValueError(f"`{name}` must be a function; got a {type(value).__name__}.")
+        raise ValueError(f"`{shorten(name)}` must be a function; got a {type(value).__name__}.")
     function: Callable[..., Any] = value
     while isinstance(value, partial):
         value = value.func
@@ -72,7 +74,7 @@ def import_function(name: str, forms: str) -> Callable[..., Any]:
 def _refuse_standard(name: str, module: str) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ValueError(
-            f"`{name}` must be your own or of a library; `{module}` is in Python's standard library. "
+            f"`{shorten(name)}` must be your own or of a library; `{shorten(module)}` is in Python's standard library. "
             "Name another, or rename your module."
         )
 

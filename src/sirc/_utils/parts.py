@@ -1,4 +1,4 @@
-"""Parts: what unfinished work has done so far, in a hidden folder, for the same work to go on from."""
+"""Parts of unfinished work, kept in a hidden folder so that the same work can resume."""
 
 import shutil
 import time

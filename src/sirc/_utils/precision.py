@@ -1,4 +1,4 @@
-"""How arithmetic is done: shields from the caller's autocast, modes, gradients and TF32; threads that share work."""
+"""Arithmetic settings: protection from the caller's autocast, modes, gradients and TF32; parallel threads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def full_products() -> Iterator[None]:
-    """Matrix products of float32 in float32, whatever torch was told of them for the whole process.
+    """Full float32 matrix products, whatever the process-wide setting of torch says.
 
     The setting is the process's: the first thread to come in changes it, and the last to leave puts it back.
     """
@@ -70,7 +70,7 @@ def full_products() -> Iterator[None]:
 
 
 def _ask_for_full() -> Callable[[], None] | None:
-    """Set it, and return what puts it back; None where it was so."""
+    """Change the setting, and return a function that restores it; None if nothing had to change."""
     if not hasattr(torch._C, "_get_fp32_precision_getter"):  # torch before 2.9
         before = torch.get_float32_matmul_precision()
         if before == "highest":

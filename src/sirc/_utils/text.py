@@ -19,6 +19,12 @@ def shorten(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def quoted(value: object) -> str:
+    """What someone passed, as an error quotes it: its `repr` in at most 80 characters, with the closing quote."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:78]}…{text[-1]}"
+
+
 def percent(share: float) -> str:
     """0.954 as `95.4%`; NaN as a dash."""
     return "–" if math.isnan(share) else f"{100 * share:.1f}%"

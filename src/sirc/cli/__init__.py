@@ -45,6 +45,7 @@ COMMANDS = (
     deploy.monitor,
 )
 NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # of the user's own
+_TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 
 app = typer.Typer(
     name="sirc",
@@ -52,7 +53,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # Flags of typer itself have no default, and typer imports pydantic to check the None of each.
+        "default_map": {**_TYPER_FLAGS, "data": _TYPER_FLAGS},
+    },
 )
 app.add_typer(data.app, name="data")
 for command in COMMANDS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from typer import Argument, Option
 
+from sirc._utils.text import quoted
 from sirc.cli.console import reporting, result
 from sirc.cli.options import (
     CrossfitOption,
@@ -260,4 +261,6 @@ def _numbers(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"`{option}` must be numbers with commas between them, as 0.1,0.9; got {text!r}.") from None
+        raise ConfigError(
+            f"`{option}` must be numbers with commas between them, as 0.1,0.9; got {quoted(text)}."
+        ) from None

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from sirc._utils.text import quoted
 from sirc.cli.console import console, reporting, result
 from sirc.cli.endings import ending
 from sirc.cli.options import Quiet
@@ -64,7 +65,7 @@ def check(
 
     known_names = ["folder", "list", *(known.key for known in benchmarks())]
     if name not in known_names:
-        raise ConfigError(f"NAME must be one of {', '.join(known_names)}; got {name!r}.")
+        raise ConfigError(f"NAME must be one of {', '.join(known_names)}; got {quoted(name)}.")
     names = None if classes is None else class_names(Source("folder", str(path), classes=str(classes)), Path())
     order: Literal["name", "natural"] = "natural" if sort is Sort.natural else "name"
     look = partial(check_data, name, path, split=split, sort=order, classes=names, decode=decode)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from sirc._utils.text import quoted
 from sirc.cli.console import is_main, open_page, result, say
 from sirc.cli.endings import in_options
 from sirc.cli.options import (
@@ -468,7 +469,7 @@ def _choose_score(scorer: Scorer, name: str | None, run: Run, progress: Progress
     with contextlib.suppress(ValueError):  # a name that is no spec is not among the run's
         name = str(parse(name))
     if name not in fitted:
-        raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {name!r}.")
+        raise ConfigError(f"`--score` must be one of the run's: {'; '.join(fitted)}; got {quoted(name)}.")
     return fitted[name]
 
 

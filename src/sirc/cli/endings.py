@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.models import OptionInfo
 
+from sirc._utils.text import quoted
 from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
 from sirc.cli.options import has_begun
@@ -75,10 +76,16 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
             say(f"stopped; {what_stays(_name(command), options)}")
             raise typer.Exit(INTERRUPTED) from None
         except (ValueError, OSError, ImportError, MemoryError) as error:
-            say(f"error: {words(str(error))}")
+            say(f"error: {words(_text(error))}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
 
     return run
+
+
+def _text(error: Exception) -> str:
+    """The message of an error; one of the operating system quotes a long file name in short."""
+    name = error.filename if isinstance(error, OSError) else None
+    return str(error) if name is None else str(error).replace(repr(name), quoted(name))
 
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 from typer import Option
 
 from sirc._utils.imports import import_module
-from sirc._utils.text import listed
+from sirc._utils.text import listed, quoted
 from sirc.cli.console import reporting
 from sirc.errors import ConfigError
 
@@ -50,12 +50,14 @@ Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(ms
 OnUnfit = Annotated[OnErrorChoice | None, Option(help="At a score that cannot be fitted: `stop`, or `skip` it.")]
 CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`, the default.")]
 OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
-Imports = Annotated[Names, Option("--import", metavar="MODULE", help="Import a module that registers scores; repeat.")]
+Imports = Annotated[
+    Names, Option("--import", metavar="MODULE", help="Import a module that registers scores or metrics; repeat.")
+]
 HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bias` of the last layer.")]
 
 
 def with_imports(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command with `--import MODULE`, for modules that register scores: the user's own word, done first."""
+    """The same command with `--import MODULE`, for modules that register scores or metrics: imported first."""
 
     @wraps(command)
     def importing(*args: object, import_: Names = None, **options: object) -> None:
@@ -78,7 +80,7 @@ def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"`{option}` must be NAME=VALUE; got {text!r}.")
+            raise ConfigError(f"`{option}` must be NAME=VALUE; got {quoted(text)}.")
         pairs.append((name, value))
     if len(dict(pairs)) < len(pairs):
         raise ConfigError(f"`{option}` must have each name once; got {', '.join(name for name, _ in pairs)}.")
@@ -160,7 +162,7 @@ def on_device(device: str, quiet: bool) -> Iterator[tuple[torch.device, Progress
     try:
         where = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"`--device` must be auto, cpu, cuda or cuda:N; got {device!r}.") from error
+        raise ConfigError(f"`--device` must be auto, cpu, cuda or cuda:N; got {quoted(device)}.") from error
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"`--device {device}` needs a GPU that this PyTorch can use; there is none. Use `--device cpu`."

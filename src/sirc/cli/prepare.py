@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from sirc._utils.text import quoted
 from sirc.cli.console import is_main, result
 from sirc.cli.options import Device, Names, OnErrorOption, Overrides, Overwrite, Quiet, Trust, on_device, read_runs
 from sirc.errors import ConfigError
@@ -82,7 +83,7 @@ def extract(
     names = only or study.names
     for name in names:
         if name not in study.names:
-            raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {name!r}.")
+            raise ConfigError(f"`--only` must be one of {', '.join(study.names)}; got {quoted(name)}.")
     study.require(names)
     from sirc.data import DeviceCache
     from sirc.experiment import extract_run

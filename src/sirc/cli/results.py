@@ -281,13 +281,13 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
-    from sirc.experiment import load_runs, load_studies, sample_images
+    from sirc.experiment import images_for_samples, load_runs, load_studies
     from sirc.report.figures import figures
 
     folder = out or runs[0] / "figures"
     progress = reporting(quiet)
     try:
-        images = sample_images(load_studies(runs[0])[0], run_code=False)
+        images = images_for_samples(load_studies(runs[0])[0], run_code=False)
     except (ValueError, OSError) as error:
         images = None
         why = in_options(plot, str(error))

@@ -5,7 +5,7 @@ from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.check import DataReport, check
 from sirc.data.decode import printable, read_image, reason_of, to_rgb
-from sirc.data.device_cache import CachedImages, DeviceCache, OnUnreadable
+from sirc.data.device_cache import CachedImages, DeviceCache
 from sirc.data.folder import FileNames, FileSet, file_list, image_folder
 from sirc.data.glyphs import Glyphs
 from sirc.data.noise import Noise, write_noise
@@ -36,7 +36,6 @@ __all__ = [
     "ImageSet",
     "IndexedBatch",
     "Noise",
-    "OnUnreadable",
     "Preprocess",
     "Reader",
     "Source",

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.text import quoted
 from sirc.data.reading import READ_ERRORS
 from sirc.errors import ImageError
 
@@ -31,7 +32,7 @@ Transform = Callable[["Image"], Tensor]
 def check_split(split: str) -> str:
     """Require the name of a part that datasets have."""
     if split not in ("train", "test"):
-        raise ValueError(f'`split` must be "train" or "test"; got {split!r}. Leave it out for the usual part.')
+        raise ValueError(f'`split` must be "train" or "test"; got {quoted(split)}. Leave it out for the usual part.')
     return split
 
 
@@ -104,7 +105,7 @@ class ImageSet(ABC, Dataset[object]):
         number = {name: index for index, name in enumerate(classes)}
         if unknown := [name for name in self.classes if name not in number]:
             raise ValueError(
-                f"the classes of '{self.name}' must be among those of the training images; {unknown[0]!r} is not "
+                f"the classes of '{self.name}' must be among those of the training images; {quoted(unknown[0])} is not "
                 f"({len(unknown)} are not). Remove them, or train on them."
             )
         renumbered = torch.tensor([number[name] for name in self.classes])
@@ -156,7 +157,7 @@ class ImageSet(ABC, Dataset[object]):
                 class_name = self.classes[label] if label < len(self.classes) else label
                 raise ValueError(
                     f"`holdout` must be smaller than every class, so that each keeps images to train on; got {count}, "
-                    f"and {class_name!r} of '{self.name}' has {len(members)}. Hold out fewer, or drop the class."
+                    f"and {quoted(class_name)} of '{self.name}' has {len(members)}. Hold out fewer, or drop the class."
                 )
             # Each class has its own random numbers, so that its choice does not depend on the other classes.
             order = np.random.default_rng([seed, int(label)]).permutation(len(members))

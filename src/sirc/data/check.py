@@ -13,6 +13,7 @@ import numpy as np
 
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest_match
+from sirc._utils.text import quoted
 from sirc.data import catalogue
 from sirc.data import folder as files
 from sirc.data.base import check_split
@@ -195,7 +196,7 @@ class _Checker:
     def check_folder(self, path: Path, split: str | None) -> None:
         parts = {part.name: folder for part in catalogue.FOLDER_PARTS if (folder := find_folder(path, part))}
         if split is not None and split not in parts:
-            self.bad(f"there is no folder for split {split!r} in '{printable(path)}'", f"Make one, '{split}'.")
+            self.bad(f"there is no folder for split {quoted(split)} in '{printable(path)}'", f"Make one, '{split}'.")
             return
         for part, folder in parts.items() if parts else [("all", path)]:
             if split in (None, part):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sirc._utils.checks import check_choice, check_path
 from sirc._utils.files import PathLike
+from sirc._utils.text import quoted
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable, read_image
 from sirc.errors import ImageError
@@ -245,7 +246,7 @@ def ordered_classes(path: Path, classes: Sequence[str] | None, sort: Sort) -> li
     if classes is None:
         return sorted(there, key=natural_key) if sort == "natural" else there
     if sort != "name":
-        raise ValueError(f"`sort` must be left out where `classes` has the order; got {sort!r}. Drop one.")
+        raise ValueError(f"`sort` must be left out where `classes` has the order; got {quoted(sort)}. Drop one.")
     ordered = list(classes)
     if len(set(ordered)) < len(ordered):
         twice = next(name for name in ordered if ordered.count(name) > 1)

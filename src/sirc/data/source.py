@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from sirc._utils.checks import check_at_least, check_positive
+from sirc._utils.text import quoted
 from sirc.data.base import ImageSet, Transform, check_split
 from sirc.data.catalogue import Benchmark, find_benchmark, open_split, split_folder
 from sirc.data.decode import printable
@@ -55,34 +56,36 @@ class Source:
         for name in ("dataset", "path", "split", "list"):
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "dataset"):
-                raise ValueError(f"`{name}` must be text; got {value!r}. Write it in quotes.")
+                raise ValueError(f"`{name}` must be text; got {quoted(value)}. Write it in quotes.")
         if ":" in self.dataset and not _FUNCTION.fullmatch(self.dataset):
             raise ValueError(
                 '`dataset` must be "torchvision:NAME" or "package.module:function" where it has a colon; got '
-                f"{self.dataset!r}. Write for example `torchvision:CIFAR10`."
+                f"{quoted(self.dataset)}. Write for example `torchvision:CIFAR10`."
             )
         for name in ("path", "list") if self.dataset == "list" else ("path",) if self.dataset == "folder" else ():
             if not getattr(self, name):
                 raise ValueError(f'`{name}` must be given for dataset "{self.dataset}"; got none.')
         known = self.benchmark  # an error if there is none of this name
         if self.list is not None and self.dataset != "list" and not (known and known.lists):
-            raise ValueError(f'`list` must be left out unless `dataset` is "list"; got {self.list!r}.')
+            raise ValueError(f'`list` must be left out unless `dataset` is "list"; got {quoted(self.list)}.')
         for name in ("classes", "sort"):
             if getattr(self, name) is not None and self.dataset != "folder":
                 raise ValueError(f'`{name}` must be left out unless `dataset` is "folder"; got "{self.dataset}".')
         if self.split is not None:
             check_split(self.split)
         if self.group not in (None, "Close", "Far"):
-            raise ValueError(f'`group` must be "Close" or "Far"; got {self.group!r}. Leave it out to be in neither.')
+            raise ValueError(
+                f'`group` must be "Close" or "Far"; got {quoted(self.group)}. Leave it out to be in neither.'
+            )
         if self.count is not None:
             check_positive("count", self.count)
         check_at_least("seed", self.seed, 0)
         if not isinstance(self.options, dict):
-            raise ValueError(f"`options` must be a table of names and values; got {self.options!r}.")
+            raise ValueError(f"`options` must be a table of names and values; got {quoted(self.options)}.")
         allowed = {"allow_empty"} if self.dataset == "folder" else set()
         if ":" not in self.dataset and (extra := sorted(set(self.options) - allowed)):
             raise ValueError(
-                f"`options` must be empty for dataset {self.dataset!r}"
+                f"`options` must be empty for dataset {quoted(self.dataset)}"
                 f"{' but for `allow_empty`' if allowed else ''}; got {', '.join(extra)}. "
                 "They are for torchvision's datasets and functions of your own."
             )
@@ -139,7 +142,9 @@ def _below(root: Path, name: str, text: str) -> Path:
     """Expand `~` and variables of a path that starts from `root`."""
     expanded = os.path.expanduser(os.path.expandvars(text))
     if left := re.search(r"\$(\w+|\{\w+\})", expanded):
-        raise ValueError(f"`{name}` must use variables that are set; got {text!r}, where {left[0]} is not. Set it.")
+        raise ValueError(
+            f"`{name}` must use variables that are set; got {quoted(text)}, where {left[0]} is not. Set it."
+        )
     return root / expanded
 
 

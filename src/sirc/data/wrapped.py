@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.imports import import_function, missing_package
+from sirc._utils.text import quoted
 from sirc.data.base import ImageSet
 from sirc.data.catalogue import unknown_name
 from sirc.data.decode import to_rgb
@@ -117,8 +118,8 @@ def torchvision_set(
             spellings = [{"split": name} for name in _SPLIT_NAMES[split]]
         elif split_required:
             raise ValueError(
-                f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got {split!r}. "
-                "Write a function that cuts it in two, and name that: `package.module:function`."
+                f"`split` must be left out for torchvision:{kind}, which has no train and test parts; got "
+                f"{quoted(split)}. Write a function that cuts it in two, and name that: `package.module:function`."
             )
     dataset = _make(f"torchvision:{kind}", known[kind], arguments, spellings)
     return Wrapped(dataset, name=kind, source=[f"torchvision:{kind}", split, options], labelled=labelled)
@@ -136,8 +137,8 @@ def call_function(
         return dataset if labelled else dataset.unlabelled()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
-            f"`dataset` must return an `ImageSet` or a map-style dataset, with `len` and items by number; {name!r} "
-            f"returned {type(dataset).__name__}. Return for example a torchvision dataset without transform."
+            f"`dataset` must return an `ImageSet` or a map-style dataset with `len` and items by number; {quoted(name)}"
+            f" returned {type(dataset).__name__}. Return for example a torchvision dataset without transform."
         )
     return Wrapped(dataset, name=name.partition(":")[2], source=[name, split, options], labelled=labelled)
 

@@ -37,7 +37,7 @@ from sirc.models import (
     unwrap,
 )
 from sirc.outputs import STORE_FILE, Head, Outputs, OutputStore, Overwrite, warn_of_labels
-from sirc.progress import Progress, shown
+from sirc.progress import Progress, as_progress
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
 Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | OutputStore
@@ -107,7 +107,7 @@ def guard(
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
-    show, needs_features = shown(progress), reads_features([parse(score)])
+    show, needs_features = as_progress(progress), reads_features([parse(score)])
     if Needs.of([score]).val:
         raise ValueError(
             f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another, "

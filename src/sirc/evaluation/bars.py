@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from sirc._utils.arrays import Floats
 from sirc._utils.checks import check_choice, check_fraction, check_positive
 from sirc._utils.precision import side_by_side
+from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
 from sirc.metrics import (
@@ -24,6 +26,7 @@ from sirc.metrics import (
     Spread,
     all_metrics,
     area_interval,
+    bootstrap_id_metrics,
     bootstrap_metrics,
     derivatives,
     difference_interval,
@@ -46,8 +49,7 @@ if TYPE_CHECKING:
     from sirc.evaluation.tabulated import Row
 
 Method = Literal["auto", "bootstrap"]
-Floats = npt.NDArray[np.float64]
-Figure = tuple[str, str]  # negative, name of the metric
+FigureKey = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
 FEWEST = 5  # samples of a stratum
@@ -68,8 +70,8 @@ class Request:
     ev: Evaluation
     """Of the scores that are asked for, at this α and β."""
     negatives: list[str]
-    with_error: bool
-    """Whether the error on ID data is asked for too."""
+    with_id: bool
+    """Whether metrics of the ID data, such as the error, are asked for too."""
     method: Method
     draws: int
     seed: int
@@ -92,12 +94,13 @@ class Request:
         if not wanted:
             raise ValueError(f"wrong predictions or OOD sets are needed to compare with; this is {ev!r}")
         if unknown := [name for name in wanted if name not in ev.negatives]:
-            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {unknown[0]!r}")
+            raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {quoted(unknown[0])}")
         point = ev.only(scores)
         point.alpha, point.beta = as_fractions("alpha", alpha), as_fractions("beta", beta)
-        with_error = method == "auto" and (negatives is None or WRONG in wanted)
+        # The stratified bootstrap draws as many errors as there are, and says nothing about their share.
+        with_id = method == "auto" and (negatives is None or WRONG in wanted)
         kept = [name for name in ev.negatives if name in wanted]
-        return cls(point, kept, with_error, method, check_positive("draws", draws), seed)
+        return cls(point, kept, with_id, method, check_positive("draws", draws), seed)
 
     @property
     def ranked(self) -> list[str]:
@@ -119,16 +122,18 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     as_shares = share_interval(value, strays, most, fewest, level)
     as_areas = area_interval(value, strays, most, level)
     low[known], high[known] = (np.where(shares, *ends) for ends in zip(as_shares, as_areas, strict=True))
-    of_id = (frame["metric"] == "error").to_numpy()
-    if (rest := np.flatnonzero(~known & ~of_id)).size:
-        samples = _drawn(asked, frame, rest)
-        error[rest] = samples.std(1, ddof=1) if asked.draws > 1 else np.nan
-        low[rest], high[rest] = _percentiles(samples, level)
+    of_id = np.array([not _metric(label).per_negative for label in frame["metric"]])
+    wilson = (frame["metric"] == "error").to_numpy()  # the one metric of the ID data that is a share of its samples
+    for drawn, rows in ((_drawn, ~known & ~of_id), (_drawn_id, of_id & ~wilson)):
+        if (rest := np.flatnonzero(rows)).size:
+            samples = drawn(asked, frame, rest)
+            error[rest] = samples.std(1, ddof=1) if samples.shape[1] > 1 else np.nan
+            low[rest], high[rest] = _percentiles(samples, level)
     right, n = int(asked.ev.correct.sum()), len(asked.ev.correct)
-    wilson = wilson_interval(n - right, n, min(level, 1 - 1e-12))
-    error[of_id] = (wilson.value * (1 - wilson.value) / n) ** 0.5
-    low[of_id], high[of_id] = wilson.low, wilson.high
-    method = np.where(of_id, "wilson", np.where(known, "analytic", "bootstrap"))
+    share = wilson_interval(n - right, n, min(level, 1 - 1e-12))
+    error[wilson] = (share.value * (1 - share.value) / n) ** 0.5
+    low[wilson], high[wilson] = share.low, share.high
+    method = np.where(wilson, "wilson", np.where(known, "analytic", "bootstrap"))
     return frame.assign(se=error, low=low, high=high, method=method)
 
 
@@ -162,8 +167,8 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
 
 def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
     """The rows of the table, and how each (or its difference to the baseline's) strays; NaN where that is not known."""
-    ev, with_error = asked.ev, asked.with_error and baseline is None
-    shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_error else asked.negatives
+    ev, with_id = asked.ev, asked.with_id and baseline is None
+    shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
     base: dict[str, _Own] = {}
 
     def measure(score: str) -> list[tuple[Row, Floats]]:
@@ -178,7 +183,7 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
                 _lower_steps(asked, placed, strays)
         rankings = {name: one.ranking for name, one in placed.items()}
         cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
-        cells = [cell for cell in cells if _metric(cell[2]).per_negative or (with_error and cell[2] == "error")]
+        cells = [cell for cell in cells if with_id or _metric(cell[2]).per_negative]
         nothing = np.full(_ERRORS, np.nan)
         return [(cell, strays.get((cell[1], _metric(cell[2]).name), nothing)) for cell in cells]
 
@@ -258,10 +263,10 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
-def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[Figure, Floats]:
+def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
     """By negative and metric, the numbers of `_ERRORS` for those with enough to go by."""
     ev = asked.ev
-    found: dict[Figure, Floats] = {}
+    found: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()
     names = [metric.name for metric in metrics]
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
@@ -281,7 +286,7 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
             both = [one] if other is None else [one, other]
             column = columns[:, row]
             if columns[0, judged] <= _ROUNDING**2 and all(still(each.influences, judged) for each in both):
-                # Nothing seen tells two scores apart; three of so many samples unseen may.
+                # Both scores agree on every sample; allow for three unseen ones (rule of three).
                 column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
@@ -290,7 +295,7 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
     return found
 
 
-def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[Figure, Floats]) -> None:
+def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[FigureKey, Floats]) -> None:
     """Move the low ends of AURC, and of what differs from it by a constant, to where many samples would have it."""
     ev = asked.ev
     over = {
@@ -328,7 +333,20 @@ def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> 
     return found
 
 
+def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
+    """The figures of some rows, of metrics of the ID data, in each draw, (rows, draws)."""
+    ev, wanted = asked.ev, frame.iloc[rows]
+    metrics = [_metric(label) for label in dict.fromkeys(wanted["metric"])]
+    draw = partial(bootstrap_id_metrics, metrics, recall=ev.recall, draws=asked.draws, seed=asked.seed)
+    samples = {score: draw(ev.confidences[score], ev.correct) for score in ev.scores}
+    drawn = [samples[s][_metric(label).name] for s, label in zip(wanted["score"], wanted["metric"], strict=True)]
+    found: Floats = torch.stack(drawn).numpy()
+    return found
+
+
 def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:
+    if not samples.shape[1]:
+        return np.full((2, len(samples)), np.nan)[0], np.full(len(samples), np.nan)
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=1)
     return low, high
 

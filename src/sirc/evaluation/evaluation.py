@@ -15,6 +15,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_type, iterates
 from sirc._utils.files import PathLike
+from sirc._utils.text import quoted
 from sirc.evaluation import bars
 from sirc.evaluation.bars import Method
 from sirc.evaluation.inputs import (
@@ -143,10 +144,10 @@ class Evaluation(Tabulated):
         check_type("confidences", confidences, Mapping, "a dict of confidences by score")
         check_type("ood", ood, Mapping, "a dict of OOD sets, each with confidences by score")
         # Copied: metrics are computed when asked for, and must not change with the caller's arrays.
-        self.confidences = {s: as_scores(f"confidence of {s!r}", c).clone() for s, c in confidences.items()}
+        self.confidences = {s: as_scores(f"confidence of {quoted(s)}", c).clone() for s, c in confidences.items()}
         super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
-            self.correct = as_flags(f"correct of {score!r}", correct, values).clone()
+            self.correct = as_flags(f"correct of {quoted(score)}", correct, values).clone()
         if not bool(self.correct.any()):
             raise ValueError(f"at least one prediction must be right, to accept any; got {len(self.correct)} wrong")
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
@@ -203,7 +204,8 @@ class Evaluation(Tabulated):
 
         Analytic, from the influence of each sample, with ID✓, ID✗ and each OOD set as strata; the error on ID data has
         Wilson's interval. What has no derivative or too few samples for one, and all with `method="bootstrap"`, has the
-        percentiles of a stratified bootstrap. `scores` and `negatives` pick those of interest.
+        percentiles of a stratified bootstrap, which leaves out metrics of the ID data. `scores` and `negatives` pick
+        those of interest.
         """
         return bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_fraction, check_type, check_unit_interval, iterates
-from sirc._utils.text import shorten
+from sirc._utils.text import quoted, shorten
 from sirc.metrics import as_flags, as_scores
 from sirc.outputs import Outputs, OutputStore, warn_of_labels
 from sirc.scores import Scorer, Spec, parse
@@ -49,16 +49,16 @@ def id_confidences(
     flags: list[Tensor] = []
     for score in wanted:
         if score not in scorer:
-            raise ValueError(f"`scores` must be among those given, {', '.join(known)}; got {score!r}")
+            raise ValueError(f"`scores` must be among those given, {', '.join(known)}; got {quoted(score)}")
         pair = scorer[score]
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"score {score!r} must come as (confidence, correct); got {type(pair).__name__}")
-        confidences[score] = as_scores(f"confidence of {score!r}", pair[0])
-        flags.append(as_flags(f"correct of {score!r}", pair[1], confidences[score]))
+            raise ValueError(f"score {quoted(score)} must come as (confidence, correct); got {type(pair).__name__}")
+        confidences[score] = as_scores(f"confidence of {quoted(score)}", pair[0])
+        flags.append(as_flags(f"correct of {quoted(score)}", pair[1], confidences[score]))
         if not torch.equal(flags[0], flags[-1]):
             raise ValueError(
-                f"all scores must judge the same predictions; `correct` differs between {wanted[0]!r} and {score!r}. "
-                "Evaluate other models separately, and see `sirc.combine`"
+                f"all scores must judge the same predictions; `correct` differs between {quoted(wanted[0])} and "
+                f"{quoted(score)}. Evaluate other models separately, and see `sirc.combine`"
             )
     return confidences, flags[0]
 
@@ -108,13 +108,15 @@ def ood_confidences(
     for name, data in as_sets(ood).items():
         if isinstance(scorer, Scorer):
             if isinstance(data, Mapping) or not isinstance(data, Outputs | Iterable):
-                raise ValueError(f"OOD set {name!r} must be outputs for the scorer to score; got {type(data).__name__}")
+                raise ValueError(
+                    f"OOD set {quoted(name)} must be outputs for the scorer to score; got {type(data).__name__}"
+                )
             confidences[name] = scorer.only(scores)(data)
         elif not isinstance(data, Mapping) or not set(scores) <= set(data):
             got = f"only {', '.join(data) or 'none'}" if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(
-                f"OOD set {name!r} must be {{score: confidence}} with the scores of the ID data, {', '.join(scores)}; "
-                f"got {got}"
+                f"OOD set {quoted(name)} must be {{score: confidence}} with the scores of the ID data, "
+                f"{shorten(', '.join(scores))}; got {shorten(got)}"
             )
         else:
             confidences[name] = data
@@ -123,14 +125,18 @@ def ood_confidences(
 
 def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str]) -> dict[str, Tensor]:
     """A copy of the confidences of one OOD set, the same samples for each score."""
-    check_type(f"ood[{name!r}]", by_score, Mapping, "a dict of confidences by score")
+    check_type(f"ood[{quoted(name)}]", by_score, Mapping, "a dict of confidences by score")
     if missing := set(scores) - set(by_score):
-        raise ValueError(f"OOD set {name!r} must have confidences by each score; {sorted(missing)[0]!r} is missing")
-    confidences = {score: as_scores(f"ood[{name!r}][{score!r}]", by_score[score]).clone() for score in scores}
+        raise ValueError(
+            f"OOD set {quoted(name)} must have confidences by each score; {quoted(sorted(missing)[0])} is missing"
+        )
+    confidences = {
+        score: as_scores(f"ood[{quoted(name)}][{quoted(score)}]", by_score[score]).clone() for score in scores
+    }
     lengths = {len(values) for values in confidences.values()}
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError(
-            f"OOD set {name!r} must have the same samples, at least one, for each score; got {sorted(lengths)}"
+            f"OOD set {quoted(name)} must have the same samples, at least one, for each score; got {sorted(lengths)}"
         )
     return confidences
 
@@ -142,14 +148,16 @@ def check_groups(
     check_type("groups", groups, Mapping, "a dict of lists of OOD sets")
     for name in (*sets, *groups):
         if name in (WRONG, MEAN, POOLED, *also_taken):
-            raise ValueError(f"{name!r} has a meaning of its own in the table; name the OOD set or group otherwise")
+            raise ValueError(
+                f"{quoted(name)} has a meaning of its own in the table; name the OOD set or group otherwise"
+            )
     for name, members in groups.items():
         if name in sets:
-            raise ValueError(f"{name!r} names both an OOD set and a group; rename one of them")
+            raise ValueError(f"{quoted(name)} names both an OOD set and a group; rename one of them")
         distinct = set() if isinstance(members, str) else set(as_names(members))
         if not distinct or len(distinct) < len(members) or not distinct <= set(sets):
             rule = f"OOD sets among {', '.join(sets)}, each once" if sets else "OOD sets, of which there are none"
-            raise ValueError(f"group {name!r} must be a list of {rule}; got {members!r}")
+            raise ValueError(f"group {quoted(name)} must be a list of {rule}; got {quoted(members)}")
     return {name: list(members) for name, members in groups.items()}
 
 
@@ -183,7 +191,7 @@ def as_names(names: Sequence[str]) -> list[str]:
     """A list of names; one name alone counts as a list of one."""
     found: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
     if not all(isinstance(name, str) for name in found):
-        raise ValueError(f"names of scores, sets or groups must be a list of texts; got {shorten(repr(names))}")
+        raise ValueError(f"names of scores, sets or groups must be a list of texts; got {quoted(names)}")
     return found
 
 
@@ -198,5 +206,5 @@ def as_fractions(name: str, value: ArrayLike) -> Tensor:
         fractions = torch.tensor(decimals, dtype=torch.float64)
     fractions = fractions.double().reshape(-1)
     if len(set(fractions.tolist())) < len(fractions):
-        raise ValueError(f"`{name}` must hold each value once; got {fractions.tolist()}")
+        raise ValueError(f"`{name}` must hold each value once; got {quoted(fractions.tolist())}")
     return fractions

@@ -13,18 +13,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-import sirc
+from sirc import __version__
 from sirc._utils import distributed
 from sirc._utils.checks import check_device, check_path
 from sirc._utils.files import PathLike, tensor_places
 from sirc._utils.parts import Parts
+from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.errors import StoreError
 from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets
 from sirc.evaluation.tabulated import Settings, Tabulated
-from sirc.metrics import Ranking, Run, ranking_of_runs
+from sirc.metrics import Ranking, SortedRun, ranking_of_runs
 from sirc.outputs import OutputStore, doubt_of_store
-from sirc.progress import Progress, shown
+from sirc.progress import Progress, as_progress
 from sirc.scores import Scorer
 
 _VALUES = 1 << 24  # confidences in a part, of all scores together
@@ -54,14 +55,14 @@ class SpilledEvaluation(Tabulated):
         if not isinstance(scorer, Scorer):
             raise ValueError(f"with `spill`, `scorer` must be a `Scorer`; got {type(scorer).__name__}. See `sirc.fit`")
         scorer = scorer if scores is None else scorer.only(as_names(scores))
-        folder, where, bars = check_path("spill", spill), check_device(device), shown(progress)
+        folder, where, bars = check_path("spill", spill), check_device(device), as_progress(progress)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"`spill` must be a folder, or the path of a new one; '{folder}' is a file")
         self._folder, sets = folder, as_sets(ood)
-        made = {"scorer": scorer.digest, "sirc": sirc.__version__, "device": where.type}
+        made = {"scorer": scorer.digest, "sirc": __version__, "device": where.type}
         self._test = _SortedStore(_place(folder, "test", made), "test", test, scorer, made, labelled=True)
         self._ood = {
-            name: _SortedStore(_place(folder, f"ood {name}", made), f"ood[{name!r}]", sets[name], scorer, made)
+            name: _SortedStore(_place(folder, f"ood {name}", made), f"ood[{quoted(name)}]", sets[name], scorer, made)
             for name in sets
         }
         super().__init__(scorer.specs, list(sets), **settings)
@@ -114,7 +115,9 @@ class SpilledEvaluation(Tabulated):
         return partial(self.ranking, score)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if hasattr(sirc.Evaluation, name):
+        from sirc.evaluation.evaluation import Evaluation  # which imports this module
+
+        if hasattr(Evaluation, name):
             raise AttributeError(
                 f"an evaluation on disk has no `{name}`, which needs the rows: evaluate in memory for it, without "
                 "`spill`, and some of the rows if not all fit"
@@ -155,7 +158,7 @@ class _SortedStore:
         self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
         self.numbers = range(0, store.num_shards, self._shards)
         self._about: dict[int, dict[str, str]] = {}
-        self._runs: dict[str, list[Run]] = {}
+        self._runs: dict[str, list[SortedRun]] = {}
 
     def _range(self, number: int) -> range:
         return range(number, min(number + self._shards, self._store.num_shards))
@@ -189,11 +192,11 @@ class _SortedStore:
             if not self._parts.has(number, self._described(number), verify=False):
                 raise StoreError(f"'{path}' was changed while it was in use. Give each evaluation a folder of its own")
             for name, (start, end) in tensor_places(path).items():
-                self._runs.setdefault(name, []).append(Run(path, start, end))
+                self._runs.setdefault(name, []).append(SortedRun(path, start, end))
         if not any(self.sizes.values()):
             raise ValueError(f"`{self._name}` must have at least one row; all of its items were skipped")
 
-    def runs(self, group: str, column: int) -> list[Run]:
+    def runs(self, group: str, column: int) -> list[SortedRun]:
         """Those of `correct` and `wrong`, or of `ood`, by the score with this number."""
         return self._runs[f"{group} {column}"]
 

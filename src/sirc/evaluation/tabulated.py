@@ -1,4 +1,4 @@
-"""What follows from the rankings of scores: the tidy table, sweeps over α and β, curves."""
+"""Results computed from rankings: the tidy table, sweeps over α and β, curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_choice, check_fraction
-from sirc._utils.text import shorten
+from sirc._utils.text import quoted
 from sirc.evaluation.inputs import COLUMNS, MEAN, ORACLE, POOLED, WRONG, as_fractions, as_names, check_groups
 from sirc.metrics import Curve, Negative, Ranking, all_metrics
 
@@ -21,7 +21,7 @@ Row = tuple[str, str, str, float, float, float]
 
 
 class Settings(TypedDict):
-    """What an evaluation is told besides its data, as `sirc.evaluate` takes it."""
+    """Settings of an evaluation besides its data, as `sirc.evaluate` takes them."""
 
     alpha: ArrayLike
     beta: ArrayLike
@@ -172,14 +172,16 @@ class Tabulated(ABC):
         if negative in self.groups:
             return self.groups[negative]
         known = [n for n in self.negatives if n != MEAN]
-        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {negative!r}")
+        raise ValueError(f"`negative` must be one of {', '.join(known)}; got {quoted(negative)}")
 
     def _one(self, name: str, value: float | None) -> float:
         if name == "alpha" and value is None and not self.sets:
             return 1.0
         known: Tensor = getattr(self, name) if value is None else as_fractions(name, value)
         if len(known) != 1:
-            raise ValueError(f"`{name}` must be one number here; got {known.tolist()}. Pass `{name}=` one of them")
+            raise ValueError(
+                f"`{name}` must be one number here; got {quoted(known.tolist())}. Pass `{name}=` one of them"
+            )
         return float(known[0])
 
     def _wanted(self, scores: Sequence[str] | None) -> list[str]:
@@ -192,4 +194,4 @@ class Tabulated(ABC):
 
     def _check_score(self, score: str) -> None:
         if not isinstance(score, str) or score not in self.scores:
-            raise ValueError(f"unknown score {shorten(repr(score))}; this evaluation has {', '.join(self.scores)}")
+            raise ValueError(f"unknown score {quoted(score)}; this evaluation has {', '.join(self.scores)}")

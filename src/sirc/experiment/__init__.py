@@ -10,7 +10,7 @@ from sirc.experiment.choice import (
 )
 from sirc.experiment.config import DEFAULT_SPECS, PAPER_SPECS
 from sirc.experiment.experiment import FILE, Experiment, Run
-from sirc.experiment.images import check_data, images_of, sample_images
+from sirc.experiment.images import check_data, images_for_samples, images_of
 from sirc.experiment.network import load_head, network
 from sirc.experiment.results import (
     RunResults,
@@ -41,6 +41,7 @@ __all__ = [
     "check_outputs",
     "extract_run",
     "fit_run",
+    "images_for_samples",
     "images_of",
     "import_named",
     "keep_choice",
@@ -56,7 +57,6 @@ __all__ = [
     "require_trust",
     "rows_to_calibrate",
     "run_study",
-    "sample_images",
     "save_results",
     "save_table",
     "title_of",

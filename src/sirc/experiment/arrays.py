@@ -1,4 +1,4 @@
-"""For people who bring arrays: outputs and head from files of any origin, to the same results as a study's."""
+"""Evaluation of arrays that a user brings: outputs and head from files, with the same results as a study's."""
 
 from __future__ import annotations
 

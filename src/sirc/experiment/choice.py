@@ -34,7 +34,7 @@ def outputs_to_choose(experiment: Experiment, run: Run, name: str) -> Outputs | 
 def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor | None, str]:
     """The rows of these images that set a threshold, and which command chose a score on the others, if one did.
 
-    All rows, None, where none did, or where it saw them all, as those who ask must then say.
+    None means all rows: no command chose a score, or it used every row; the caller must say so.
     """
     past = [one for one in choices(run) if (one.images, one.data) == (name, store.data)]
     halves = bool(past) and all(one.half for one in past)

@@ -1,4 +1,4 @@
-"""The paper's four findings, looked for in a study: what was measured, how sure it is, and whether each holds."""
+"""Tests of the paper's four findings in a study: the measurement, its uncertainty and the verdict."""
 
 from __future__ import annotations
 

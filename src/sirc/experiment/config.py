@@ -1,4 +1,4 @@
-"""The tables of an experiment's TOML: what each setting means, what it may be, and what it is by default."""
+"""Tables of an experiment's TOML: each setting's meaning, allowed values and default."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ class Data:
             check_folder_name(key, name)
             if name.casefold() in taken or name in _MEANT:
                 raise ValueError(
-                    f"`{key}` must have a name of its own, in more than case; '{name}' is taken. Rename it."
+                    f"`{key}` must have a name of its own, not only in upper or lower case; '{name}' is taken. "
+                    "Rename it."
                 )
             taken.add(name.casefold())
             if source.class_order:

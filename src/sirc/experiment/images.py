@@ -1,4 +1,4 @@
-"""The images of an experiment: opening its datasets, and checking them before hours are spent on the first."""
+"""Images of an experiment: open its datasets, and check all of them before the first long stage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def images_of(
     return images
 
 
-def sample_images(experiment: Experiment, *, run_code: bool = True) -> dict[str, ImageSet]:
+def images_for_samples(experiment: Experiment, *, run_code: bool = True) -> dict[str, ImageSet]:
     """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing.
 
     With `run_code=False` all must be sirc's own kinds, whose files are read where they are: nothing is unpacked.

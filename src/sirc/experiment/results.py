@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sirc
 from sirc._utils.files import PathLike, keep_text, read_json, read_safetensors, write_safetensors
-from sirc._utils.text import as_csv, shorten, unquoted
+from sirc._utils.text import as_csv, quoted, shorten, unquoted
 from sirc.errors import StoreError
 from sirc.evaluation import COLUMNS, Evaluation, score_labelled
 from sirc.experiment.experiment import FILE, Experiment, Run
@@ -27,7 +27,7 @@ from sirc.scores import Scorer, parse
 
 STUDY_FILE = "study.json"
 SCHEMA = ["model", "seed", *COLUMNS]
-Confidences: TypeAlias = dict[str, dict[str, Tensor]]  # by set, then by score
+SetConfidences: TypeAlias = dict[str, dict[str, Tensor]]  # by set, then by score
 _PREFIX = "confidence of "  # in files, so that no score is taken for `correct`
 
 
@@ -118,7 +118,7 @@ def load_studies(folder: PathLike) -> list[Experiment]:
         return [load_study(path)]
     if not (isinstance(parts, list) and parts and all(isinstance(part, str) for part in parts)):
         raise StoreError(
-            f"'{file}' must list the folders of its `experiments`; got {shorten(repr(parts))}. Make it again with "
+            f"'{file}' must list the folders of its `experiments`; got {quoted(parts)}. Make it again with "
             "`sirc run`, or name the folders themselves."
         )
     if (outside := [part for part in parts if not is_inside(path / part, path)]) and not is_remembered(file, here=True):
@@ -193,7 +193,7 @@ def _stores(experiment: Experiment, run: Run) -> dict[str, OutputStore]:
 
 def _score(
     scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str
-) -> tuple[Confidences, Tensor]:
+) -> tuple[SetConfidences, Tensor]:
     """Score all stores, each shard on the device in its turn; with the confidences, which predictions are right."""
 
     def shards(store: OutputStore) -> Iterator[Outputs]:
@@ -204,7 +204,7 @@ def _score(
     return {name: {score: x.cpu() for score, x in values.items()} for name, values in by_set.items()}, correct.cpu()
 
 
-def _write_confidences(run: Run, confidences: Confidences, correct: Tensor) -> None:
+def _write_confidences(run: Run, confidences: SetConfidences, correct: Tensor) -> None:
     scores = list(confidences["test"])
     tensors = {_PREFIX + score: torch.cat([values[score] for values in confidences.values()]) for score in scores}
     sizes = {name: len(values[scores[0]]) for name, values in confidences.items()}
@@ -212,10 +212,10 @@ def _write_confidences(run: Run, confidences: Confidences, correct: Tensor) -> N
     write_safetensors(run.confidences, {**tensors, "correct": correct}, metadata, overwrite=True)
 
 
-def _read_confidences(run: Run) -> tuple[Confidences, Tensor]:
+def _read_confidences(run: Run) -> tuple[SetConfidences, Tensor]:
     tensors, metadata = read_safetensors(run.confidences, verify=False)  # the stage has compared all of it
     sizes: dict[str, int] = json.loads(metadata["sizes"])
-    confidences: Confidences = {name: {} for name in sizes}
+    confidences: SetConfidences = {name: {} for name in sizes}
     for score in json.loads(metadata["scores"]):
         for name, values in zip(sizes, torch.split(tensors[_PREFIX + score], list(sizes.values())), strict=True):
             confidences[name][score] = values

@@ -98,7 +98,7 @@ def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
     stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.names}
     key = network_key(experiment, run)
     made_by = {(stage.inputs_before or {}).get(_WEIGHTS) for stage in stages.values()}
-    if key and len(made_by) == 1 and all(stage.seen.get("network") == key for stage in stages.values()):
+    if key and len(made_by) == 1 and all(stage.fingerprints.get("network") == key for stage in stages.values()):
         weights = str(made_by.pop())
     else:
         weights = fingerprint_of(experiment, run)
@@ -110,7 +110,7 @@ def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: De
     same = all(
         stage.is_done()
         and not OutputStore(stage.outputs[0]).skipped
-        and stage.seen.get("images") == images_of(experiment, name, augmented=True, cache=cache).fingerprint
+        and stage.fingerprints.get("images") == images_of(experiment, name, augmented=True, cache=cache).fingerprint
         for name, stage in stages.items()
     )
     return all(distributed.gather_texts("yes" if same else ""))
@@ -282,20 +282,20 @@ def extract_run(
                 name=f"{run.folder.name}, {name}",
                 **options,
             )
-            seen = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
+            used = {"images": images_of(experiment, name, augmented=True, cache=cache).fingerprint, "network": key}
             with distributed.failing_together():
                 if distributed.is_main() and not stage.is_done():
-                    stage.record(seen={**seen, _DOUBT: doubt_of_store(name, stores[name])})
-                elif distributed.is_main() and not seen.items() <= stage.seen.items():
+                    stage.record(fingerprints={**used, _DOUBT: doubt_of_store(name, stores[name])})
+                elif distributed.is_main() and not used.items() <= stage.fingerprints.items():
                     with suppress(OSError):  # a finished study may be read-only
-                        stage.record(seen={**stage.seen, **seen})
+                        stage.record(fingerprints={**stage.fingerprints, **used})
                 warn_again(stage)
     return stores
 
 
 def warn_again(stage: Stage) -> None:
     """Warn of outputs as when they were extracted: whoever comes back should know."""
-    if distributed.is_main() and (doubt := stage.seen.get(_DOUBT)):
+    if distributed.is_main() and (doubt := stage.fingerprints.get(_DOUBT)):
         warn(doubt)
 
 

@@ -60,11 +60,11 @@ class Stage:
         return [self.folder / name for name in self._read()[1]]
 
     @property
-    def seen(self) -> dict[str, str]:
-        """What the stage saw when it was done; empty for a stamp of an earlier version."""
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the images and network that the stage used; empty for a stamp of an earlier version."""
         with suppress(FileNotFoundError, StoreError):
-            if isinstance(seen := read_json(self._stamp).get("seen"), dict):
-                return seen
+            if isinstance(known := read_json(self._stamp).get("seen"), dict):
+                return known
         return {}
 
     def is_done(self) -> bool:
@@ -89,10 +89,10 @@ class Stage:
         """Remove the stamp before the work is done again: killed halfway it must not look done."""
         self._stamp.unlink(missing_ok=True)
 
-    def record(self, made: Iterable[Path] = (), *, seen: Mapping[str, str] | None = None) -> None:
-        """Stamp the stage as done; `seen` is what later commands compare before they look at more."""
+    def record(self, made: Iterable[Path] = (), *, fingerprints: Mapping[str, str] | None = None) -> None:
+        """Stamp the stage as done; later commands compare `fingerprints` before they look at more."""
         files = {str(path.relative_to(self.folder)): digest(path) for path in made}
-        stamp = {"inputs": self.inputs, "made": files} | ({"seen": {**seen}} if seen else {})
+        stamp = {"inputs": self.inputs, "made": files} | ({"seen": {**fingerprints}} if fingerprints else {})
         atomic_write(self._stamp, lambda file: file.write(json.dumps(stamp, indent=1).encode()))
 
     def _read(self) -> tuple[Inputs | None, dict[str, str]]:

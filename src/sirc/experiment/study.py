@@ -21,7 +21,7 @@ from sirc._utils.files import PathLike, keep_text, refuse_existing
 from sirc.data import DeviceCache
 from sirc.errors import ConfigError
 from sirc.experiment.experiment import Experiment, Run
-from sirc.experiment.images import check_data, sample_images
+from sirc.experiment.images import check_data, images_for_samples
 from sirc.experiment.results import (
     SCHEMA,
     STUDY_FILE,
@@ -173,7 +173,7 @@ class _Worker:
     ) -> None:
         """Take one step unless its stages are done; `work` gets those that must start over.
 
-        `always` is for work that compares what is there with the images: it is called with nothing to start over.
+        `always` calls `work([])` even when all is done: it re-checks the stored outputs against the images.
         """
         redo = name.rpartition(" ")[2] in self.redo
         done = not redo and all(stage.is_done() for stage in stages)
@@ -290,7 +290,7 @@ class _Worker:
             from sirc.report.figures import figures
 
             first = self.runs[0][0]
-            images = None if first.folder in self.imageless else sample_images(first)
+            images = None if first.folder in self.imageless else images_for_samples(first)
             return figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
 
         reported = study.results[study.results["score"].isin(scores)]

@@ -17,7 +17,7 @@ import tomli_w
 
 from sirc._utils.files import PathLike
 from sirc._utils.hints import closest
-from sirc._utils.text import shorten
+from sirc._utils.text import quoted, shorten
 from sirc.errors import ConfigError
 
 T = TypeVar("T")
@@ -244,7 +244,7 @@ def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise ConfigError(
-                f"--set {text}: `{dotted(names[:depth])}` must be a table to set a key in it; got {table!r}."
+                f"--set {text}: `{dotted(names[:depth])}` must be a table to set a key in it; got {quoted(table)}."
             )
     plain = text[split.end() :].strip()
     try:

@@ -18,11 +18,11 @@ from sirc.data import IndexedBatch, Reader, check_repeatable, reader_of
 from sirc.errors import OnError
 from sirc.extraction.from_device import CachedSet
 from sirc.extraction.runner import Runner
-from sirc.extraction.streams import Rows, moved_ahead, on_host
+from sirc.extraction.streams import BatchRows, moved_ahead, on_host
 from sirc.extraction.writer import Extraction
 from sirc.models import fingerprint, unwrap
 from sirc.outputs import Head, Outputs, OutputStore, Overwrite
-from sirc.progress import Progress, shown
+from sirc.progress import Progress, as_progress
 
 
 class _Options(TypedDict, total=False):  # the keyword arguments of `extract`, once for both overloads
@@ -103,7 +103,7 @@ def extract(
         name: the name of this task there.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module", "Build it first.")
-    progress = shown(progress)
+    progress = as_progress(progress)
     check_choice("on_error", on_error, ("stop", "skip"))
     check_choice("precision", precision, ("fp32", "bf16"))
     check_positive("shard_size", shard_size)
@@ -163,7 +163,7 @@ def _extract_in_order(
 
     def outputs() -> Iterator[Outputs]:
         with progress.task(name, size) as task, runner.running():
-            before: tuple[Rows, Callable[[], object]] | None = None
+            before: tuple[BatchRows, Callable[[], object]] | None = None
             batches = (IndexedBatch((), batch, []) for batch in data)
             for got in moved_ahead(batches, runner.device):
                 made = on_host(runner(got.batch))
@@ -184,6 +184,6 @@ def _extract_in_order(
     )
 
 
-def _arrived(rows: Rows, wait: Callable[[], object]) -> Outputs:
+def _arrived(rows: BatchRows, wait: Callable[[], object]) -> Outputs:
     wait()
     return Outputs(*rows)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sirc._utils.checks import dtype_name
 from sirc._utils.graphs import Repeats
 from sirc._utils.precision import Precision
+from sirc._utils.text import quoted
 from sirc.data import Reader
 from sirc.models import (
     LABEL_KEYS,
@@ -76,7 +77,7 @@ class Runner:
     def how(self) -> str:
         """The settings that decide the outputs beside model and data, for the store to remember."""
         dtype = "as computed" if self.dtype is None else dtype_name(self.dtype)
-        features = f"features of {self.layer!r}" if self.features else "no features"
+        features = f"features of {quoted(self.layer)}" if self.features else "no features"
         return f"{features}, {'labels' if self.labels else 'no labels'}, {self.precision}, stored {dtype}"
 
     @contextmanager

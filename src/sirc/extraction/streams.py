@@ -13,7 +13,7 @@ from torch import Tensor
 from sirc.data import IndexedBatch
 from sirc.models import LABEL_KEYS
 
-Rows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+BatchRows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 """Logits, features and labels of some rows."""
 
 _AHEAD = 3  # batches whose work the device has not finished; more would only take memory
@@ -51,7 +51,7 @@ def _moved(batch: object, reader: torch.cuda.Stream) -> object:
     return batch
 
 
-def on_host(rows: Rows) -> tuple[Rows, Callable[[], object]]:
+def on_host(rows: BatchRows) -> tuple[BatchRows, Callable[[], object]]:
     """Rows in memory of their own on the CPU, and what waits until they are there."""
     logits, features, labels = (
         x if x is None else torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=x.is_cuda)
@@ -70,6 +70,6 @@ def arrived() -> Callable[[], object]:
 
 
 def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """What has happened when the stream is this far; who waits for it leaves the processor to others."""
+    """Record an event at the stream's current position; waiting for it does not spin the CPU."""
     event: torch.cuda.Event = stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
     return event

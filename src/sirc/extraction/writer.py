@@ -23,7 +23,7 @@ from sirc.data import Reader, Unreadable, data_fingerprint
 from sirc.errors import ImageError, OnError, StoreError
 from sirc.extraction.from_device import raise_fatal
 from sirc.extraction.runner import Runner
-from sirc.extraction.streams import Rows, arrived, moved_ahead
+from sirc.extraction.streams import BatchRows, arrived, moved_ahead
 from sirc.models import fingerprint
 from sirc.outputs import Outputs, OutputStore, Overwrite
 from sirc.progress import Progress, Task
@@ -199,7 +199,7 @@ class _Shard:
                     self.add(end - first, rows, skipped)
         self._kept = self.left.start, self.filled, len(self.skipped)
 
-    def add(self, count: int, rows: Rows | None, skipped: list[int]) -> None:
+    def add(self, count: int, rows: BatchRows | None, skipped: list[int]) -> None:
         """Take the rows of the next `count` items, some of which may be skipped."""
         given = 0 if rows is None else len(rows[0])
         if given != count - len(skipped):

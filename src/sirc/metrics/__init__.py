@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sirc.metrics import derivatives
 from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
-from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_metrics, draws_of
+from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.derivatives import overhang, resolved, window
 from sirc.metrics.influence import (
@@ -23,17 +23,16 @@ from sirc.metrics.influence import (
     spread,
     still,
 )
-from sirc.metrics.intervals import AurocInfluences, auroc_influences, kendall, spearman, wilson_interval
+from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
-from sirc.metrics.runs import Run, ranking_of_runs
+from sirc.metrics.runs import SortedRun, ranking_of_runs
 
 if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
-    "AurocInfluences",
     "Curve",
     "Estimate",
     "Influences",
@@ -42,9 +41,9 @@ __all__ = [
     "Placed",
     "Positive",
     "Ranking",
-    "Run",
     "SelectiveMetrics",
     "SortedID",
+    "SortedRun",
     "Spread",
     "all_metrics",
     "area_interval",
@@ -54,6 +53,7 @@ __all__ = [
     "auroc_influences",
     "binomial_interval",
     "bootstrap_grids",
+    "bootstrap_id_metrics",
     "bootstrap_metrics",
     "covariance",
     "derivatives",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from sirc._utils.arrays import Floats
 
 
 def at_least(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> Floats:

@@ -82,6 +82,22 @@ def bootstrap_metrics(
     return {key: torch.cat(parts).cpu() for key, parts in samples.items()}
 
 
+def bootstrap_id_metrics(
+    metrics: Sequence[Metric], confidence: Tensor, correct: Tensor, *, recall: float, draws: int, seed: int
+) -> Values:
+    """By metric of the ID data, its value in each draw; ID✓ and ID✗ are drawn together, so that the error varies."""
+    one = torch.ones(1, dtype=torch.float64)
+    samples: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
+    for block in Draws({"id": len(correct)}, draws, seed, correct.device).blocks():
+        counts = block["id"][:, block["id"][correct].sum(0) > 0]  # a draw without ID✓ has no ranking
+        if counts.shape[1]:
+            parts = {"correct": counts[correct], "wrong": counts[~correct]}
+            drawn = _by_ranking(metrics, confidence, correct, {}, parts, False, recall, one, one)
+            for name, values in drawn.items():
+                samples[name].append(values.reshape(-1))
+    return {name: torch.cat([torch.empty(0, dtype=torch.float64), *parts]) for name, parts in samples.items()}
+
+
 def bootstrap_grids(
     confidences: Mapping[str, Tensor],
     correct: Tensor,

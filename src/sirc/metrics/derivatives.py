@@ -35,17 +35,17 @@ def auroc(ranking: Ranking, negative: Negative) -> ByGroup:
 
 
 def aurr(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
-    """Of ∫ R dC: the risk at the sample for ID✓, and what it does to the risk from there on."""
+    """Derivative of AURR: the sample's own risk (ID✓ only) plus its effect on all looser thresholds."""
     return _area(ranking, alpha, beta, torch.eye(3, dtype=torch.float64, device=beta.device)[0])
 
 
 def aurc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
-    """Of ∫ R dK: the risk at the sample, and what it does to the risk from there on."""
+    """Derivative of AURC: the sample's own risk plus its effect on all looser thresholds."""
     return _area(ranking, alpha, beta, ranking.masses(alpha))
 
 
 def augrc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
-    """Of ∫ L dK by trapezoids: the loss at the sample, and the cost of the sample over the coverage that follows."""
+    """Derivative of AUGRC, by trapezoids: the sample's own loss plus its cost over the coverage that follows."""
     halves, masses = ranking.midway(), ranking.masses(alpha)
     costs = ranking.costs(alpha, beta)
     return {
@@ -62,7 +62,7 @@ def fpr(ranking: Ranking, negative: Negative, recall: float) -> ByGroup:
 
 
 def risk(ranking: Ranking, recall: float, alpha: float, beta: Tensor) -> ByGroup:
-    """As of `fpr`: what ID✗ and OOD do to the risk at a recall that stays."""
+    """Derivative of the risk at a fixed recall, to which ID✗ and OOD add; made as that of `fpr`."""
     accepted, slopes, shares = _at_recall(ranking, recall)
     masses, costs = ranking.masses(alpha), ranking.costs(alpha, beta)
     covered = masses @ shares
@@ -73,7 +73,7 @@ def risk(ranking: Ranking, recall: float, alpha: float, beta: Tensor) -> ByGroup
 
 
 def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Tensor) -> ByGroup:
-    """Of the area under the risk over any mix of the groups' accepted shares."""
+    """Derivative of the area under the risk, over any mix of the groups' accepted shares."""
     inverse, value = ranking.risks(alpha, beta)
     along = over @ ranking.shares()
     steps = torch.diff(along, prepend=along.new_zeros(1)).mul_(inverse)
@@ -90,7 +90,7 @@ def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Tensor) -> ByGroup
 
 
 def overhang(ranking: Ranking, alpha: float, beta: Tensor) -> Tensor:
-    """By how much the steps of ∫ R dK lie above the line through their ends, for each β: samples that are few."""
+    """How far the steps of AURC lie above the line through their ends, for each β: the bias of few samples."""
     inverse, value = ranking.risks(alpha, beta)
     covered = torch.where(inverse > 0, inverse, torch.inf).reciprocal_()
     over: Tensor = torch.linalg.vecdot(covered.diff(), value.diff()).clamp_min(0) / 2

@@ -13,14 +13,13 @@ from dataclasses import dataclass, fields
 from typing import final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sirc._utils.arrays import Floats
 from sirc.metrics.ranking import Negative, Ranking
 from sirc.metrics.registry import Metric
 
-Floats = npt.NDArray[np.float64]
 Influences = dict[str, Tensor]
 """By stratum, the influence of each of its samples on some figures, (figures, n)."""
 

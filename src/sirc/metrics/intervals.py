@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sirc._utils.arrays import Floats
 from sirc.metrics.influence import Estimate, Influences, Placed, mean_influences, normal_estimate, reach
 from sirc.metrics.registry import REGISTRY
-
-Floats = npt.NDArray[np.float64]
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor
 from sirc._utils.arrays import ascending_order
 from sirc.metrics.ranking import Ranking
 
-Values = npt.NDArray[Any]  # float32 or float64, negated: the strictest threshold comes first
+Negated = npt.NDArray[Any]  # float32 or float64, negated: the strictest threshold comes first
 Counts = npt.NDArray[np.int32]
 
 
@@ -25,12 +25,12 @@ class SortedID:
         order = ascending_order(values)
         values, right = values[order], right[order]
         last = _last(values)
-        self._values: Values = values[last]
+        self._values: Negated = values[last]
         # From 0 on: what is accepted before the first threshold, too.
         self._correct = _from_zero(np.cumsum(right, dtype=np.int32)[last])
         self._wrong = _from_zero(np.cumsum(~right, dtype=np.int32)[last])
 
-    def ranking(self, ood: Values | None = None) -> Ranking:
+    def ranking(self, ood: Negated | None = None) -> Ranking:
         """Rank, with OOD scores as `sorted_scores` gives them, if any."""
         if ood is None:
             nothing = np.zeros(len(self._values), dtype=np.int32)
@@ -47,18 +47,18 @@ class SortedID:
         return _ranking(-values[last], self._correct[passed], self._wrong[passed], accepted[last])
 
 
-def sorted_scores(*parts: Tensor | Values) -> Values:
+def sorted_scores(*parts: Tensor | Negated) -> Negated:
     """OOD scores in the order of a merge; of sets that are sorted already, their union."""
     values = [-part.numpy() if isinstance(part, Tensor) else part for part in parts]
     # What is sorted in parts is merged by a stable sort, which costs less than sorting anew.
     return np.sort(values[0]) if len(values) == 1 else np.sort(np.concatenate(values), kind="stable")
 
 
-def _ranking(*columns: Values | Counts) -> Ranking:
+def _ranking(*columns: Negated | Counts) -> Ranking:
     return Ranking._of_counts(*(torch.from_numpy(column) for column in columns))
 
 
-def _last(values: Values) -> slice | npt.NDArray[np.bool_]:
+def _last(values: Negated) -> slice | npt.NDArray[np.bool_]:
     """The ends of runs of equal scores; equal scores are accepted together."""
     last = np.ones(len(values), dtype=bool)
     np.not_equal(values[:-1], values[1:], out=last[:-1])

@@ -13,6 +13,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor, ascending_order
 from sirc._utils.checks import check_fraction, check_number, check_positive, check_unit_interval
 from sirc._utils.fused import attempt
+from sirc._utils.text import quoted
 from sirc.metrics import areas
 from sirc.metrics.checks import check_scores, check_weights
 
@@ -432,7 +433,7 @@ class Ranking:
         if (negative, positive) not in (("wrong", "correct"), ("ood", "correct"), ("ood", "id")):
             raise ValueError(
                 '`negative` must be "wrong" or "ood" and `positive` "correct" or, against OOD only, "id"; got '
-                f"{negative!r}, {positive!r}"
+                f"{quoted(negative)}, {quoted(positive)}"
             )
         if not (self.num_wrong if negative == "wrong" else self.num_ood):
             raise ValueError(f"`{negative}` has no scores to compare with; this ranking is {self!r}")

@@ -9,8 +9,9 @@ The function's name is the metric's. Its further parameters say what it depends 
 `recall`, `alpha` and `beta`; α and β come as 1-D tensors, and it returns the (α, β) grid. Results write a metric at a
 recall with the recall in percent, `fpr@95`. Tables, intervals, `select`, the page and the command line need no more.
 `derivative` gives its error bars without resampling (`derivatives.py`); without one they come from the bootstrap.
-A metric without `negative`, α and β describes the ID data, as `error` does: it stands with `wrong` in the table, is
-left out of comparisons, and must do without wrong predictions.
+A metric without `negative`, α and β describes the ID data, as `error` does, and is the same for every score: it stands
+with `wrong` in results and beside the model's name in tables, is left out of comparisons, and must do without wrong
+predictions.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Metric:
     """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""
     derivative: Derivative | None = None
     """In the mass of a sample; linear in β, and the metric lies between 0 and 1."""
+    swept: bool = True
+    """Whether figures over α and β have a panel for it, if it depends on them."""
 
     @property
     def of_negative(self) -> bool:
@@ -101,7 +104,7 @@ class Metric:
 
 
 def metric(
-    *, title: str, lower_is_better: bool, unit: Unit, derivative: Derivative | None = None
+    *, title: str, lower_is_better: bool, unit: Unit, derivative: Derivative | None = None, swept: bool = True
 ) -> Callable[[Function], Function]:
     """Register a function of a `Ranking` as the metric of its name; `derivative` takes the same parameters."""
 
@@ -114,7 +117,7 @@ def metric(
             raise ValueError(f"a metric takes both alpha and beta or neither; {name!r} takes one")
         if name in REGISTRY:
             raise ValueError(f"there is a metric {name!r} already; name the function otherwise")
-        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative)
+        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative, swept)
         return function
 
     return register
@@ -146,7 +149,7 @@ def parse_metric(label: str) -> tuple[Metric, float] | None:
     return (metric, recall) if 0 < recall <= 1 else None
 
 
-@metric(title="Error", lower_is_better=True, unit="%")
+@metric(title="error", lower_is_better=True, unit="%")
 def error(ranking: Ranking) -> float:
     """The share of wrong predictions on ID data."""
     return 1 - ranking.accuracy
@@ -182,7 +185,7 @@ def aurc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     return ranking.aurc(alpha, beta)
 
 
-@metric(title="AUGRC", lower_is_better=True, unit="×10²", derivative=derivatives.augrc)
+@metric(title="AUGRC", lower_is_better=True, unit="×10²", derivative=derivatives.augrc, swept=False)
 def augrc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the generalised risk–coverage curve."""
     return ranking.augrc(alpha, beta)

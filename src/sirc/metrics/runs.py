@@ -16,17 +16,16 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from sirc._utils.arrays import as_tensor
+from sirc._utils.arrays import Floats, as_tensor
 from sirc.metrics.ranking import Ranking
 
-Values = npt.NDArray[np.float64]
 _BLOCK = 1 << 20  # confidences merged at a time
 _LEAST = 1 << 10  # of them from one run, so that a read is worth its while
 
 
 @final
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """Confidences from the lowest to the highest: float64 numbers in a file, between two of its bytes."""
 
     path: Path
@@ -39,15 +38,15 @@ class Run:
     def __getitem__(self, place: int) -> float:
         return float(self.read(place, place + 1)[0])
 
-    def read(self, first: int, after: int) -> Values:
+    def read(self, first: int, after: int) -> Floats:
         """The confidences of these places, the only ones that are read."""
         return np.fromfile(self.path, np.float64, after - first, offset=self.start + 8 * first)
 
 
 def ranking_of_runs(
-    correct: Sequence[Run],
-    wrong: Sequence[Run],
-    ood: Sequence[Sequence[Run]],
+    correct: Sequence[SortedRun],
+    wrong: Sequence[SortedRun],
+    ood: Sequence[Sequence[SortedRun]],
     folder: Path,
     *,
     equal_sets: bool = False,
@@ -95,7 +94,7 @@ def _release(pages: mmap.mmap) -> None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
-def merged(groups: Sequence[Sequence[Run]]) -> Iterator[tuple[Values, npt.NDArray[np.int64]]]:
+def merged(groups: Sequence[Sequence[SortedRun]]) -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
     """Blocks of thresholds, the strictest first, and how many of each group they accept, (groups, thresholds).
 
     What is in memory at a time depends neither on how long the runs are nor on how many of their values are equal.
@@ -109,7 +108,7 @@ def merged(groups: Sequence[Sequence[Run]]) -> Iterator[tuple[Values, npt.NDArra
         starts = [max(0, end - each) for end in left]
         lasts = [run.read(start, end) for (_, run), start, end in zip(runs, starts, left, strict=True)]
         cut = max((last[0] for last, start in zip(lasts, starts, strict=True) if start), default=-np.inf)
-        pieces: list[list[Values]] = [[] for _ in groups]
+        pieces: list[list[Floats]] = [[] for _ in groups]
         more = np.zeros(len(groups), dtype=np.int64)
         for i, (number, run) in enumerate(runs):
             below = int(np.searchsorted(lasts[i], cut))

@@ -18,7 +18,7 @@ from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike, read_json
 from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder, import_function, missing_package
-from sirc._utils.text import first_line
+from sirc._utils.text import first_line, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
 from sirc.models.stems import STEMS, Stem, halve_stem
@@ -117,7 +117,9 @@ def check_settings(
     if pretrained == "":
         raise ValueError("`pretrained` must be true, false or the name of weights; got an empty string.")
     if pretrained and checkpoint is not None:
-        raise ValueError(f"`checkpoint` must be left out where `pretrained` is given; got {pretrained!r}. Drop one.")
+        raise ValueError(
+            f"`checkpoint` must be left out where `pretrained` is given; got {quoted(pretrained)}. Drop one."
+        )
     if pretrained and stem != "own":
         raise ValueError(
             f'`stem` must be "own" where `pretrained` is given, as the weights are for that; got "{stem}". Train the '
@@ -148,7 +150,9 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
         network = _timm_name(timm, network, pretrained)
         return _timm_preprocess(network, timm.get_pretrained_cfg(network).to_dict())
     if source != "torchvision":
-        raise ValueError(f"only timm and torchvision say how images are prepared; got `{name}`. Write a `Preprocess`.")
+        raise ValueError(
+            f"only timm and torchvision say how images are prepared; got `{shorten(name)}`. Write a `Preprocess`."
+        )
     published = _torchvision_weights(network, pretrained or True).transforms()
     if not all(hasattr(published, key) for key in ("resize_size", "crop_size", "interpolation", "mean", "std")):
         raise ValueError(f"`{name}` must be an image classifier; its preprocessing is a {type(published).__name__}.")
@@ -166,7 +170,9 @@ def _split(name: str) -> tuple[str, str]:
     source, colon, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not (source and colon and rest):
         known = str(name).strip(":") or "resnet50"
-        raise ValueError(f"`name` must be {_FORMS}; got {name!r}. A network of torchvision is `torchvision:{known}`.")
+        raise ValueError(
+            f"`name` must be {_FORMS}; got {quoted(name)}. A network of torchvision is `torchvision:{shorten(known)}`."
+        )
     return source, rest
 
 
@@ -186,10 +192,12 @@ def _timm(network: str, pretrained: bool | str) -> tuple[Callable[..., nn.Module
 def _timm_name(timm: Any, name: str, pretrained: bool | str) -> str:
     base, _, tag = name.partition(".")
     if not timm.is_model(base):
-        raise ValueError(f"timm has no model `{base}`.{closest(base, timm.list_models())}")
+        raise ValueError(f"timm has no model `{shorten(base)}`.{closest(base, timm.list_models())}")
     if isinstance(pretrained, str):
         if tag and tag != pretrained:
-            raise ValueError(f"`pretrained` must be true or the tag in the name, `{tag}`; got `{pretrained}`.")
+            raise ValueError(
+                f"`pretrained` must be true or the tag in the name, `{shorten(tag)}`; got `{shorten(pretrained)}`."
+            )
         tag = pretrained
     tags = [other.partition(".")[2] for other in timm.list_pretrained(f"{base}.*")]
     if (tag and tag not in tags) or (pretrained and not tags):
@@ -225,7 +233,7 @@ def _torchvision_models(network: str) -> Any:
     models = _library("torchvision").models
     known = models.list_models()
     if network.lower() not in known:
-        raise ValueError(f"torchvision has no model `{network}`.{closest(network, known)}")
+        raise ValueError(f"torchvision has no model `{shorten(network)}`.{closest(network, known)}")
     return models
 
 

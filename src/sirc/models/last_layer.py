@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_type
 from sirc._utils.hints import closest
+from sirc._utils.text import quoted
 from sirc.models.calling import call_model, evaluating, model_logits, unwrap
 from sirc.models.ensemble import Ensemble
 from sirc.outputs import Head, Outputs
@@ -223,7 +224,7 @@ def linear_layer(model: nn.Module, name: str) -> LinearLayer:
     if is_linear_layer(layer):
         return layer
     known = [key for key, module in modules.items() if is_linear_layer(module)]
-    wrong = f"{type(model).__name__} has no {name!r}" if layer is None else f"{name!r} is {_class_of(layer)}"
+    wrong = f"{type(model).__name__} has no {quoted(name)}" if layer is None else f"{name!r} is {_class_of(layer)}"
     if inside := [key for key in known if key.startswith(f"{name}.")]:
         wrong += f" with {', '.join(map(repr, inside[:3]))} in it"
     raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_integer, check_labels, check_same_length, check_shape
+from sirc._utils.text import quoted
 
 _Names: TypeAlias = Tensor | npt.NDArray[Any]
 
@@ -54,7 +55,7 @@ def _look_up(names: _Names, class_names: _Names, num_classes: int) -> npt.NDArra
     wrong = np.flatnonzero(classes[columns] != labels)
     if len(wrong):
         raise ValueError(
-            f"`labels` must be among the {len(classes)} `classes`; got {labels[wrong[0]].item()!r} "
+            f"`labels` must be among the {len(classes)} `classes`; got {quoted(labels[wrong[0]].item())} "
             f"at row {wrong[0]}. Drop samples of other classes, or pass them as OOD data, without labels."
         )
     return columns

@@ -16,6 +16,7 @@ from torch import Tensor
 from sirc._utils.checks import check_path, check_positive, differences
 from sirc._utils.files import PathLike, atomic_write, read_checksum, read_metadata, read_safetensors, write_safetensors
 from sirc._utils.parts import Parts
+from sirc._utils.text import quoted
 from sirc.errors import StoreError
 from sirc.outputs.outputs import Layout, Outputs
 
@@ -211,8 +212,8 @@ class OutputStore:
         written = getattr(self, name)
         if written not in (None, fingerprint):
             raise StoreError(
-                f"'{self.path}' is a store from {_OTHER[name]}: it has {written!r}, this one is {fingerprint!r}. "
-                "Extract again, into another folder or after deleting this one."
+                f"'{self.path}' is a store from {_OTHER[name]}: it has {quoted(written)}, this one is "
+                f"{quoted(fingerprint)}. Extract again, into another folder or after deleting this one."
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
@@ -423,8 +424,8 @@ class OutputStore:
             no_row = [-1]
         if not set(no_row) <= set(self.items(i)) or no_row != sorted(set(no_row)):
             raise StoreError(
-                f"'{self.shard_path(i)}' cannot be trusted: it gives the items it skips as {text!r}. Delete it and "
-                "write it again."
+                f"'{self.shard_path(i)}' cannot be trusted: it gives the items it skips as {quoted(text)}. Delete it "
+                "and write it again."
             )
         return no_row
 
@@ -445,7 +446,7 @@ class _Meta:
         for name in ("model", "data", "how"):
             value = getattr(self, name)
             if not (value is None or isinstance(value, str)):
-                raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {value!r}.")
+                raise ValueError(f"`{name}` must be a string that names the {name}, or None; got {quoted(value)}.")
 
     def differences(self, other: "_Meta") -> str:
         """Say what differs; empty where nothing does."""
@@ -454,7 +455,7 @@ class _Meta:
         for name, whose in _OTHER.items():
             written, given = mine.pop(name), theirs.pop(name)
             if written != given:
-                parts.append(f"it belongs to {whose}: it has {written!r}, this one is {given!r}")
+                parts.append(f"it belongs to {whose}: it has {quoted(written)}, this one is {quoted(given)}")
         if settings := differences(mine, theirs):
             parts.append(f"it has other settings: {settings}")
         return "; ".join(parts)

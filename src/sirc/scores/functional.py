@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_choice, check_finite, check_fraction, check_number
+from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import combine, registry
 from sirc.scores.bayes import least_aurc, least_aurr
@@ -206,7 +207,7 @@ def additive(
 ) -> Tensor:
     """−log[(S1max − S1) + κ Σ exp(−b(S2 − a))]: the order of minus that sum, without overflow."""
     if not (math.isfinite(check_number("kappa", kappa)) and kappa > 0):
-        raise ValueError(f"`kappa` must be positive: it is the weight of S2's part; got {kappa!r}")
+        raise ValueError(f"`kappa` must be positive: it is the weight of S2's part; got {quoted(kappa)}")
     first, others, centers, slopes = _terms(log_gap, s2, a, b)
     return combine.additive(first, others, float(kappa), centers, slopes)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from sirc._utils.text import quoted
+
 if TYPE_CHECKING:
     from sirc.scores.moments import Evidence
 
@@ -22,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 _INPUTS = ("logits", "features", "softmax")
 _EVIDENCE = ("mean", "second", "by_class", "unit", "unit_by_class", "bank", "sample")
-_RESERVED = ("sirc", "additive", "bayes", "linear", "product", "both", "vim", "scod")
+RESERVED = {"vim", "scod"}  # names of the grammar; `spec` adds its combinations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def score(
 
 def _check(new: Score) -> None:
     name = new.name
-    if name in _RESERVED:
+    if name in RESERVED:
         raise ValueError(f"`{name}` is a name of the grammar; give the score another")
     if name in _SCORES and _SCORES[name].compute.__module__ != new.compute.__module__:
         raise ValueError(f"a score named `{name}` is registered already, by {_SCORES[name].compute.__module__}")
@@ -133,7 +135,7 @@ def _check(new: Score) -> None:
         ("limits", [key.removesuffix("_bounded") for key in new.limits], tuple(new.options)),
     ):
         if unknown := [item for item in given if item not in allowed]:
-            raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {unknown}")
+            raise ValueError(f"`{what}` of score `{name}` must be among {', '.join(allowed)}; got {quoted(unknown[0])}")
     if bool(new.parameters) != (new.solve is not None):
         raise ValueError(
             f"score `{name}` has parameters {list(new.parameters)} and {'a' if new.solve else 'no'} `solve`: "

@@ -15,6 +15,7 @@ from sirc._utils.arrays import as_tensor
 from sirc._utils.checks import check_path, check_type, iterates
 from sirc._utils.files import content_digest, read_header, read_safetensors, write_safetensors
 from sirc._utils.precision import exact
+from sirc._utils.text import quoted
 from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
@@ -143,7 +144,7 @@ class Scorer:
                     given = ", head=head" * any(score.head for score in scores) + ", val=val" * val
                     raise NotFittedError(
                         f"`{text}` learns from ID data and was not fitted: make the scorer with "
-                        f"`sirc.fit([{text!r}], train{given})`"
+                        f"`sirc.fit([{quoted(text)}], train{given})`"
                     )
                 if not part.is_leaf:
                     continue

@@ -15,7 +15,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from sirc._utils.hints import closest
-from sirc._utils.text import shorten
+from sirc._utils.text import quoted, shorten
 from sirc.scores import registry
 
 Value = float | tuple[float, ...] | str
@@ -45,6 +45,7 @@ COMBINATIONS = {
     "both": Combination("Both"),
 }
 _BUILT_IN = tuple(COMBINATIONS)
+registry.RESERVED.update(_BUILT_IN)
 _WORDS = {"metric": ("aurc", "aurr")}
 _RANGES = {
     "budget": (0.0, 100.0, "the points of AUROC of ID✗|ID✓ that S2 may cost, from 0 to 100"),
@@ -83,7 +84,7 @@ def combination(
             if key in ("a", "b") or not (required or isinstance(value, int | float)):
                 raise ValueError(
                     f"`{key}` of combination `{name}` must be a number of its own, other than a and b; its default is "
-                    f"{'missing' if required else shorten(repr(value))}"
+                    f"{'missing' if required else quoted(value)}"
                 )
             numbers[key] = None if required else float(value)
         registry.check_call(f"combination `{name}`", function, 4 if bounded_first else 2, numbers)
@@ -164,7 +165,7 @@ class Spec:
         return Spec(self.name, tuple(arg.with_defaults(change) for arg in self.args), self.options)
 
     def with_only(self, other: Spec) -> Spec:
-        """The same combination of its first score and another alone."""
+        """This combination with its first score and only this S2."""
         return Spec(self.name, (self.args[0], other), self.options)
 
     def walk(self) -> Iterator[Spec]:
@@ -306,7 +307,7 @@ def _leaf(name: str, options: dict[str, Value], text: str) -> Spec:
         if not least <= value <= most or (whole and value != int(value)):
             limits = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             raise ValueError(
-                f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {value!r} in "
+                f"`{key}` of `{name}` must be a {'whole ' if whole else ''}number {limits}; got {quoted(value)} in "
                 f"`{shorten(text)}`"
             )
         # A tunable option stays even at its default: to give it is to ask for no tuning.
@@ -356,7 +357,7 @@ def _check_first(spec: Spec, text: str) -> None:
         if isinstance(value, int | float) and not least <= value <= most:
             raise ValueError(
                 f"`{option}` of `{first.name}` must be from {least:g} to {most:g} as the first score of `{spec.name}`, "
-                f"where it is bounded; got {value!r} in `{shorten(text)}`"
+                f"where it is bounded; got {quoted(value)} in `{shorten(text)}`"
             )
 
 
@@ -372,7 +373,7 @@ def _check_numbers(spec: Spec, text: str) -> None:
     for key, (least, most, rule) in _RANGES.items():
         for value in spec.numbers(key) or ():
             if not least <= value <= most:
-                raise ValueError(f"`{key}` of `{spec.called}` must be {rule}; got {value!r} in `{shorten(text)}`")
+                raise ValueError(f"`{key}` of `{spec.called}` must be {rule}; got {quoted(value)} in `{shorten(text)}`")
     if spec.tunes and {"a", "b"} & set(spec.options):
         raise ValueError(f"`budget` of `sirc` finds a and b on validation data: leave them out; got `{shorten(text)}`")
 

@@ -122,7 +122,7 @@ class RunFiles:
     def _times(self) -> dict[int, dict[str, float]]:
         """How long each epoch took, from the history; nothing where that is gone."""
         with suppress(OSError, KeyError, TypeError, ValueError):
-            rows = csv.DictReader(self.history.read_text("utf-8").splitlines())
+            rows = csv.DictReader(self.history.read_text(encoding="utf-8").splitlines())
             return {int(row["epoch"]): {key: float(row[key]) for key in _TIMES} for row in rows}
         return {}
 

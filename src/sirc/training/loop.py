@@ -26,7 +26,7 @@ from sirc.progress import SILENT, Progress
 from sirc.training.augment import random_key
 from sirc.training.batches import IGNORED, Batch, DeviceBatches, LoaderBatches, Order, Process, input_shape
 from sirc.training.checkpoint import Epoch, RunFiles
-from sirc.training.preflight import check_outputs, step_undone, try_compile
+from sirc.training.preflight import check_num_outputs, step_undone, try_compile
 
 if TYPE_CHECKING:
     from sirc.data import ImageSet
@@ -91,7 +91,7 @@ def train(
     progress = progress if main else SILENT
     with distributed.failing_together():
         shape = input_shape(images, recipe.augment, preprocess)
-        check_outputs(model, shape, images, validation)
+        check_num_outputs(model, shape, images, validation)
         model.to(process.device)
         if recipe.channels_last:
             model.to(memory_format=torch.channels_last)

@@ -21,7 +21,7 @@ _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 _COMPILER_WORDS = re.compile(r"compiler|torch\.compile|dynamo|inductor|triton", re.IGNORECASE)
 
 
-def check_outputs(model: nn.Module, shape: tuple[int, ...], *sets: ImageSet | None) -> None:
+def check_num_outputs(model: nn.Module, shape: tuple[int, ...], *sets: ImageSet | None) -> None:
     """Refuse labels that the model has no output for; it is run on two blank images of this shape to count them."""
     labelled = [(images, required_labels(images)) for images in sets if images is not None]
     with evaluating(model), _random_state_restored(model):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from sirc._utils.hints import closest
 from sirc._utils.imports import missing_package
+from sirc._utils.text import quoted
 from sirc.data.decode import printable
 from sirc.data.folder import FileSet, file_list, image_folder
 
@@ -60,7 +61,7 @@ class Benchmark:
             if part.name == name:
                 return part
         parts = " or ".join(f'"{part.name}"' for part in self.splits)
-        raise ValueError(f"`split` must be {parts} for {self.title}; got {name!r}. Pass one of those.")
+        raise ValueError(f"`split` must be {parts} for {self.title}; got {quoted(name)}. Pass one of those.")
 
     @property
     def layout(self) -> str:
@@ -115,13 +116,13 @@ def ood_sets(id_name: str) -> tuple[Benchmark, ...]:
     chosen = benchmark(id_name)
     if chosen.role != "ID":
         known = ", ".join(one.key for one in _BENCHMARKS if one.role == "ID")
-        raise ValueError(f"`id_name` must be an ID set, one of {known}; got {id_name!r}, which is an OOD set.")
+        raise ValueError(f"`id_name` must be an ID set, one of {known}; got {quoted(id_name)}, which is an OOD set.")
     return tuple(one for one in _BENCHMARKS if one.role == "OOD" and chosen.key not in one.overlaps)
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
     """Word the error for an unknown name: the known ones, and the closest."""
-    return f"{what} must be one of {', '.join(known)}; got {name!r}.{closest(name, known)}"
+    return f"{what} must be one of {', '.join(known)}; got {quoted(name)}.{closest(name, known)}"
 
 
 def find_folder(path: Path, split: Split) -> Path | None:
@@ -190,7 +191,7 @@ def split_folder(path: Path, split: str, *, required: bool) -> Path:
     if required or other:
         has = f"it has {', '.join(other)}" if other else "it has neither train nor test"
         raise FileNotFoundError(
-            f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {split!r}; {has}. "
+            f"'{printable(path)}' must have a folder {' or '.join(part.folders)} for split {quoted(split)}; {has}. "
             "Make it, or pass the folder of that part as `path`."
         )
     return path

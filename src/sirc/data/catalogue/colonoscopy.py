@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, final
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike, atomic_write
 from sirc._utils.imports import missing_package
+from sirc._utils.text import quoted
 from sirc.data.decode import printable
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
@@ -111,7 +112,7 @@ def download(
     After a lost connection the rest is asked for, in 1, 2, 4, … seconds, at most `retries` times without a new byte.
     """
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"an address must start with http:// or https://; got {url!r}.")
+        raise ValueError(f"an address must start with http:// or https://; got {quoted(url)}.")
 
     def fetch(file: BinaryIO) -> None:
         total: int | None = None
@@ -134,7 +135,9 @@ def download(
                         tag = given.get("ETag", "")
                         validator = tag if tag.startswith('"') else given.get("Last-Modified")
                     elif not given.get("Content-Range", "").startswith(f"bytes {start}-"):
-                        raise ConnectionError(f"the server sent {given['Content-Range']!r} when asked from {start}")
+                        raise ConnectionError(
+                            f"the server sent {quoted(given['Content-Range'])} when asked from {start}"
+                        )
                     with progress.task(path.name, total, done=file.tell(), unit="bytes") as task:
                         while block := answer.read(_BLOCK):
                             file.write(block)

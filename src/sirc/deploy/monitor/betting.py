@@ -13,9 +13,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from sirc._utils.arrays import Floats
 from sirc.metrics import lower_limit
-
-Floats = NDArray[np.float64]
 
 # Bets, as fractions of the way from the rate to 1 or 0: a half is a gross change, 2⁻¹⁴ takes millions of inputs to see.
 _STEPS = np.concatenate(([0.97, 0.85], 2.0 ** -(0.5 * np.arange(1, 29))))

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sirc._utils.arrays import ArrayLike
+from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_fraction
 from sirc.metrics import as_flags, as_scores
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from sirc._utils.text import quoted
 from sirc.deploy.threshold.text import as_plain, percent, report
 
 _RULES = ("recall", "coverage", "risk", "cost", "given")
@@ -83,7 +84,7 @@ class Threshold:
         for name, (holds, wanted) in _STORED.items():
             if not holds(values[name]):
                 raise ValueError(
-                    f"`{name}` of a stored threshold must be {wanted}; got {values[name]!r}. It was damaged: "
+                    f"`{name}` of a stored threshold must be {wanted}; got {quoted(values[name])}. It was damaged: "
                     "calibrate again."
                 )
         plain = dict(values)

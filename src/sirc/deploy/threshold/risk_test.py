@@ -1,4 +1,4 @@
-"""Risk test: the thresholds whose share of errors is shown to be at most r*, by one walk of tossed coins.
+"""Risk test: the thresholds whose share of errors is at most r*, by a test against a binomial random walk.
 
 Go down the confidences and count the errors X among the first k rows. Let F count the heads of k independent coins that
 fall on heads with probability r*.

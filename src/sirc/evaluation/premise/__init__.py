@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_type
+from sirc._utils.text import quoted
 from sirc.errors import NotFittedError
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
@@ -25,7 +26,7 @@ from sirc.evaluation.inputs import (
     parse_or_none,
     score_labelled,
 )
-from sirc.evaluation.premise.measures import PLAIN, Combination, Confidences, Samples
+from sirc.evaluation.premise.measures import PLAIN, Measured, Samples, ScoreValues
 from sirc.evaluation.premise.verdicts import facts, judge, recommend
 from sirc.scores import Evaluator, Scorer, Spec, functional, is_bounded, parse, ranks_by_gap
 
@@ -71,7 +72,7 @@ class Assumptions:
     """Samples: `correct`, `wrong`, and each OOD set."""
     level: float
     """Of the intervals."""
-    _combinations: tuple[Combination, ...] = field(repr=False)
+    _combinations: tuple[Measured, ...] = field(repr=False)
 
     def __str__(self) -> str:
         right, wrong, *_ = self.sizes.values()
@@ -118,7 +119,7 @@ def check_assumptions(
     combinations = []
     for name, spec in specs.items():
         first, *others = spec.args
-        parts = Combination(name, str(first), tuple(f"{PLAIN}{part}" for part in others))
+        parts = Measured(name, str(first), tuple(f"{PLAIN}{part}" for part in others))
         a, b = _fitted_a_and_b(spec, scorer)
         # A `budget` moves a to where it is spent, away from μ − 3σ: the share of rows below it tells nothing of S2.
         combinations.append(parts if spec.tunes else replace(parts, a=a, b=b))
@@ -142,7 +143,7 @@ def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float 
     for name, spec in specs.items():
         if spec.name == "sirc" and all(str(part) in names for part in spec.args):
             first, *others = (names[str(part)] for part in spec.args)
-            parts = Combination(name, first, tuple(others))
+            parts = Measured(name, first, tuple(others))
             combinations.append(parts if scorer is None else _with_a_and_b(parts, spec, scorer, ev.confidences))
     _require_some(combinations, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
     return _check(combinations, ev.confidences, ev.correct, ev.ood, level)
@@ -176,13 +177,13 @@ def _fitted_a_and_b(spec: Spec, scorer: Scorer) -> list[tuple[float, ...]]:
     numbers = [spec.numbers("a"), spec.numbers("b")]
     if None in numbers and str(spec) not in scorer.parameters:
         raise NotFittedError(
-            f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{str(spec)!r}], train, head=head)`"
+            f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{quoted(str(spec))}], train, head=head)`"
         )
     fitted = scorer.parameters.get(str(spec), {})
     return [tuple(fitted[name].tolist()) if given is None else given for name, given in zip("ab", numbers, strict=True)]
 
 
-def _with_a_and_b(parts: Combination, spec: Spec, scorer: Scorer, confidences: Confidences) -> Combination:
+def _with_a_and_b(parts: Measured, spec: Spec, scorer: Scorer, confidences: ScoreValues) -> Measured:
     """The same combination with a and b, if its confidences are shown to be those of this scorer."""
     if any(is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]) or spec.tunes:
         return parts  # confidences of a bounded S2 are not its plain values, or those of S1 not −log(S1max − S1)
@@ -197,10 +198,10 @@ def _with_a_and_b(parts: Combination, spec: Spec, scorer: Scorer, confidences: C
 
 
 def _check(
-    combinations: Sequence[Combination],
-    confidences: Confidences,
+    combinations: Sequence[Measured],
+    confidences: ScoreValues,
     correct: Tensor,
-    ood: Mapping[str, Confidences],
+    ood: Mapping[str, ScoreValues],
     level: float,
 ) -> Assumptions:
     check_level(level)

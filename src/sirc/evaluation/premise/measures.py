@@ -18,14 +18,14 @@ VARIED = [(k, slope) for k in (2.0, 3.0, 4.0) for slope in (0.5, 1.0, 2.0)]
 HALF = 0.5  # α and β
 PLAIN = "plain "  # starts the name of an S2's plain values, as the same score may be an S1 too
 
-Confidences: TypeAlias = Mapping[str, Tensor]
+ScoreValues: TypeAlias = Mapping[str, Tensor]
 Key: TypeAlias = tuple[str, str, str, float | None, float | None]
 """The score that a number is about, what it is compared with, the metric, and k and slope where they matter."""
 
 
 @final
 @dataclass(frozen=True)
-class Combination:
+class Measured:
     """The parts of a `sirc` spec by the names of their confidences, and what was measured of them."""
 
     score: str
@@ -44,7 +44,7 @@ class Combination:
         return ", ".join(name.removeprefix(PLAIN) for name in self.s2)
 
     def has(self, negative: str) -> bool:
-        """Whether ID✓ was compared with this."""
+        """Whether ID✓ was measured against this negative."""
         return (self.s1, negative, "auroc", None, None) in self.measures
 
     def of(self, name: str, negative: str, metric: str) -> Estimate:
@@ -67,10 +67,10 @@ class Samples:
 
     def __init__(
         self,
-        combinations: Sequence[Combination],
-        confidences: Confidences,
+        combinations: Sequence[Measured],
+        confidences: ScoreValues,
         correct: Tensor,
-        ood: Mapping[str, Confidences],
+        ood: Mapping[str, ScoreValues],
         level: float,
     ) -> None:
         self.confidences, self.correct, self.ood, self.level = confidences, correct, ood, level
@@ -86,7 +86,7 @@ class Samples:
         for name in dict.fromkeys(name for parts in combinations for name in (parts.s1, parts.score)):
             self.aurr[name] = self._summary(confidences[name], [by_score[name] for by_score in ood.values()])[1]
 
-    def measure(self, parts: Combination) -> Combination:
+    def measure(self, parts: Measured) -> Measured:
         """The combination with all its measures."""
         measures: dict[Key, Estimate] = {}
 
@@ -134,7 +134,7 @@ class Samples:
         return aurocs, sum(float(ranking.aurr(HALF, HALF)) for ranking in rankings) / len(rankings)
 
 
-def _varied(parts: Combination, values: Confidences, k: float, slope: float) -> Tensor:
+def _varied(parts: Measured, values: ScoreValues, k: float, slope: float) -> Tensor:
     """SIRC with another a and b: as a = μ − 3σ and b = 1/σ, the a of another k is a + (3 − k)/b."""
     a = [a + (3 - k) / b for a, b in zip(parts.a, parts.b, strict=True)]
     return functional.sirc(-values[parts.s1], [values[name] for name in parts.s2], a, [slope * b for b in parts.b])

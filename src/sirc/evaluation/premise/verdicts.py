@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from sirc._utils.text import aligned, percent
 from sirc.evaluation.inputs import MEAN, WRONG
-from sirc.evaluation.premise.measures import HALF, PLAIN, Combination
+from sirc.evaluation.premise.measures import HALF, PLAIN, Measured
 from sirc.metrics import Estimate
 
 Kind: TypeAlias = Literal["holds", "does not hold", "open"]
@@ -22,7 +22,7 @@ FEWEST = 20  # of ID✓ and ID✗, for a normal interval to mean something
 SAME = 0.002  # AUROC within which combinations count as equal
 
 
-def judge(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> tuple[Kind, list[str]]:
+def judge(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[Kind, list[str]]:
     """The verdict with its reasons: one against any combination is enough, then one that leaves it open."""
     findings = [finding for one in combinations for finding in _findings(one, sizes)]
     kinds: tuple[Kind, ...] = ("does not hold", "open")
@@ -32,7 +32,7 @@ def judge(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> tupl
     return "holds", []
 
 
-def _findings(one: Combination, sizes: Mapping[str, int]) -> Iterator[Finding]:
+def _findings(one: Measured, sizes: Mapping[str, int]) -> Iterator[Finding]:
     few = _too_few(sizes)
     too_few_wrong = f"too few wrong predictions ({sizes['wrong']})"
     for column in one.s2:
@@ -77,7 +77,7 @@ def _too_few(sizes: Mapping[str, int]) -> str:
     return ""
 
 
-def recommend(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> tuple[str, str]:
+def recommend(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[str, str]:
     """The spec to use and why."""
     first = combinations[0]
     if first.has(MEAN):
@@ -98,10 +98,10 @@ def recommend(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> 
     return best, f"{alone}; the highest AUROC of ID✗|ID✓, {percent(auroc[best])}"
 
 
-def _with_ood(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> tuple[str, str]:
+def _with_ood(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[str, str]:
     """Recommend by what was measured on OOD data, not by the premise."""
 
-    def costs(one: Combination) -> bool:
+    def costs(one: Measured) -> bool:
         return not _too_few(sizes) and one.gain(WRONG).high < -LOSS
 
     useful = {one.score: one for one in combinations if one.gain(MEAN).low > 0 and not costs(one)}
@@ -120,11 +120,11 @@ def _with_ood(combinations: Sequence[Combination], sizes: Mapping[str, int]) -> 
     return best, text
 
 
-def facts(same: Sequence[Combination]) -> Iterator[str]:
+def facts(same: Sequence[Measured]) -> Iterator[str]:
     """The figures of the combinations of one S2, as lines of the report."""
     first, known = same[0], bool(same[0].a)
 
-    def column(title: str, cell: Callable[[Combination], str]) -> list[str]:
+    def column(title: str, cell: Callable[[Measured], str]) -> list[str]:
         return [title, *map(cell, same)]
 
     def compared(negative: str, what: str) -> list[list[str]]:
@@ -172,7 +172,7 @@ def facts(same: Sequence[Combination]) -> Iterator[str]:
         )
 
 
-def _of_s2(one: Combination, column: str) -> Iterator[str]:
+def _of_s2(one: Measured, column: str) -> Iterator[str]:
     name = column.removeprefix(PLAIN)
     if one.has(WRONG):
         auroc = _figure(one.of(column, WRONG, "auroc"), ".1f", unit="%")

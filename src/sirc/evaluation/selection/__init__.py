@@ -12,8 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sirc._utils.arrays import ArrayLike
+from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_choice, check_positive
+from sirc._utils.text import quoted
 from sirc.evaluation.bars import FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
@@ -36,7 +37,6 @@ from sirc.evaluation.inputs import (
 from sirc.evaluation.selection.regret import (
     BY,
     EQUAL,
-    Floats,
     contenders,
     intervals,
     normal_draws,
@@ -147,7 +147,10 @@ def select(
     parsed = parse_metric(metric)
     if not parsed or not parsed[0].of_mixture or not parsed[0].lower_is_better:
         losses = [one.label(0.95) for one in all_metrics() if one.of_mixture and one.lower_is_better]
-        raise ValueError(f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {metric!r}")
+        raise ValueError(
+            f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {quoted(metric)}. "
+            "One of your own is known once its module is imported (`--import MODULE`)"
+        )
     loss, recall = parsed
     check_choice("by", by, BY)
     check_choice("method", method, METHODS)
@@ -261,7 +264,7 @@ def _candidates(
         raise ValueError(f"a choice is between two scores or more; got {', '.join(wanted) or 'none'}. Fit or name more")
     if isinstance(scorer, Scorer):
         scorer = scorer.only(wanted)
-        for name, data in {"val": val, **{f"ood[{name!r}]": data for name, data in as_sets(ood).items()}}.items():
+        for name, data in {"val": val, **{f"ood[{quoted(name)}]": data for name, data in as_sets(ood).items()}}.items():
             check_fresh(scorer, name, data)
     confidences, correct = id_confidences(scorer, val, wanted, "val")
     sets = ood_confidences(scorer, ood, wanted)

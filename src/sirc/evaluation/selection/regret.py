@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from sirc._utils.arrays import Floats
+
 Flags = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 

@@ -11,8 +11,9 @@ import pandas as pd
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike
+from sirc._utils.text import quoted
 from sirc.evaluation import ORACLE, POOLED, WRONG, Evaluation, as_fractions, as_names, combine
-from sirc.metrics import Negative, Positive, Ranking
+from sirc.metrics import Negative, Positive, Ranking, find_metric
 from sirc.report.figures.style import (
     GROUPS,
     FloatArray,
@@ -160,7 +161,7 @@ def sweep_table(
 ) -> pd.DataFrame:
     """Give `sweep` of each run, combined: mean and std of every metric over α or β, the other one held."""
     if over not in _SYMBOLS:
-        raise ValueError(f'`over` must be "alpha" or "beta"; got {over!r}.')
+        raise ValueError(f'`over` must be "alpha" or "beta"; got {quoted(over)}.')
     grid = as_fractions("values", values)
     frames = []
     for evaluation in evaluations:
@@ -185,7 +186,7 @@ def sweeps(
     `evaluations` are the training runs of one model; one alone has lines without a band. Values are ×10².
     """
     table = sweep_table(evaluations, over, scores=as_names(scores), values=values, other=other)
-    metrics = [name for name in dict.fromkeys(table["metric"]) if name != "augrc"]
+    metrics = [label for label in dict.fromkeys(table["metric"]) if (known := find_metric(label)) and known.swept]
     negatives = list(dict.fromkeys(table["negative"]))
     held = "beta" if over == "alpha" else "alpha"
     width = min(7.0, 1.2 + 2.1 * len(negatives))

@@ -9,7 +9,8 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from sirc._utils.arrays import Floats
+
 Ints = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32] | Ints
 
@@ -83,9 +84,9 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
 
     Gives the places, and with how many points each comes in: those for fewer points are among those for more.
     """
-    seen = _looked_at(counts, chosen)
-    mixes = list(_mixes(seen + 1, counts[:, seen].astype(np.int64)))
-    at = np.searchsorted(seen, chosen)
+    examined = _looked_at(counts, chosen)
+    mixes = list(_mixes(examined + 1, counts[:, examined].astype(np.int64)))
+    at = np.searchsorted(examined, chosen)
     low, high = at[:-1], at[1:]
     worst = _worst(mixes, low, high)
     added = [at]
@@ -106,7 +107,7 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
     places = np.concatenate(added)
     order = np.argsort(places)
     turns = np.maximum(np.arange(1, len(places) + 1), len(at))
-    return seen[places[order]], turns[order]
+    return examined[places[order]], turns[order]
 
 
 def _looked_at(counts: Counts, chosen: Ints) -> Ints:

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from sirc._utils.arrays import Floats
 from sirc.metrics import window
-from sirc.report.page.grid import Floats, Grid
+from sirc.report.page.grid import Grid
 
 INPUTS: Final = 500
 """Inputs of each group that a page carries, all if there are no more: their spread is that of the group's."""

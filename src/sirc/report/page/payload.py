@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 import sirc
+from sirc._utils.arrays import Floats
+from sirc._utils.text import quoted
 from sirc.evaluation import WRONG, Evaluation
 from sirc.metrics import all_metrics
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
-from sirc.report.page.grid import LEVELS, POINTS, Floats, Grid, Ints, make_grid
+from sirc.report.page.grid import LEVELS, POINTS, Grid, Ints, make_grid
 from sirc.report.page.noise import INPUTS, first_accepted, windows
 from sirc.report.runs import Run
 
@@ -79,6 +81,11 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             for metric in all_metrics()
             if metric.per_negative
         },
+        "ofId": {
+            metric.name: {"title": metric_name(metric.label(first.recall)), "unit": metric.unit}
+            for metric in all_metrics()
+            if not metric.per_negative
+        },
         "models": [_model(name, same, packed, levels) for name, same in models.items()],
     }
 
@@ -109,6 +116,7 @@ def _model(
                 "sizes": [len(group) for group in _groups(run.evaluation, evaluation.scores[0])],
                 "scores": packed[id(run)],
                 "values": _values(run.evaluation),
+                "ofId": _id_values(run.evaluation),
             }
             for run in runs
         ],
@@ -130,6 +138,14 @@ def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
     }
 
 
+def _id_values(evaluation: Evaluation) -> dict[str, float | None]:
+    """By metric of the ID data, its value: the same for every score."""
+    table = evaluation.table
+    values = table[table["score"] == evaluation.scores[0]].drop_duplicates("metric").set_index("metric")["value"]
+    metrics = (metric for metric in all_metrics() if not metric.per_negative)
+    return {metric.name: _short(values[metric.label(evaluation.recall)]) for metric in metrics}
+
+
 def _short(value: float | None) -> float | None:
     """Six digits, so that the page stays small; None for what is not there or no number."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
@@ -140,11 +156,13 @@ def _check_alike(runs: Sequence[Run]) -> None:
     model, seeds = runs[0].model, [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         got = ", ".join(map(str, seeds))
-        raise ValueError(f"runs of one model must have different seeds; {model!r} has {got}. Name the models apart.")
+        raise ValueError(
+            f"runs of one model must have different seeds; {quoted(model)} has {got}. Name the models apart."
+        )
     if len({str((run.evaluation.scores, list(run.evaluation.ood), run.evaluation.groups)) for run in runs}) > 1:
         raise ValueError(
             f"runs of one model must have the same scores, OOD sets and groups; seeds {', '.join(map(str, seeds))} of "
-            f"{model!r} differ. Evaluate them alike, or give the models different names."
+            f"{quoted(model)} differ. Evaluate them alike, or give the models different names."
         )
 
 

@@ -10,14 +10,9 @@ import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, sign
 export function makeRanked(choose) {
   const table = byId("ranked");
   hintAtMore(table);
-  let built = null;
-  let rows = new Map();
+  const rowsOf = oncePerModel((scene) => buildRanked(table, scene, choose));
   return (scene) => {
-    const key = `${scene.state.model}`;
-    if (built !== key) {
-      built = key;
-      rows = buildRanked(table, scene, choose);
-    }
+    const rows = rowsOf(scene);
     const body = table.tBodies[0];
     const wanted = scene.order.map((score) => rows.get(score));
     // Rows move only when the order changes.
@@ -36,6 +31,19 @@ export function makeRanked(choose) {
   };
 }
 
+/** A function of the scene whose result stays until another model is chosen. */
+function oncePerModel(build) {
+  let model = null;
+  let result = null;
+  return (scene) => {
+    if (model !== scene.state.model) {
+      model = scene.state.model;
+      result = build(scene);
+    }
+    return result;
+  };
+}
+
 /** Mark a table's box while columns are hidden at its right. */
 function hintAtMore(table) {
   const box = table.parentElement;
@@ -43,6 +51,12 @@ function hintAtMore(table) {
   box.addEventListener("scroll", look, { passive: true });
   const sizes = new ResizeObserver(look);
   [box, table].forEach((one) => sizes.observe(one));
+}
+
+/** The line of a score, and its empty cells by column. */
+function rowOf(score, columns, ...name) {
+  const cells = new Map(columns.map(([column]) => [column, el("td", { "data-column": column })]));
+  return { line: el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, ...name), ...cells.values()), cells };
 }
 
 function columnsOf(scene) {
@@ -68,13 +82,7 @@ function buildRanked(table, scene, choose) {
     const button = el("button", { type: "button", class: "name", title: score.spec }, swatch(score), el("span", {}, score.name));
     button.addEventListener("click", () => choose(score.spec));
     const mark = el("span", { class: "mark" });
-    const line = el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, button, mark));
-    const cells = new Map(columns.map(([column]) => {
-      const cell = el("td", { "data-column": column });
-      line.append(cell);
-      return [column, cell];
-    }));
-    return [score.index, { line, mark, button, cells }];
+    return [score.index, { ...rowOf(score, columns, button, mark), mark, button }];
   }));
 }
 
@@ -140,21 +148,20 @@ function rankedNote(scene) {
   };
   const sets = scene.model.sets.map((name, set) => `${name} ${size(set + 2)}`).join(", ");
   const alone = scene.model.sets.length ? "" : " Without OOD data the risk is β times the share of wrong predictions among the accepted.";
-  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Measured on ${size(0)} ID✓ and ${size(1)} ID✗${sets ? `; OOD: ${sets}` : ""}.${alone}`;
+  const ofId = Object.entries(scene.data.ofId).map(([name, { title, unit }]) => {
+    const value = mean(scene.runs.map((run) => run.ofId[name] ?? NaN));
+    return unit === "%" ? `${title} ${hundredfold(value, 1)}%` : `${title} ×10² ${hundredfold(value)}`;
+  }).join(", ");
+  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
 }
 
 /** The table of one metric for each kind of input. */
 export function makeSets() {
   const table = byId("sets");
   hintAtMore(table);
-  let built = null;
-  let rows = new Map();
+  const rowsOf = oncePerModel((scene) => buildSets(table, scene));
   return (scene) => {
-    const key = `${scene.state.model}`;
-    if (built !== key) {
-      built = key;
-      rows = buildSets(table, scene);
-    }
+    const rows = rowsOf(scene);
     table.tBodies[0].replaceChildren(...scene.shown.map((score) => rows.get(score).line));
     const { higher } = scene.data.metrics[scene.state.detail];
     [null, ...scene.model.sets.keys()].forEach((set) => {
@@ -178,15 +185,7 @@ function buildSets(table, scene) {
   const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
     ...columns.map(([, text]) => el("th", { scope: "col", title: text, class: "kind" }, el("span", { class: "clamp" }, text))));
   table.replaceChildren(el("caption", {}, "One metric for each kind of input"), el("thead", {}, head), el("tbody"));
-  return new Map(scene.model.scores.map((score) => {
-    const line = el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, swatch(score), el("span", {}, score.name)));
-    const cells = new Map(columns.map(([column]) => {
-      const cell = el("td", { "data-column": column });
-      line.append(cell);
-      return [column, cell];
-    }));
-    return [score.index, { line, cells }];
-  }));
+  return new Map(scene.model.scores.map((score) => [score.index, rowOf(score, columns, swatch(score), el("span", {}, score.name))]));
 }
 
 /** What the figures of the second table rest on. */

@@ -16,7 +16,7 @@ from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc._utils.text import as_csv
 from sirc.evaluation import WRONG
 from sirc.report.tables import formats
-from sirc.report.tables.cells import choose, id_errors, mark, summarise
+from sirc.report.tables.cells import choose, id_figures, mark, summarise
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -56,8 +56,8 @@ class Table:
 
     cells: pd.DataFrame
     """model, score, negative, metric, alpha, beta, mean, two_std (NaN for one run), runs, low, high, mark"""
-    errors: Mapping[str, tuple[float, float]]
-    """For each model its ID error and 2 std, NaN where unknown."""
+    of_id: Mapping[str, Mapping[str, tuple[float, float]]]
+    """For each model its metrics of the ID data that are known, such as the error, and their 2 std."""
     metrics: Sequence[str]
     negatives: Sequence[str]
     scores: Sequence[str]
@@ -91,7 +91,7 @@ class Table:
     @property
     def models(self) -> list[str]:
         """The models, in the order of the results."""
-        return list(self.errors)
+        return list(self.of_id)
 
     def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
         """One figure; without a mean where the results have none."""
@@ -131,7 +131,9 @@ class Table:
         """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
         frame = self.cells if self.intervals else self.cells.drop(columns=["low", "high"])
         frame = frame.copy()
-        frame.insert(1, "id_error", frame["model"].map({model: error for model, (error, _) in self.errors.items()}))
+        for label in reversed(dict.fromkeys(["error", *(label for known in self.of_id.values() for label in known)])):
+            values = {model: known[label][0] for model, known in self.of_id.items() if label in known}
+            frame.insert(1, f"id_{label}", frame["model"].map(values))
         return as_csv(frame)
 
     def markdown(self) -> str:
@@ -187,14 +189,15 @@ def table(
     and `high`, as `Evaluation.intervals` gives them, these stand beside the figures of models with one run.
     """
     figures = summarise(results)
-    errors = id_errors(figures)
+    of_id = id_figures(figures)
     rows, shown = choose(figures, metrics, negatives, scores, alpha, beta)
     cells = rows.assign(mark=mark(rows))
-    models = [model for model in errors if model in set(cells["model"])]
+    models = [model for model in of_id if model in set(cells["model"])]
     places = {name: {entry: at for at, entry in enumerate(order)} for name, order in {"model": models, **shown}.items()}
     cells = cells.sort_values(list(places), key=lambda column: column.map(places[str(column.name)]), ignore_index=True)
-    shown_errors = {model: errors[model] for model in models}
-    return Table(cells, shown_errors, shown["metric"], shown["negative"], shown["score"], spread)
+    return Table(
+        cells, {model: of_id[model] for model in models}, shown["metric"], shown["negative"], shown["score"], spread
+    )
 
 
 def save_tables(results: pd.DataFrame | Table, folder: PathLike, *, overwrite: bool = False) -> list[Path]:

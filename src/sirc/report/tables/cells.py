@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from sirc._utils.text import quoted
 from sirc.evaluation import COLUMNS, MEAN, POOLED, WRONG, as_names
 from sirc.metrics import find_metric, lower_is_better
 
 _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
+_METRICS_HINT = (
+    " One of your own is known once its module is imported (`--import MODULE`); those of the ID data stand beside each "
+    "model's name."
+)
 _DIGITS = 12  # means that differ beyond differ by rounding, and share a rank
 
 
@@ -49,11 +54,13 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
     return figures[[*_KEYS, "mean", "two_std", "runs", "low", "high"]]
 
 
-def id_errors(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """The ID error of each model and its 2 std; NaN where the results have none."""
-    rows = figures[figures["metric"] == "error"].drop_duplicates("model").set_index("model")
-    errors = rows[["mean", "two_std"]].reindex(figures["model"].unique())
-    return {str(model): (float(mean), float(two_std)) for model, mean, two_std in errors.itertuples()}
+def id_figures(figures: pd.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
+    """By model and metric of the ID data, such as the error: its mean and 2 std, of one score as they are the same."""
+    found: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in figures["model"].unique()}
+    rows = figures[figures["metric"].map(_is_of_id) & figures["mean"].notna()].drop_duplicates(["model", "metric"])
+    for model, metric, mean, two_std in rows[["model", "metric", "mean", "two_std"]].itertuples(index=False):
+        found[model][metric] = float(mean), float(two_std)
+    return found
 
 
 def choose(
@@ -65,12 +72,12 @@ def choose(
     beta: float | None,
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     """The rows that were asked for, and the scores, negatives and metrics in the order in which they are shown."""
-    known_metrics = [metric for metric in figures["metric"].unique() if metric != "error"]
+    known_metrics = [metric for metric in figures["metric"].unique() if not _is_of_id(metric)]
     if not known_metrics:
         raise ValueError("a table needs inputs to tell ID✓ from; no ID prediction is wrong, and there are no OOD sets.")
-    wanted_metrics = _among("metrics", metrics, known_metrics)
+    wanted_metrics = _among("metrics", metrics, known_metrics, _METRICS_HINT)
     if odd := [metric for metric in wanted_metrics if not find_metric(metric)]:
-        raise ValueError(f"a table ranks metrics whose better direction is known; got {odd[0]!r}. Leave it out.")
+        raise ValueError(f"a table ranks metrics whose better direction is known; got {quoted(odd[0])}.{_METRICS_HINT}")
     rows = figures[figures["metric"].isin(wanted_metrics)]
     known_negatives = list(rows["negative"].unique())
     usual = _usual(known_negatives, wanted_metrics)
@@ -113,11 +120,17 @@ def _usual(known: list[str], metrics: list[str]) -> list[str]:
     return [name for name in order if name in known] or known
 
 
-def _among(what: str, wanted: Sequence[str], known: Sequence[str]) -> list[str]:
+def _is_of_id(label: str) -> bool:
+    """Whether a metric describes the ID data: no score has a better one, and it stands beside the model's name."""
+    metric = find_metric(label)
+    return metric is not None and not metric.per_negative
+
+
+def _among(what: str, wanted: Sequence[str], known: Sequence[str], hint: str = "") -> list[str]:
     names = list(dict.fromkeys(as_names(wanted)))
     if not names or not set(names) <= set(known):
-        got = next((repr(name) for name in names if name not in known), "none")
-        raise ValueError(f"`{what}` must be among those of the results: {'; '.join(known)}; got {got}.")
+        got = next((quoted(name) for name in names if name not in known), "none")
+        raise ValueError(f"`{what}` must be among those of the results: {'; '.join(known)}; got {got}.{hint}")
     return names
 
 
@@ -134,7 +147,7 @@ def _at(rows: pd.DataFrame, name: str, wanted: float | None) -> pd.DataFrame:
         return rows
     near = np.isclose(rows[name], wanted, rtol=0, atol=1e-9)
     if not (near & ~fixed).any():
-        raise ValueError(f"`{name}` must be among {', '.join(f'{x:g}' for x in known)}; got {wanted!r}.")
+        raise ValueError(f"`{name}` must be among {', '.join(f'{x:g}' for x in known)}; got {quoted(wanted)}.")
     return rows[near | fixed]
 
 
@@ -142,6 +155,6 @@ def _refuse_twice(frame: pd.DataFrame, keys: list[str]) -> None:
     if (twice := frame.duplicated(keys)).any():
         row = frame[twice].iloc[0]
         raise ValueError(
-            f"`results` must have each figure once; {row['score']!r}, {row['negative']!r}, {row['metric']!r} of model "
-            f"{row['model']!r} comes twice. Tell runs apart by the column `seed`, and models by `model`."
+            f"`results` must have each figure once; {', '.join(quoted(row[key]) for key in COLUMNS[:3])} of model "
+            f"{quoted(row['model'])} comes twice. Tell runs apart by the column `seed`, and models by `model`."
         )

@@ -23,7 +23,7 @@ from sirc.report.tables.cells import is_sirc
 if TYPE_CHECKING:
     from sirc.report.tables import Part, Table
 
-Figure = tuple[str, str, str]
+CellText = tuple[str, str, str]
 """The mark of a cell, its mean ×100, or a dash, and its 2 std, ±0.2, or interval, [80.1, 83.4], if it is shown."""
 _MISSING = "–"
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
@@ -80,7 +80,7 @@ _DOCUMENT = r"""\documentclass{article}
 """
 
 
-def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[Figure], bool]]:
+def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[CellText], bool]]:
     """Each score, its figures, and whether the scores before it, and not this one, are SIRC's."""
     before = ""
     for score in table.scores_of(model):
@@ -89,7 +89,7 @@ def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[Figu
         before = score
 
 
-def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> Figure:
+def _figure(table: Table, model: str, score: str, negative: str, metric: str) -> CellText:
     cell = table.cell(model, score, negative, metric)
     if math.isnan(cell.mean):
         return cell.mark, _MISSING, ""
@@ -105,17 +105,17 @@ def _figure(table: Table, model: str, score: str, negative: str, metric: str) ->
 
 
 def _about(table: Table, model: str, style: Style) -> str:
-    """The name of a model and its ID error, as far as they are known."""
-    return ", ".join(filter(None, (escape(model, style), _error(table, model, style))))
+    """The name of a model and its metrics of the ID data, as far as they are known."""
+    return ", ".join(filter(None, (escape(model, style), _of_id(table, model, style))))
 
 
-def _error(table: Table, model: str, style: Style) -> str:
-    """The ID error of a model, or nothing where it is unknown."""
-    error, two_std = table.errors[model]
-    if math.isnan(error):
-        return ""
-    spread = f" ±{100 * two_std:.1f}" if table.spread and not math.isnan(two_std) else ""
-    return escape(f"ID %error: {100 * error:.2f}{spread}", style)
+def _of_id(table: Table, model: str, style: Style) -> str:
+    """The metrics of the ID data of a model, such as its error."""
+    figures = []
+    for label, (mean, two_std) in table.of_id[model].items():
+        spread = f" ±{100 * two_std:.1f}" if table.spread and not math.isnan(two_std) else ""
+        figures.append(f"ID {metric_name(label, style, unit=True)}" + escape(f": {100 * mean:.2f}{spread}", style))
+    return ", ".join(figures)
 
 
 def _caption(table: Table, style: Style) -> str:
@@ -212,7 +212,7 @@ def markdown(table: Table) -> str:
             for negative, metric in part.columns
         ]
         for model in part.models:
-            about = [f"**{_literal(model)}**" if model.strip() else "", _literal(_error(table, model, "text"))]
+            about = [f"**{_literal(model)}**" if model.strip() else "", _literal(_of_id(table, model, "text"))]
             lines = [["Method", *heads], ["---", *("---:" for _ in heads)]]
             for score, figures, _ in _rows(table, part, model):
                 cells = [_MARKDOWN_MARKS[mark].format(f"{value} {spread}".strip()) for mark, value, spread in figures]
@@ -256,7 +256,7 @@ def _html_table(table: Table, part: Part, *, last: bool) -> str:
     return "\n".join([*lines, "</table>"])
 
 
-def _html_cell(figure: Figure) -> str:
+def _html_cell(figure: CellText) -> str:
     mark, value, spread = figure
     return f"<td>{_HTML_MARKS[mark].format(value)}{f' <small>{spread}</small>' if spread else ''}</td>"
 
@@ -306,11 +306,11 @@ def _rule(table: Table, part: Part, start: int) -> str:
 
 
 def _model(table: Table, model: str, rows: int) -> str:
-    name, error = escape(model, "latex"), _error(table, model, "latex")
-    lines = [line for line in (rf"\textbf{{{name}}}" if name.strip() else "", error) if line]
+    name, of_id = escape(model, "latex"), _of_id(table, model, "latex")
+    lines = [line for line in (rf"\textbf{{{name}}}" if name.strip() else "", of_id) if line]
     if rows < 2 * len(lines) or not lines:
         return " ".join(lines)
-    longest = max(len(model), len(_error(table, model, "text")))
+    longest = max(len(model), len(_of_id(table, model, "text")))
     stack = r"\shortstack[l]{" + r" \\ ".join(lines) + "}"
     return _several_rows(stack, rows, turned=longest <= _PER_ROW * rows)
 

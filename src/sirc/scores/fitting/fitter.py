@@ -17,7 +17,7 @@ from sirc._utils.text import shorten
 from sirc._utils.warn import warn
 from sirc.errors import OnError
 from sirc.outputs import Head, Outputs, OutputStore
-from sirc.progress import SILENT, Progress, shown
+from sirc.progress import SILENT, Progress, as_progress
 from sirc.scores import registry
 from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
@@ -72,7 +72,7 @@ def fit(
     `progress`: whether to show bars of the steps, by default at a terminal and in a notebook; or a
     `sirc.progress.Progress`. It also notes scores that do not suit a network with such features.
     """
-    progress = shown(progress)
+    progress = as_progress(progress)
     if train is None:
         got = "" if isinstance(specs, str | list | tuple) else f"; got a {type(specs).__name__} as `specs`"
         ways = "`sirc.fit(specs, train)` or `sirc.fit(train=…)`"
@@ -257,8 +257,8 @@ class Fitter:
         each = self.count / (self.state.num_features or 1)
         in_sample = "" if self.state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
-        way_out = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
-        self._warned = warn_far(whose, second.standings(parameters), way_out)
+        advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
+        self._warned = warn_far(whose, second.standings(parameters), advice)
         outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
         self._warned |= warn_far("typical training rows", second.typical_standings(parameters), outliers)
         self.id_rows = second.sample(parameters)

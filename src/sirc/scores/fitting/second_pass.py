@@ -330,12 +330,12 @@ class SecondPass:
             )
         floor = max([1e-12 * abs(mean), *(abs(c) * self._resolution(name) for name, c in form.items())])
         if sigma <= floor:
-            way_out = "fit on more rows"
+            advice = "fit on more rows"
             if spec.name != "bayes":
-                way_out += ", or leave rows out of their own statistics if you did not (`crossfit=5`), or give a and b"
+                advice += ", or leave rows out of their own statistics if you did not (`crossfit=5`), or give a and b"
             raise ValueError(
                 f"`{s2}` does not vary over the training rows by more than rounding (σ = {sigma:.3g}, of which up to "
-                f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {way_out}"
+                f"{floor:.3g} is rounding), so `{spec}` has no scale to read it on. Choose another S2, {advice}"
             )
         return mean, sigma
 
@@ -366,7 +366,7 @@ class SecondPass:
         return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
 
     def standings(self, parameters: Parameters) -> Iterator[Standing]:
-        """Where rows that were not fitted on would stand on the S2 scales of these parameters, if some rows tell."""
+        """Mean and spread of held-out rows on each S2's scale; nothing without such rows."""
         fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
         for spec in fitted if self._judged.count else ():
             for s2 in spec.args[1:]:

@@ -1,4 +1,4 @@
-"""Standing: where rows that a fit did not see lie on the scale of each S2, and the words where that is far from 0."""
+"""Standing: position of held-out rows on the scale of each S2, and a warning where it is far from 0."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Standing:
         return f"`{self.s2}` (z = {self.mean:+.1f} ± {self.deviation:.2g})"
 
 
-def warn_far(whose: str, standings: Iterable[Standing], way_out: str) -> bool:
+def warn_far(whose: str, standings: Iterable[Standing], advice: str) -> bool:
     """Warn of S2 scores on whose scale rows stand far off, each once, and say whether there are any."""
     distinct = {str(standing): standing for standing in standings}
     low = ", ".join(words for words, standing in distinct.items() if standing.low)
     high = ", ".join(words for words, standing in distinct.items() if standing.out_of_reach)
-    told = [f"look OOD to {low}"] if low else []
-    told += [f"spread so little on the scale of {high} that hardly any input will look OOD to it"] if high else []
-    if told and is_main():
-        warn(f"{whose} {', and '.join(told)}. {way_out}")
-    return bool(told)
+    doubts = [f"look OOD to {low}"] if low else []
+    doubts += [f"spread so little on the scale of {high} that hardly any input will look OOD to it"] if high else []
+    if doubts and is_main():
+        warn(f"{whose} {', and '.join(doubts)}. {advice}")
+    return bool(doubts)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_type, differences, dtype_name
+from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import unit
@@ -341,7 +342,7 @@ def check_crossfit(crossfit: Crossfit) -> Crossfit:
     if folds == 0 or 2 <= folds <= _MOST_FOLDS:
         return folds
     raise ValueError(
-        f'`crossfit` must be "auto", 0 (in-sample) or a number of folds from 2 to {_MOST_FOLDS}; got {crossfit!r}'
+        f'`crossfit` must be "auto", 0 (in-sample) or a number of folds from 2 to {_MOST_FOLDS}; got {quoted(crossfit)}'
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sirc._utils.text import quoted
 from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
@@ -60,7 +61,7 @@ class Tuning:
         if read is not None and read.labels is None:
             raise ValueError("`val` must have labels: scores are tuned on which predictions are right. Pass `labels`")
         sets = ood if isinstance(ood, Mapping) and not {"logits"} & set(ood) else {} if ood is None else {"ood": ood}
-        read_ood = {str(name): _read(f"ood[{name!r}]", part) for name, part in sets.items()}
+        read_ood = {str(name): _read(f"ood[{quoted(name)}]", part) for name, part in sets.items()}
         tuning = cls(read, read_ood, None if unlabelled is None else _read("unlabelled", unlabelled))
         # Rows that nothing learns from are dropped, so that they do not count as fitted on.
         return tuning if any(part.name == "bayes" for part in parts) else cls(read)
@@ -85,7 +86,7 @@ class Tuning:
         if self.val is not None:
             yield "val", self.val
         for name, outputs in self.ood.items():
-            yield f"ood[{name!r}]", outputs
+            yield f"ood[{quoted(name)}]", outputs
         if self.unlabelled is not None:
             yield "unlabelled", self.unlabelled
 

@@ -1,4 +1,4 @@
-"""Unfit specs: which of them cannot be fitted to what there is, and why, told before the rows are worked on."""
+"""Unfit specs: those that the given data cannot fit, and why, found before any row is read."""
 
 from __future__ import annotations
 
