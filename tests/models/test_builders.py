@@ -202,7 +202,7 @@ def test_without_a_network_the_error_says_what_to_fetch(tmp_path, monkeypatch, c
     with pytest.raises(
         ValueError,
         match=r"Name or service not known. Where there is no network, fetch them elsewhere "
-        r"\(https://download.pytorch.org/models/resnet18-f37072fd.pth\) and pass the file as `checkpoint=`",
+        r"\(https://download.pytorch.org/models/resnet18-f37072fd.pth\) and pass the file as `checkpoint=…`",
     ):
         build("torchvision:resnet18", pretrained=True)
     assert capsys.readouterr().out == ""
@@ -210,6 +210,8 @@ def test_without_a_network_the_error_says_what_to_fetch(tmp_path, monkeypatch, c
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match=r"could not be had.*\(https://huggingface.co/timm/resnet18.a1_in1k\)"):
         build("timm:resnet18", pretrained=True)
+    with pytest.raises(ValueError, match=r"and pass the file in the name, `torchvision:resnet18=FILE`\."):
+        named("torchvision:resnet18")
 
 
 @pytest.mark.parametrize("wrap", ["plain", "state_dict", "model", "module", "model_state_dict", "twice"])

@@ -116,7 +116,7 @@ def test_workers_that_do_not_belong_together_do_not_merge():
             lambda: sirc.fit("vim", sirc.Outputs(torch.tensor(LOGITS).log_softmax(-1), Z), head=HEAD),
             "log-probabilities",
         ),
-        (lambda: sirc.Outputs(LOGITS, Y), "Did you mean `labels=`"),
+        (lambda: sirc.Outputs(LOGITS, Y), "Did you mean `labels`"),
         (lambda: sirc.Outputs(LOGITS[:, :1]), "a binary model's one logit v is the pair"),
         (lambda: sirc.fit("sirc(msp, knn)", TRAIN[:10]), "at least 11 training rows to search, as no row searches for"),
         (lambda: sirc.fit("msp", TRAIN, crossfit=1000), "a number of folds from 2 to 20; got 1000"),
