@@ -139,7 +139,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     level = check_fraction("level", level)
     frame, errors = _measured(asked, baseline)
     keys = list(zip(frame["negative"], frame["metric"], strict=True))
-    rows = {key: row for row, key in enumerate(keys) if frame["score"][row] == baseline}
+    rows = {key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline}
     against = np.array([rows[key] for key in keys])
     value = frame["value"].to_numpy()
     difference = value - value[against]

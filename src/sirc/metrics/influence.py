@@ -51,7 +51,9 @@ class Placed:
             )
         self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
         names = ["correct", "wrong", *(f"ood {name}" for name in sets)]
-        split = torch.split(places, [len(correct), len(wrong), *sizes.values()])
+        # Short numbers, which `index_select` follows nearly twice as fast.
+        short = places.int() if len(places) < 1 << 31 else places
+        split = torch.split(short, [len(correct), len(wrong), *sizes.values()])
         # By stratum: its group, its share of the group, and the threshold that first accepts each sample.
         groups = ["correct", "wrong", *("ood" for _ in sets)]
         self._strata = dict(zip(names, zip(groups, [1.0, 1.0, *shares.values()], split, strict=True), strict=True))
@@ -169,13 +171,9 @@ def spread(influences: Influences, less: Influences | None = None) -> Spread:
     """The spread of figures, or of their differences to others' on the same samples."""
     strata = []
     for stratum, values in influences.items():
-        off = values - (values.mean(1, keepdim=True) if less is None else less[stratum])
-        if less is not None:
-            off -= off.mean(1, keepdim=True)
-        second, third = torch.linalg.vecdot(off, off), torch.linalg.vecdot(off.square(), off)
-        # `aminmax` along an axis takes seven times as long as these two.
-        numbers = torch.stack((second, third, off.amin(1), off.amax(1))).cpu().numpy()
-        farther, apart = _FARTHER, np.zeros(len(values))
+        numbers = _about_the_mean(values, None if less is None else less[stratum])
+        farther: Floats | float = _FARTHER
+        apart = np.zeros(len(values))
         if stratum != "correct" and values.shape[1] < _ENOUGH:
             tails, apart = _tails(values.cpu().numpy())
             farther = tails if less is None else _FARTHER
@@ -186,6 +184,21 @@ def spread(influences: Influences, less: Influences | None = None) -> Spread:
     ends = zip(*(_moments(strata, outliers, side) for side in (0, 1)), strict=True)
     apart = np.max([part.apart for part in strata], axis=0)
     return Spread(variance, freedom, apart, *(np.stack(both) for both in ends))
+
+
+def _about_the_mean(values: Tensor, less: Tensor | None) -> Floats:
+    """Of each figure: the sums of squares and of cubes, the lowest and the highest; (4, figures)."""
+    found = torch.empty(4, len(values), dtype=torch.float64, device=values.device)
+    off, square = torch.empty_like(values[0]), torch.empty_like(values[0])
+    for row, value in enumerate(values):  # one at a time, in memory that is in the cache: five times sooner
+        torch.sub(value, value.mean() if less is None else less[row], out=off)
+        if less is not None:
+            off -= off.mean()
+        torch.mul(off, off, out=square)
+        found[0, row], found[1, row] = square.sum(), torch.dot(square, off)
+        found[2, row], found[3, row] = torch.aminmax(off)
+    numbers: Floats = found.cpu().numpy()
+    return numbers
 
 
 def _tails(values: Floats) -> tuple[Floats, Floats]:
