@@ -74,12 +74,14 @@ def versus(
     repeats: int,
     budget: float = 20.0,
     scale: float = 1.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Pair:
     """Time two sides in turns, so that whatever else the machine does falls on both.
 
     Each side comes in as many parts as the other, which alternate within a turn. The first turn is a warm-up and left
     out, unless both sides are long. `repeats` turns follow; once `budget` seconds are spent, three are enough. `scale`
-    multiplies the reference's time, for a reference that runs on some of the rows.
+    multiplies the reference's time, for a reference that runs on some of the rows. `clock` may be `time.process_time`,
+    for that of the processor.
     """
     began = time.perf_counter()
 
@@ -87,7 +89,7 @@ def versus(
         taken = [0.0, 0.0]
         for number, parts in enumerate(zip(ours, reference, strict=True)):
             for side in (0, 1) if number % 2 else (1, 0):
-                taken[side] += seconds(parts[side], device)
+                taken[side] += seconds(parts[side], device, clock)
         return taken[0], taken[1]
 
     first = turn()
@@ -101,13 +103,13 @@ def versus(
     )
 
 
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock time of one call, with all it queued on the device."""
+def seconds(work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The time of one call, with all it queued on the device."""
     synchronize(device)
-    start = time.perf_counter()
+    start = clock()
     work()
     synchronize(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def synchronize(device: torch.device) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import time
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,8 @@ from sirc.metrics.bootstrap import Draws
 
 GRID = 21
 DRAWS = 1000
-_PEER_DRAWS = 3  # draws of what re-evaluates each one from scratch, scaled to all
+_SOME_DRAWS = 100  # of the bootstrap, scaled to all
+_PEER_DRAWS = 3  # draws of what re-evaluates each one from scratch, likewise
 
 
 def resampled_point(groups: Groups, alpha: float, beta: float, rng: np.random.Generator) -> tuple[float, ...]:
@@ -80,21 +82,26 @@ def bootstrap_rows(groups: Groups, device: torch.device) -> list[Row]:
         for drawn in arrays:
             sklearn_metrics(*drawn)
 
-    scores.resample(8)
-    taken = seconds(lambda: scores.resample(DRAWS), device)
-    evaluation = scores.evaluation()
-    work = partial(evaluation.compare, names[0], negatives=["wrong", "pooled"])
-    analytic = min(seconds(work, device) for _ in range(5))
-    what = f"intervals of paired differences, all metrics, {SCORES} scores"
-    rows = [Row(what, analytic, f"{DRAWS} draws of the bootstrap", taken, taken / analytic, 100.0, faster=True)]
+    resample = partial(scores.resample, _SOME_DRAWS)
+    intervals = partial(scores.evaluation().compare, names[0], negatives=["wrong", "pooled"])
+    rows = []
+    on_cpu = (("", time.perf_counter), (", processor time", time.process_time))
+    for how, clock in on_cpu if device.type == "cpu" else on_cpu[:1]:
+        pair = versus(
+            [intervals], [resample], device=device, repeats=5, budget=60.0, scale=DRAWS / _SOME_DRAWS, clock=clock
+        )
+        what = f"intervals of paired differences, all metrics, {SCORES} scores{how}"
+        compared = f"{DRAWS} draws of the bootstrap, from {_SOME_DRAWS}"
+        rows.append(Row(what, pair.ours, compared, pair.reference, 1 / pair.ratio, 100.0, faster=True))
     for compared, work, limit in (
         ("re-sorting each draw with Ranking", sort_again, 3.0),
         ("scikit-learn on each draw's samples", with_sklearn, 10.0),
     ):
-        work()
-        reference = min(seconds(work, device) for _ in range(3)) / evaluations * DRAWS * SCORES
-        what = f"{DRAWS} paired draws, all metrics, {SCORES} scores"
-        rows.append(Row(what, taken, compared, reference, reference / taken, limit, faster=True))
+        each = DRAWS / _SOME_DRAWS
+        scale = DRAWS * SCORES / evaluations / each
+        pair = versus([resample], [work], device=device, repeats=3, budget=60.0, scale=scale)
+        what = f"{DRAWS} paired draws, from {_SOME_DRAWS}, all metrics, {SCORES} scores"
+        rows.append(Row(what, pair.ours * each, compared, pair.reference * each, 1 / pair.ratio, limit, faster=True))
     return rows
 
 

@@ -105,6 +105,9 @@ def test_a_batch_of_outputs_gets_the_confidences_of_its_scorer(tmp_path):
             assert all(torch.equal(torch.as_tensor(found[spec]), expected[spec]) for spec in scorer.specs)
     with pytest.raises(ValueError, match="must be an `Outputs`, a dict with `logits`"):
         ScoreOutputs(scorer)({"id": batch["id"]})
+    for taken in ("prediction", "energy"):
+        with pytest.raises(ValueError, match=f"a column `{taken}` of their own, and these batches have one too"):
+            ScoreOutputs(scorer)({taken: batch["id"], **batch})
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +160,12 @@ def test_ray_decides_about_folders_parquet_and_webdataset_and_outlives_a_worker(
     cluster, graph, photos, expected, tmp_path, monkeypatch
 ):
     class Mortal(DecideImages):  # here, so that it goes to the worker whole
-        """Decides; the first of its kind that meets a certain image dies of it."""
+        """Decides; the first that meets a certain image in a column, which a file names, dies of it."""
 
         def __call__(self, batch):
-            flag = Path(self.classifier).with_name("died")
-            if not flag.exists() and any(path.endswith("07.png") for path in batch["path"]):
-                flag.touch()
+            deadly = Path(self.classifier).with_name("deadly")
+            if deadly.exists() and any(name.endswith("07.png") for name in batch.get(deadly.read_text(), ())):
+                deadly.rename(deadly.with_name(f"died of {deadly.read_text()}"))
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(batch)
 
@@ -171,12 +174,19 @@ def test_ray_decides_about_folders_parquet_and_webdataset_and_outlives_a_worker(
     shutil.copytree(photos, "photos")
     write_parquet(photos, "images.parquet")
     write_shards(photos, Path("shards"))
+    monkeypatch.setattr(sirc.deploy, "DecideImages", Mortal)
     namespace = {}
-    for kind in ("python ray", "python ray workers"):
+    for kind, deadly in (("python ray", "id"), ("python ray workers", "path")):
+        Path("deadly").write_text(deadly)
         (block,) = blocks_of(ROOT / "docs" / "scale.md", kind)
         exec(compile(block, "scale.md", "exec"), namespace)
-        namespace["DecideImages"] = Mortal
-    assert Path("died").exists()
+        assert Path(f"died of {deadly}").exists()
     same = [name for name in DECISIONS if name != "error"]
     for name, key in (("photos", "path"), ("parquet", "id"), ("shards", "__key__"), ("workers", "path")):
         compare(decisions_in(f"decisions/{name}", key), expected, same)
+    logits = np.random.default_rng(0).standard_normal((7, 3))
+    scorer = sirc.Scorer(["msp", "energy"])
+    scorer.save("scorer.safetensors")
+    rows = cluster.data.from_pandas(pd.DataFrame({"id": range(7), "logits": list(logits)}))
+    found = rows.map_batches(ScoreOutputs(Path("scorer.safetensors").resolve()), batch_size=3).to_pandas()
+    assert found.sort_values("id")["energy"].tolist() == scorer(sirc.Outputs(logits))["energy"].tolist()

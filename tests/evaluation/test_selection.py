@@ -80,6 +80,8 @@ def test_regret_is_what_a_loop_over_rankings_finds(metric, relative, pool):
         assert found[at] == pytest.approx(max(found.values()), rel=1e-9)
         grid = choice.grid[choice.grid.score == score]
         assert grid.regret.to_numpy() == pytest.approx(list(found.values()), abs=1e-12)
+        assert ((grid.low >= 0) & (grid.low <= grid.regret) & (grid.regret <= grid.high)).all()
+        assert table.worst_high[score] == pytest.approx(grid.high.max())
         for low, high in (("worst_low", "worst_high"), ("average_low", "average_high")):
             middle = table[low.replace("low", "regret")][score]
             assert 0 <= table[low][score] <= middle <= table[high][score]
@@ -374,7 +376,7 @@ def test_an_interval_is_that_of_the_difference_to_the_best_and_ends_at_zero():
     value, draws = noisy(np.array([0.1, 0.3]), 0.02, 0, draws=20_000)
     regret = float(value[1, 0, 0] - value[0, 0, 0])
     for name in ("worst", "average"):
-        low, high = intervals(value, draws, np.ones((1, 1)), relative=False, level=0.95)[name]
+        low, high = intervals(value, draws, np.ones((1, 1)), relative=False, level=0.95)[0][name]
         assert low[1] == pytest.approx(regret - 1.96 * 0.02 * 2**0.5, rel=0.02)
         assert high[1] == pytest.approx(regret + 1.96 * 0.02 * 2**0.5, rel=0.02)
         assert (low[0], high[0]) == (0, pytest.approx(0, abs=1e-5))
@@ -383,7 +385,7 @@ def test_an_interval_is_that_of_the_difference_to_the_best_and_ends_at_zero():
 def test_a_relative_interval_counts_the_noise_of_the_best_too():
     value, draws = noisy(np.log([1.0, 3.0]), 0.1, 0, draws=20_000)
     value, draws = np.exp(value), np.exp(draws)
-    low, high = intervals(value, draws, value.min(0), relative=True, level=0.95)["worst"]
+    low, high = intervals(value, draws, value.min(0), relative=True, level=0.95)[0]["worst"]
     factor = np.exp(1.96 * 0.1 * 2**0.5)
     ratio = float(value[1, 0, 0] / value[0, 0, 0])
     assert (low[1] + 1, high[1] + 1) == (
@@ -398,14 +400,31 @@ def test_intervals_hold_the_truth_among_many_equal_scores():
     held = []
     for seed in range(60):
         value, draws = noisy(np.full(10, 0.5), 0.05, seed)
-        low, _ = intervals(value, draws, value.min(0), relative=True, level=0.95)["worst"]
+        low, _ = intervals(value, draws, value.min(0), relative=True, level=0.95)[0]["worst"]
         held.append(low <= 1e-5)
     assert np.mean(held) >= 0.93
 
 
+def test_the_interval_at_a_point_rests_on_that_point_alone():
+    """Two scores: their difference, less and more 1.96 standard errors, or the draws' quantile where that is more."""
+    rng = np.random.default_rng(5)
+    values = np.array([[[0.20, 0.30]], [[0.26, 0.31]]])
+    draws = values + rng.normal(0, 0.01, (4000, 2, 1, 2))
+    _, (low, high) = intervals(values, draws, np.ones((1, 2)), relative=False, level=0.95)
+    for point in range(2):
+        d, off = values[1, 0, point] - values[0, 0, point], draws[:, 1, 0, point] - draws[:, 0, 0, point]
+        c = max(1.96, np.quantile((off - d) / off.std(ddof=1), 0.975))
+        assert low[1, 0, point] == pytest.approx(max(0.0, d - c * off.std(ddof=1)), rel=1e-3)
+        assert high[1, 0, point] == pytest.approx(d + 1.96 * off.std(ddof=1), rel=1e-3)
+    assert (low[0] == 0).all()
+    confidences, ood = made(300, sets=(("a", 150),), shifts=SHIFTS)
+    choice = sirc.select(confidences, ood=ood, alpha=(0.3, 0.7), beta=0.5, draws=40)
+    assert list(choice.grid) == ["score", "alpha", "beta", "value", "regret", "low", "high"]
+
+
 def test_a_best_near_zero_leaves_finite_intervals():
     value, draws = noisy(np.array([1e-4, 0.2]), 5e-5, 1)
-    found = intervals(np.abs(value), np.maximum(draws, 0), np.abs(value).min(0), relative=True, level=0.95)
+    found, _ = intervals(np.abs(value), np.maximum(draws, 0), np.abs(value).min(0), relative=True, level=0.95)
     assert all(np.isfinite(end).all() for ends in found.values() for end in ends)
 
 

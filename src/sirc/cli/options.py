@@ -92,7 +92,7 @@ def folds_of(crossfit: str | None) -> Literal["auto"] | int:
     if crossfit in (None, "auto"):
         return "auto"
     if not crossfit.isdecimal():
-        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {crossfit!r}.")
+        raise ConfigError(f"`--crossfit` must be auto or a whole number; got {quoted(crossfit)}.")
     return int(crossfit)
 
 

@@ -126,5 +126,9 @@ class ScoreOutputs:
         given = {name: np.stack(list(batch[name])) for name in ("logits", "features") if name in batch}
         outputs = Outputs.of(given)
         others = {name: values for name, values in batch.items() if name not in given}
+        if clash := [name for name in ("prediction", *self._scorer.specs) if name in others]:
+            raise ValueError(
+                f"confidences come with a column `{clash[0]}` of their own, and these batches have one too. Rename it"
+            )
         found = {"prediction": outputs.predictions, **self._scorer(outputs)}
         return {**others, **{name: values.numpy() for name, values in found.items()}}

@@ -59,7 +59,7 @@ _UNSEEN = 3  # the samples that may be of a kind of which none was seen: the rul
 _ERRORS = 12  # numbers about how a figure strays: the columns of its `Spread`, and `fewest`, `most`, `at_recall`
 _LOW_SHIFT = 3  # of these
 _BEYOND = 2  # ID✓ beyond a recall
-_FEW = 21  # samples of a stratum, of which the one that outweighs the others may be missing
+_FEW = 10  # samples of a stratum, below which error bars fall short where it lies apart
 
 
 @final
@@ -144,7 +144,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     level = check_fraction("level", level)
     frame, errors = _measured(asked, baseline)
     keys = list(zip(frame["negative"], frame["metric"], strict=True))
-    rows = {key: row for row, key in enumerate(keys) if frame["score"][row] == baseline}
+    rows = {key: row for row, (key, score) in enumerate(zip(keys, frame["score"], strict=True)) if score == baseline}
     against = np.array([rows[key] for key in keys])
     value = frame["value"].to_numpy()
     difference = value - value[against]
@@ -206,8 +206,8 @@ def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
     drawn = np.isnan(errors[:, 0]) & [metric.derivative is not None for metric in metrics]
     near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < _BEYOND)
     doubts = {
-        f"rest on groups of {np.nanmin(fewest, initial=_FEW):.0f} samples, one of which outweighs the others": (
-            (strays.outlier >= 1) & (fewest < _FEW) & (at_recall == 0)
+        f"rest on a group of {np.nanmin(fewest, initial=_FEW):.0f} samples that lies far from ID✓": (
+            (strays.apart >= 1) & (fewest < _FEW) & (at_recall == 0)
         ),
         f"are a bootstrap's, as hardly one of {right} ID✓ lies beyond a recall of {100 * recall:g}%": near,
         f"are a bootstrap's, as a group has {smallest} samples": drawn & ~near & (smallest < FEWEST),

@@ -79,7 +79,7 @@ class Choice:
     for information, the regret within the OOD set where it is largest, `worst_set_regret` in `worst_set`.
     """
     grid: pd.DataFrame
-    """At each point of the range: score, alpha, beta, value (the metric), regret."""
+    """At each point of the range: score, alpha, beta, value (the metric), regret with its interval there, low…high."""
     by: By
     metric: str
     alpha: tuple[float, ...]
@@ -180,7 +180,8 @@ def select(
     how, draw_values = _drawn(ev, loss, recall, a, b, values, relative, method, draws, seed)
     regret, drawn = regrets(values, scale), summary(regrets(draw_values, scale), by)
     table = pd.DataFrame({"score": ev.scores})
-    for name, (low, high) in intervals(values, draw_values, scale, relative=relative, level=level).items():
+    summed, at_points = intervals(values, draw_values, scale, relative=relative, level=level)
+    for name, (low, high) in summed.items():
         table[f"{name}_regret"], table[f"{name}_low"], table[f"{name}_high"] = summary(regret, name), low, high
     resolution = EQUAL * float((values / scale).max())
     may_be_best = contenders(summary(regret, by), drawn, level, resolution)
@@ -197,12 +198,13 @@ def select(
     table = table.sort_values(f"{by}_regret", kind="stable", ignore_index=True)[COLUMNS]
     tied = tuple(table["score"][table["tied"]])
     index = pd.MultiIndex.from_product([ev.scores, a.tolist(), b.tolist()], names=["score", "alpha", "beta"])
+    columns = {"value": values, "regret": regret, "low": at_points[0], "high": at_points[1]}
     return Choice(
         best=min(tied, key=lambda score: (_parts(score), ev.scores.index(score))) if tied else table["score"][0],
         tie=bool(tied),
         tied=tied,
         table=table,
-        grid=pd.DataFrame({"value": values.reshape(-1), "regret": regret.reshape(-1)}, index=index).reset_index(),
+        grid=pd.DataFrame({name: one.reshape(-1) for name, one in columns.items()}, index=index).reset_index(),
         by=by,
         metric=metric,
         alpha=tuple(a.tolist()),

@@ -55,14 +55,17 @@ def summary(grid: Floats, by: str) -> Floats:
     return figures
 
 
-def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, level: float) -> dict[str, Bounds]:
-    """For the worst and the average regret of each candidate, a low and a high end.
+def intervals(
+    values: Floats, draws: Floats, scale: Floats, *, relative: bool, level: float
+) -> tuple[dict[str, Bounds], Bounds]:
+    """For the worst and the average regret of each candidate, and for that at each point, a low and a high end.
 
     The regret of t at a point is the largest of d = value_t − value_s over all s (relative: of value_t/value_s − 1,
     whose logarithm is drawn). Noise raises a largest of many: an interval around it, however wide, would lie too high.
     So the ends are taken of each d, and then the largest. The low ones hold for all s and points at once, c standard
     errors below, with c the quantile over draws of the largest (d* − d)/se. The high ones need to hold only where d is
-    in truth the largest: z standard errors above, as of a normal distribution.
+    in truth the largest: z standard errors above, as of a normal distribution. At one point, the low ones hold for all
+    s there.
     """
     count = len(values)
     if relative:
@@ -74,20 +77,23 @@ def intervals(values: Floats, draws: Floats, scale: Floats, *, relative: bool, l
     at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
     z = NormalDist().inv_cdf((1 + level) / 2)
     bounds = {name: (np.zeros(count), np.zeros(count)) for name in BY}
+    by_point = np.zeros(values.shape), np.zeros(values.shape)
     for t in range(count):
-        differences, spreads, furthest = at[t] - at, np.empty_like(at), np.zeros(len(draws))
+        differences, spreads, furthest = at[t] - at, np.empty_like(at), np.zeros_like(drawn[t])
         for s in range(count):
             off = drawn[t] - drawn[s]
             spreads[s] = np.maximum(off.std(0, ddof=1), least)
             off -= differences[s]
             off /= spreads[s]
-            furthest = np.maximum(furthest, off.max(1))
-        c = max(z, float(np.quantile(furthest, (1 + level) / 2)))
-        ends = (differences - c * spreads).max(0), (differences + z * spreads).max(0)
-        for which, end in enumerate(np.expm1(end) if relative else end for end in ends):
-            bounds["worst"][which][t] = max(0.0, end.max())
-            bounds["average"][which][t] = np.maximum(0.0, end).mean()
-    return bounds
+            np.maximum(furthest, off, out=furthest)
+        c = max(z, float(np.quantile(furthest.max(1), (1 + level) / 2)))
+        there = np.maximum(z, np.quantile(furthest, (1 + level) / 2, axis=0))
+        ends = ((differences + k * spreads).max(0) for k in (-c, z, -there))
+        low, high, low_there = (np.maximum(0.0, np.expm1(end) if relative else end) for end in ends)
+        for which, end in enumerate((low, high)):
+            bounds["worst"][which][t], bounds["average"][which][t] = end.max(), end.mean()
+        by_point[0][t], by_point[1][t] = (end.reshape(values.shape[1:]) for end in (low_there, high))
+    return bounds, by_point
 
 
 def contenders(value: Floats, draws: Floats, level: float, resolution: float) -> Flags:
