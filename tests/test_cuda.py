@@ -347,7 +347,7 @@ def test_decisions_about_single_inputs_are_recorded_and_stay_the_same(monkeypatc
     monkeypatch.setattr(Recorded, "__init__", lambda self, *a, **k: (plain(self, *a, **k), made.append(self))[0])
     model, scorer, images = _small_classifier()
     images = images.cuda()
-    for spec in ("sirc(entropy, residual)", "sirc(msp, l1, residual)"):
+    for spec in ("msp", "sirc(entropy, residual)", "sirc(msp, l1, residual)"):
         made.clear()
         sel = sirc.SelectiveClassifier(model.cuda(), scorer, spec, head="2").cuda().set_threshold(0.5)
         before = [sel(images[i : i + 1]) for i in range(4)]
@@ -478,7 +478,8 @@ def _small_classifier():
         features = model[:2](images)
         train = sirc.Outputs(model[2](features), features)
     head = sirc.find_head(model, images[:2])
-    return model, sirc.fit(["sirc(entropy, residual)", "sirc(msp, l1, residual)"], train, head=head), images
+    specs = ["msp", "sirc(entropy, residual)", "sirc(msp, l1, residual)"]
+    return model, sirc.fit(specs, train, head=head), images
 
 
 def test_images_held_on_a_gpu_are_decoded_once_and_normalised_as_on_a_cpu(tmp_path, monkeypatch):

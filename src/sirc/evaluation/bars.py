@@ -56,10 +56,11 @@ FEWEST = 5  # samples of a stratum
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _ROUNDING = 1e-13
 _UNSEEN = 3  # the samples that may be of a kind of which none was seen: the rule of three
-_ERRORS = 12  # numbers about how a figure strays: the columns of its `Spread`, and `fewest`, `most`, `at_recall`
-_LOW_SHIFT = 3  # of these
+_ERRORS = 11  # numbers about how a figure strays: the columns of its `Spread`, and `fewest`, `most`, `at_recall`
+_LOW_SHIFT = 2  # of these
 _BEYOND = 2  # ID✓ beyond a recall
-_FEW = 10  # samples of a stratum, below which error bars fall short where it lies apart
+_FEW = 10  # negatives below which error bars fall short where they lie far from ID✓: an AUROC of so much
+_FAR = 0.9
 
 
 @final
@@ -200,14 +201,18 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
 
 def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
     """Say which error bars may be too narrow, for want of samples."""
-    strays, (fewest, _, at_recall) = _unpacked(errors)
+    _, (fewest, _, at_recall) = _unpacked(errors)
     right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
     metrics = [_metric(label) for label in frame["metric"]]
     drawn = np.isnan(errors[:, 0]) & [metric.derivative is not None for metric in metrics]
     near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < _BEYOND)
+    # Whether or not the one that matters most was drawn: what decides is how many there are, and how far off.
+    keys = list(zip(frame["score"], frame["negative"], strict=True))
+    far = (frame["metric"] == "auroc") & (fewest < _FEW) & (frame["value"] >= _FAR)
+    sizes = {key: fewest[row] for row, key in enumerate(keys) if far[row]}
     doubts = {
-        f"rest on a group of {np.nanmin(fewest, initial=_FEW):.0f} samples that lies far from ID✓": (
-            (strays.apart >= 1) & (fewest < _FEW) & (at_recall == 0)
+        f"rest on a group of {min(sizes.values(), default=0):.0f} samples that lies far from ID✓": (
+            np.array([key in sizes for key in keys]) & (at_recall == 0)
         ),
         f"are a bootstrap's, as hardly one of {right} ID✓ lies beyond a recall of {100 * recall:g}%": near,
         f"are a bootstrap's, as a group has {smallest} samples": drawn & ~near & (smallest < FEWEST),
@@ -215,7 +220,7 @@ def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
     for doubt, rows in doubts.items():
         if rows.any():
             named = ", ".join(dict.fromkeys(frame["metric"][rows]))
-            warn(f"error bars of {named} {doubt}: 95% intervals may hold the truth in fewer than 90%. Use more samples")
+            warn(f"error bars of {named} {doubt}: 95% intervals may hold the truth in fewer than 93%. Use more samples")
 
 
 def _unpacked(errors: Floats) -> tuple[Spread, Floats]:

@@ -122,10 +122,8 @@ class Spread:
     variance: Floats
     freedom: Floats
     """Degrees of freedom of the variance."""
-    apart: Floats
-    """How far a few negatives lie from ID✓, 0 to 1: so far that the one that matters most may be missing."""
     shifts: Floats
-    """By how much that sample moves the figure."""
+    """By how much the sample more that each end allows for moves the figure."""
     variances: Floats
     """With that sample."""
     freedoms: Floats
@@ -133,16 +131,16 @@ class Spread:
     @classmethod
     def of(cls, columns: Floats) -> Spread:
         """From what `columns` gave."""
-        return cls(*columns[:3], *columns[3:].reshape(3, 2, -1))
+        return cls(*columns[:2], *columns[2:].reshape(3, 2, -1))
 
     def columns(self) -> Floats:
-        """All of it, (9, figures)."""
+        """All of it, (8, figures)."""
         return np.vstack([getattr(self, field.name) for field in fields(self)])
 
 
 def even_spread(variance: float, freedom: float) -> Floats:
     """The columns of one figure for which no sample more is allowed for."""
-    return np.array([variance, freedom, 0.0, 0.0, 0.0, variance, variance, freedom, freedom])
+    return np.array([variance, freedom, 0.0, 0.0, variance, variance, freedom, freedom])
 
 
 def still(influences: Influences, figure: int) -> bool:
@@ -164,6 +162,7 @@ class _Stratum:
     farther: Floats | float
     """How many times as far out as these one more may lie, (2, figures)."""
     apart: Floats
+    """How far a few negatives lie from ID✓, 0 to 1: so far that the one that matters most may be missing."""
 
 
 def spread(influences: Influences, less: Influences | None = None) -> Spread:
@@ -181,8 +180,7 @@ def spread(influences: Influences, less: Influences | None = None) -> Spread:
     _, variance, freedom = _moments(strata, nothing, 0)
     outliers = np.stack([_outlier(part, variance) for part in strata])
     ends = zip(*(_moments(strata, outliers, side) for side in (0, 1)), strict=True)
-    apart = np.max([part.apart for part in strata], axis=0)
-    return Spread(variance, freedom, apart, *(np.stack(both) for both in ends))
+    return Spread(variance, freedom, *(np.stack(both) for both in ends))
 
 
 def _about_the_mean(values: Tensor, less: Tensor | None) -> Floats:
