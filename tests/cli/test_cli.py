@@ -305,7 +305,7 @@ def test_other_settings_do_not_mix_with_old_results(study, command):
     assert "exists already and is another: model is" in err
     assert "or pass `--overwrite` to fit again" in err
     assert command("fit", "tiny.toml", *other, "--overwrite")[0] == 0
-    Path("runs/tiny/seed-1/outputs/train/meta.json").write_text("{")
+    Path("runs/tiny/seed-1/outputs/train/meta.json").write_text("{", encoding="utf-8")
     code, _, err = command("fit", "tiny.toml", *other)
     assert code == 1
     assert "outputs/train/meta.json' is damaged: " in err
@@ -390,10 +390,10 @@ def test_the_order_of_class_folders_is_shown_as_it_will_be_read(tmp_path, comman
         False,
     )
     listed = tmp_path / "classes.txt"
-    listed.write_text("10\nnone\n2\n1\n")
+    listed.write_text("10\nnone\n2\n1\n", encoding="utf-8")
     code, out, _ = command(*call, "--classes", listed)
     assert (code, "4 classes as listed: 0 is '10', 1 is 'none', 2 is '2', 3 is '1'" in out) == (0, True)
-    listed.write_text("10\n2\n")
+    listed.write_text("10\n2\n", encoding="utf-8")
     code, out, _ = command(*call, "--classes", listed)
     assert (code, "`classes` must name every class folder" in out) == (1, True)
     code, _, err = command("data", "check", "textures", tmp_path, "--sort", "natural")

@@ -186,7 +186,7 @@ def arrays(tmp_path, monkeypatch):
         sirc.Outputs(z[:, :3], z, torch.arange(rows) % 3).save(f"{name}.npz")
     sirc.Outputs(torch.randn(40, 3), None, torch.arange(40) % 3).save("bare.npz")
     Path("store").mkdir()
-    Path("store", "meta.json").write_text("{")
+    Path("store", "meta.json").write_text("{", encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import queue
 import urllib.request
+import warnings
 import webbrowser
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def make(folder):
     prepare = Preprocess(resize=12, crop=12)
     val = image_folder(write_images(folder / "val", 60, side=20, seed=2), transform=prepare.test())
     options = {"recall": 0.5, "delta": None, "preprocess": prepare, "path": folder / "kept", "progress": False}
-    guard = sirc.guard(model, folder / "train", val, **options)
+    with warnings.catch_warnings(action="ignore", category=sirc.DataWarning):  # that it is untrained
+        guard = sirc.guard(model, folder / "train", val, **options)
     guard.save(folder / "guard.safetensors")
 
 

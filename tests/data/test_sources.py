@@ -279,7 +279,7 @@ def test_nothing_is_downloaded_unasked(tmp_path):
 
 def test_a_download_that_fails_is_not_told_to_download(tmp_path):
     options = {"frames_per_clip": 1, "download": True}
-    (tmp_path / "files").write_text("no folder")
+    (tmp_path / "files").write_text("no folder", encoding="utf-8")
     with pytest.raises(FileNotFoundError, match=r"torchvision:Kinetics cannot be opened ") as caught:
         opened(tmp_path, dataset="torchvision:Kinetics", path=".", split="train", options=options)
     assert "download = true" not in str(caught.value)

@@ -164,8 +164,10 @@ def test_ray_decides_about_folders_parquet_and_webdataset_and_outlives_a_worker(
 
         def __call__(self, batch):
             deadly = Path(self.classifier).with_name("deadly")
-            if deadly.exists() and any(name.endswith("07.png") for name in batch.get(deadly.read_text(), ())):
-                deadly.rename(deadly.with_name(f"died of {deadly.read_text()}"))
+            if deadly.exists() and any(
+                name.endswith("07.png") for name in batch.get(deadly.read_text(encoding="utf-8"), ())
+            ):
+                deadly.rename(deadly.with_name(f"died of {deadly.read_text(encoding='utf-8')}"))
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(batch)
 
@@ -177,7 +179,7 @@ def test_ray_decides_about_folders_parquet_and_webdataset_and_outlives_a_worker(
     monkeypatch.setattr(sirc.deploy, "DecideImages", Mortal)
     namespace = {}
     for kind, deadly in (("python ray", "id"), ("python ray workers", "path")):
-        Path("deadly").write_text(deadly)
+        Path("deadly").write_text(deadly, encoding="utf-8")
         (block,) = blocks_of(ROOT / "docs" / "scale.md", kind)
         exec(compile(block, "scale.md", "exec"), namespace)
         assert Path(f"died of {deadly}").exists()

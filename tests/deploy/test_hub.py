@@ -52,7 +52,7 @@ def test_the_newest_is_loaded_and_a_revision_stays_what_it_was(hub):
 
 
 def test_the_lines_of_the_card_load_the_guard(hub, tmp_path, monkeypatch):
-    (tmp_path / "of_the_card.py").write_text(NETWORK)
+    (tmp_path / "of_the_card.py").write_text(NETWORK, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     guard().push_to_hub("me/flowers", network="of_the_card:network")
     (block,) = [part.split("```")[0] for part in card_of(hub).split("```python\n")[1:]]
@@ -188,7 +188,7 @@ def test_a_missing_package_is_told_with_its_extra(monkeypatch):
 
 def test_commands_take_an_address_where_they_take_a_file(hub, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "of_the_commands.py").write_text(NETWORK)
+    (tmp_path / "of_the_commands.py").write_text(NETWORK, encoding="utf-8")
     address = guard().push_to_hub("me/flowers")
     write_images(tmp_path / "photos", 9)
     code, out, err = command("predict", "photos", "--model", address, "--run", "of_the_commands:network", "--quiet")
@@ -196,11 +196,11 @@ def test_commands_take_an_address_where_they_take_a_file(hub, command, tmp_path,
     assert "of 9" in out
     code, out, err = command("monitor", "--calibration", "hf://me/flowers", "--confidences", "decisions.csv")
     assert code == 0, err
-    write = lambda self, path, example, **_: path.write_text(str(self.threshold.value))  # noqa: E731 - which takes long
+    write = lambda self, path, example, **_: path.write_text(str(self.threshold.value), encoding="utf-8")  # noqa: E731 - which takes long
     monkeypatch.setattr(sirc.SelectiveClassifier, "export_onnx", write)
     code, _, err = command("export", "of_the_commands:network", "--model", "hf://me/flowers")
     assert code == 0, err
-    assert (tmp_path / "model.onnx").read_text() == str(guard().threshold.value)
+    assert (tmp_path / "model.onnx").read_text(encoding="utf-8") == str(guard().threshold.value)
     code, _, err = command("export", "of_the_commands:network", "--model", "hf://me/none", "--overwrite")
     assert code == 1
     assert "error: there is no model 'me/none' on the Hub" in err

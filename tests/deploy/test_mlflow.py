@@ -58,7 +58,7 @@ def test_a_saved_model_holds_the_graph_and_what_it_promises_and_no_pickle(graph,
     files = {file.relative_to(tmp_path / "model").as_posix() for file in (tmp_path / "model").rglob("*")}
     assert files == {"MLmodel", "conda.yaml", "python_env.yaml", "requirements.txt", "data", "data/model.onnx"}
     assert (tmp_path / "model" / "data" / "model.onnx").read_bytes() == graph.read_bytes()
-    requirements = (tmp_path / "model" / "requirements.txt").read_text().splitlines()
+    requirements = (tmp_path / "model" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     assert "torch-sirc[onnx,vision]==0.1.0" in requirements
     about = pyfunc().load_model(str(tmp_path / "model")).metadata
     assert about.flavors["python_function"]["loader_module"] == "sirc.deploy.mlflow"
@@ -109,7 +109,9 @@ def test_a_graph_that_prepares_no_images_takes_what_its_network_took(graph, tmp_
     plain = described(graph, tmp_path / "plain.onnx", preprocess=None)
     flavour.save_model(plain, tmp_path / "model")
     model = pyfunc().load_model(str(tmp_path / "model"))
-    assert "torch-sirc[onnx]==0.1.0" in (tmp_path / "model" / "requirements.txt").read_text().splitlines()
+    assert (
+        "torch-sirc[onnx]==0.1.0" in (tmp_path / "model" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    )
     (tensor,) = model.metadata.signature.inputs
     assert (tensor.type, tensor.shape, tensor.name) == (np.float32, (-1, 3, 16, 16), None)
     found, expected = model.predict(prepared(5)), OnnxGraph(graph)(prepared(5))

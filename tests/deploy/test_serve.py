@@ -312,7 +312,7 @@ def test_preparing_takes_no_more_memory_than_is_counted(graph):
     for width, height in ((1, 762), (200, 1), (1500, 1500)):
         upload = Upload("it", io.BytesIO(png_of(width, height)))
         ((_, counted_bytes),) = _batches(count_pixels([upload], preprocess, Limits()), preprocess.crop)
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         before = memory("self", "VmRSS")
         service._prepare(upload)
         assert memory("self", "VmHWM") - before < 1.1 * counted_bytes / (1 << 20), (width, height)

@@ -85,7 +85,7 @@ def of_graph(path):
 def test_the_configuration_has_what_the_graph_takes_and_gives(graph, tmp_path):
     place = write_triton(graph, tmp_path / "models" / "flowers", max_batch_size=8)
     assert (place / "1" / "model.onnx").read_bytes() == graph.read_bytes()
-    config = parsed((place / "config.pbtxt").read_text())
+    config = parsed((place / "config.pbtxt").read_text(encoding="utf-8"))
     assert (config.name, config.backend, config.max_batch_size) == ("flowers", "onnxruntime", 8)
     assert config.HasField("dynamic_batching")
     assert all(one.dims for one in (*config.input, *config.output))  # Triton refuses a tensor without dimensions
@@ -94,7 +94,7 @@ def test_the_configuration_has_what_the_graph_takes_and_gives(graph, tmp_path):
     with pytest.raises(FileExistsError, match=r"models/flowers' exists already"):
         write_triton(graph, place)
     write_triton(graph, place, overwrite=True)
-    assert parsed((place / "config.pbtxt").read_text()).max_batch_size == 64
+    assert parsed((place / "config.pbtxt").read_text(encoding="utf-8")).max_batch_size == 64
 
 
 def test_sizes_that_vary_are_left_open():
@@ -114,7 +114,7 @@ def test_what_cannot_be_served_is_told(tmp_path):
 @pytest.mark.slow
 def test_a_command_writes_the_folder_beside_the_graph(graph, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("of_the_command.py").write_text(NETWORK)
+    Path("of_the_command.py").write_text(NETWORK, encoding="utf-8")
     calibrated().save("guard.safetensors")
     write = lambda self, path, example, **_: shutil.copy(graph, path)  # noqa: E731 - exporting takes seconds
     monkeypatch.setattr(SelectiveClassifier, "export_onnx", write)
@@ -122,7 +122,7 @@ def test_a_command_writes_the_folder_beside_the_graph(graph, tmp_path, command, 
     code, out, err = command(*words)
     assert code == 0, err
     assert out.splitlines()[-1] == "models/flowers"
-    assert tensors(parsed(Path("models/flowers/config.pbtxt").read_text())) == of_graph("model.onnx")
+    assert tensors(parsed(Path("models/flowers/config.pbtxt").read_text(encoding="utf-8"))) == of_graph("model.onnx")
     Path("model.onnx").unlink()
     code, _, err = command(*words)
     assert (code, Path("model.onnx").exists()) == (1, False)
@@ -142,6 +142,8 @@ def test_the_recipes_of_the_page_are_right_for_a_graph(graph):
     model = service["spec"]["predictor"]["model"]
     assert model["modelFormat"] == {"name": "triton"}
     assert (model["runtime"], model["protocolVersion"]) == ("kserve-tritonserver", "v2")
-    assert f'write_triton("model.onnx", "{model["storageUri"].rpartition("/")[2]}/{config.name}")' in PAGE.read_text()
+    assert f'write_triton("model.onnx", "{model["storageUri"].rpartition("/")[2]}/{config.name}")' in PAGE.read_text(
+        encoding="utf-8"
+    )
     assert {"name": "NVIDIA_TF32_OVERRIDE", "value": "0"} in model["env"]
-    assert f"/v2/models/{config.name}/infer" in PAGE.read_text()
+    assert f"/v2/models/{config.name}/infer" in PAGE.read_text(encoding="utf-8")

@@ -246,7 +246,7 @@ def test_a_disk_that_takes_nothing_stops_no_decision(model, tmp_path, monkeypatc
 
 
 def test_a_log_is_a_folder_of_its_own(model, tmp_path, monkeypatch):
-    (tmp_path / "file.parquet").write_text("x")
+    (tmp_path / "file.parquet").write_text("x", encoding="utf-8")
     with pytest.raises(FileExistsError, match="must be a folder, as a Parquet file cannot grow"):
         Watch(model, log=tmp_path / "file.parquet")
     with pytest.raises(ValueError, match=r"whose name ends in `\.parquet`; got"):
@@ -278,7 +278,7 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
     assert json.loads(out)["first_alarm"] == monitor(known.calibration, both, known.threshold).first_alarm
     table.to_parquet("one.parquet")
     assert command(*call[:-1], "one.parquet")[0] == 0
-    Path("junk.parquet").write_text("junk")
+    Path("junk.parquet").write_text("junk", encoding="utf-8")
     Path("empty.parquet").mkdir()
     for name, more, code, words in (
         ("none.parquet", (), 1, "none.parquet"),

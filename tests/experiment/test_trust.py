@@ -131,19 +131,19 @@ def test_using_a_folder_from_elsewhere_asks_for_trust(command, arguments):
 
 
 def test_a_strangers_archives_are_not_unpacked_before_trust_is_given(command):
-    settings = tomllib.loads(Path("runs/tiny/experiment.toml").read_text())
+    settings = tomllib.loads(Path("runs/tiny/experiment.toml").read_text(encoding="utf-8"))
     theirs = Path("theirs")
     for folder in ("annotations", "files", "tars"):
         (theirs / folder).mkdir(parents=True)
-    (theirs / "files/k400_train_path.txt").write_text("http://127.0.0.1:9/part_0.tar.gz\n")
-    (theirs / "planted.txt").write_text("hi")
+    (theirs / "files/k400_train_path.txt").write_text("http://127.0.0.1:9/part_0.tar.gz\n", encoding="utf-8")
+    (theirs / "planted.txt").write_text("hi", encoding="utf-8")
     with tarfile.open(theirs / "tars/part_0.tar.gz", "w:gz") as archive:
         archive.add(theirs / "planted.txt", "planted.txt")
     settings["model"] |= {"name": "timm:resnet18", "options": {}}
     settings["data"]["root"] = str(theirs.absolute())
     options = {"frames_per_clip": 1, "download": True}
     settings["data"]["train"] = {"dataset": "torchvision:Kinetics", "path": ".", "options": options}
-    Path("runs/tiny/experiment.toml").write_text(tomli_w.dumps(settings))
+    Path("runs/tiny/experiment.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
     code, out, err = command("calibrate", "runs/tiny", "--seed", 1)
     assert (code, out) == (2, "")
     assert "names code that this command runs: `torchvision:Kinetics`" in err

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -123,7 +124,8 @@ def test_the_head_that_peft_wraps_is_found_with_what_is_added(kind, tmp_path):
 
 
 @pytest.fixture
-def yolo():
+def yolo(monkeypatch):
+    monkeypatch.setattr(Image, "open", Image.open)  # which Ultralytics replaces, for every test that would follow
     from ultralytics import YOLO
 
     model = YOLO("yolo11n-cls.yaml")

@@ -15,6 +15,7 @@ from support.studies import ROOT
 
 K, L = 5, 12
 DOCS = ROOT / "docs" / "scores.md"
+pytestmark = pytest.mark.filterwarnings("ignore:typical training rows")  # `ash` has a long tail here
 
 
 @pytest.fixture(scope="module")

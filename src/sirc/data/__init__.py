@@ -4,7 +4,7 @@ from sirc.data.base import ImageSet
 from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
 from sirc.data.check import DataReport, check
-from sirc.data.decode import printable, read_image, reason_of, to_rgb
+from sirc.data.decode import is_unknown, printable, read_image, reason_of, to_rgb
 from sirc.data.device_cache import CachedImages, DeviceCache
 from sirc.data.folder import FileNames, FileSet, file_list, image_folder
 from sirc.data.glyphs import Glyphs
@@ -51,6 +51,7 @@ __all__ = [
     "fetch_colonoscopy",
     "file_list",
     "image_folder",
+    "is_unknown",
     "ood_sets",
     "open_source",
     "printable",

@@ -60,15 +60,22 @@ def printable(path: PathLike) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def is_unknown(error: Exception) -> bool:
+    """Whether PIL does not know a file's format; Ultralytics makes it look for a package that may not be there."""
+    from PIL import UnidentifiedImageError
+
+    return isinstance(error, UnidentifiedImageError | ImportError)
+
+
 def reason_of(error: Exception) -> str:
     """Say what is wrong with an image that could not be decoded."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if isinstance(error, ImageError):
         return str(error)
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"it is too large ({error})"
-    if isinstance(error, UnidentifiedImageError):
+    if is_unknown(error):
         return "it is empty or no image that PIL knows"
     return f"it is damaged ({printable(str(error)) or type(error).__name__})"
 

@@ -53,7 +53,7 @@ def call_model(model: nn.Module, batch: object) -> object:
     the model does not know is passed by position.
     """
     if isinstance(batch, Tensor):  # first, as it is the usual case, and what the others ask takes longer
-        return model(_prepare(model, batch))
+        return _call(model, [_prepare(model, batch)])
     if _is_list(batch) and batch:
         if _is_list(batch[0]):
             return _call(model, [_prepare(model, value) for value in batch[0]])

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, NamedTuple, final
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from sirc._utils.checks import check_number, check_positive
-from sirc.data import Preprocess, printable, reason_of, to_rgb
+from sirc.data import Preprocess, is_unknown, printable, reason_of, to_rgb
 from sirc.deploy.predict import PixelsError, check_pixels
 from sirc.errors import ImageError
 
@@ -247,7 +247,7 @@ def _opened(upload: Upload) -> Generator[Image.Image, None, None]:
         raise
     except Exception as error:  # a damaged file may raise anything in PIL: OSError, SyntaxError, struct.error, …
         large = isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning | PixelsError)
-        known = large or isinstance(error, ImageError | UnidentifiedImageError)
+        known = large or isinstance(error, ImageError) or is_unknown(error)
         kind = "too_many_pixels" if large else "not_an_image" if known else "damaged"
-        advice = f". Send one of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else ""
+        advice = f". Send one of {', '.join(FORMATS)}" if is_unknown(error) else ""
         raise RefusedError(413 if large else 422, kind, f"{name} cannot be used: {reason_of(error)}{advice}") from error
