@@ -547,7 +547,8 @@ def _load_selective(
     from sirc.experiment import network
     from sirc.models import fingerprint
 
-    if (":" in str(folder) and not folder.exists()) or (folder / "config.json").is_file():
+    is_run = (folder / "experiment.toml").exists()  # which is asked to be trusted, whatever else lies there
+    if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
         refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
         return load_guard(path, str(folder)), None
     wanted = read(path)[0]["model"]

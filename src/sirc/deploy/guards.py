@@ -20,6 +20,7 @@ from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, image_folder, printable, reader_of
+from sirc.deploy.saved import SAMPLE, calibration_sample
 from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
 from sirc.errors import DataWarning, OnError, StoreError
@@ -45,7 +46,8 @@ Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | Outpu
 Rows: TypeAlias = Outputs | OutputStore
 _HELD_OUT, _MOST_HELD_OUT, _SEED = 0.2, 10_000, 0  # of the training rows, where there is no validation data
 _BATCH = 8192  # stored rows that are read at a time
-_TRIED = 16  # images that are run one at a time, to see how much confidences change
+_EXAMPLE = 16  # inputs of an example batch
+_NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
 def guard(
@@ -218,11 +220,13 @@ def in_words(guard: SelectiveClassifier) -> str:
     reads = guard.scoring.needs_features and guard.head_name
     layer = f" with the features that '{shorten(reads)}' receives" if reads else ""
     here = ""
-    if guard.calibration is not None and guard.calibration_correct is not None:
-        right, accepted = guard.calibration_correct, guard.calibration >= threshold.value
+    if guard.calibration is not None and guard.calibration_correct is not None and threshold.feasible:
+        sample = "a sample of " if len(guard.calibration) >= SAMPLE else ""
+        confidence, right = map(calibration_sample, (guard.calibration, guard.calibration_correct))  # as a file keeps
+        right, accepted = right.bool(), confidence >= threshold.value
         wrong, all_wrong = (percent(float((~right[rows]).double().mean())) for rows in (accepted, right | ~right))
         here = (
-            f": of {len(right):,} validation rows, {percent(float(accepted[right].double().mean()))} of the "
+            f": of {sample}{len(right):,} validation rows, {percent(float(accepted[right].double().mean()))} of the "
             f"{int(right.sum()):,} that it gets right (ID✓), and {int((accepted & ~right).sum()):,} of the "
             f"{int((~right).sum()):,} that it gets wrong (ID✗). Of what it accepts {wrong} is wrong, of all {all_wrong}"
         )
@@ -231,7 +235,7 @@ def in_words(guard: SelectiveClassifier) -> str:
     errors = "" if threshold.rule == "risk" else "how many errors it accepts; "
     lines = [
         f'{name} that may say "I don\'t know": score `{guard.spec}`{fitted}{layer}.',
-        f"It accepts confidences of at least {threshold.value:.6g}{here}.",
+        f"It accepts confidences of at least {threshold.value:.6g}{here}." if threshold.feasible else _NOTHING,
         f"Promise: {promise[:1].upper()}{promise[1:]}",
         *guard.remarks,
         f"Cannot promise: how much OOD input it rejects, as it has seen {seen}; {errors}and anything about inputs "
@@ -319,10 +323,10 @@ def first_images(source: Any) -> object:
     """A few inputs of what has any; None where reading them would use them up."""
     if source is None or isinstance(source, Rows | Iterator | Mapping) or hasattr(source, "__array__"):
         return None  # `extract` refuses a single batch in words
-    reader = reader_of(source, batch_size=_TRIED, workers=0)
+    reader = reader_of(source, batch_size=_EXAMPLE, workers=0)
     if reader is None:
-        return rows_of(next(iter(source), None), slice(_TRIED)) if isinstance(source, Iterable) else None
-    spans = [range(start, min(start + _TRIED, len(reader))) for start in range(0, len(reader), _TRIED)]
+        return rows_of(next(iter(source), None), slice(_EXAMPLE)) if isinstance(source, Iterable) else None
+    spans = [range(start, min(start + _EXAMPLE, len(reader))) for start in range(0, len(reader), _EXAMPLE)]
     return next((got.batch for span in spans for got in reader.read([span], workers=0) if got.batch is not None), None)
 
 

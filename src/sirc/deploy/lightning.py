@@ -114,8 +114,8 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
         if features and not isinstance(head, Head):
             head = features_at(network, rows_of(first_images(self._val), slice(2)), name=head)
-        sizes = {key: self._options[key] for key in ("batch_size", "workers") if key in self._options}
-        run = partial(extract, network, head=head, features=features, progress=False, **sizes)
+        reading = {key: self._options[key] for key in ("batch_size", "workers", "on_error") if key in self._options}
+        run = partial(extract, network, head=head, features=features, progress=False, **reading)
         scorer = Scorer(self._score)
         if Needs.of([self._score]).train or features:
             scorer = fit(self._score, run(self._train), head=head if isinstance(head, Head) else None, progress=False)

@@ -178,8 +178,8 @@ class Decider:
             )
         self.preprocess, self._steps = found, found.test()
         # Images of different sizes cannot form a batch.
-        self._one_size = found.crop is not None or isinstance(found.resize, tuple)
-        self.batch_size = check_positive("batch_size", batch_size) if self._one_size else 1
+        self.one_size = found.crop is not None or isinstance(found.resize, tuple)
+        self.batch_size = check_positive("batch_size", batch_size) if self.one_size else 1
 
     def prepare(self, image: Image) -> Tensor:
         """Prepare an image, unless that would take too much memory."""
@@ -193,7 +193,7 @@ class Decider:
             answers = self._answers(reading.batch) if isinstance(reading.batch, Tensor) else []
         except (ImageError, RuntimeError) as error:
             # A model may be unable to take one image of any size; in a batch of equal sizes the fault is its own.
-            if isinstance(error, RuntimeError) and self._one_size:
+            if isinstance(error, RuntimeError) and self.one_size:
                 raise
             answers = []
             broken |= {index: str(error) for index in reading.index}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
 
 _VERSION = 1
-_SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random sample
+SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random sample
 
 
 def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -133,6 +133,6 @@ def calibration_sample(confidences: Tensor | None) -> Tensor:
     if confidences is None:
         return torch.empty(0, dtype=torch.float64)
     values = confidences.double().cpu()
-    if len(values) <= _SAMPLE:
+    if len(values) <= SAMPLE:
         return values
-    return values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:_SAMPLE]]
+    return values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:SAMPLE]]

@@ -561,7 +561,7 @@ class ConfidenceGraph(nn.Module):
             accepted = confidence >= self.limit
             reason = torch.full_like(confidence, 2, dtype=torch.int64)
             if terms := evaluator.ood_terms(self.spec):
-                by_softmax = evaluator.parts(self.spec)[0] < self.limit
+                by_softmax = ~(evaluator.parts(self.spec)[0] >= self.limit)
                 reason = reason + torch.where(by_softmax, 0, 1 + torch.stack(list(terms.values())).argmax(0))
         reason = torch.where(confidence == self.lowest, 1, reason)
         return logits.argmax(-1), confidence, accepted, torch.where(accepted, 0, reason)

@@ -27,7 +27,7 @@ def write_triton(graph: PathLike, folder: PathLike, *, max_batch_size: int = 64,
     """Write the folder that Triton, or KServe by it, serves a graph of `export_onnx` from; its name is the model's.
 
     Requests are put together in batches of up to `max_batch_size`, which a guard's threshold allows for. Triton gives
-    label, confidence and accepted in the shape (n, 1).
+    label, confidence, accepted and reason in the shape (n, 1).
     """
     place = check_path("folder", folder)
     check_positive("max_batch_size", max_batch_size)

@@ -351,7 +351,7 @@ def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) 
 
 def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:
     if not samples.shape[1]:
-        return np.full((2, len(samples)), np.nan)[0], np.full(len(samples), np.nan)
+        return np.full(len(samples), np.nan), np.full(len(samples), np.nan)
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=1)
     return low, high
 

@@ -93,7 +93,7 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
 
 
 def _from_folder(folder: str) -> nn.Module:
-    """Load a model as timm and the Hub keep it."""
+    """Load a model as timm and the Hub keep it; timm, from the version required on, runs no code of a pickle."""
     try:
         return build(f"timm:local-dir:{folder}", pretrained=True)
     except ValueError as error:  # whose way out is that of published weights

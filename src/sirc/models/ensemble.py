@@ -30,9 +30,9 @@ class Ensemble(nn.Module):
         super().__init__()
         if not iterates(models) or not (members := list(models)):
             raise ValueError(f"an ensemble must be a list of at least one model; got {models!r:.80}")
-        if other := next((model for model in members if not isinstance(model, nn.Module)), None):
+        if others := [model for model in members if not isinstance(model, nn.Module)]:
             raise ValueError(
-                f"each model of an ensemble must be a torch.nn.Module; got {type(other).__name__}. Build it first: "
+                f"each model of an ensemble must be a torch.nn.Module; got {type(others[0]).__name__}. Build it first: "
                 "`sirc.models.build(name, …)`"
             )
         self.members = nn.ModuleList(map(unwrap, members))

@@ -181,7 +181,7 @@ def _why_not(model: OnnxModel) -> str:
         return "the threshold was given, not calibrated"
     if model.calibration is None:
         return "the graph was exported by an earlier version, without its calibration's confidences. Export it again"
-    return "no threshold keeps the promise" if math.isnan(model.threshold.value) else ""
+    return "" if model.threshold.feasible else "no threshold keeps the promise, and nothing is accepted"
 
 
 def _history_in(path: Path) -> list[tuple[float, ...]]:
@@ -222,7 +222,7 @@ class DecisionLog:
     def add(self, rows: list[Row]) -> None:
         """Keep rows for the next write."""
         with self._lock:
-            room = _KEPT - len(self._waiting)
+            room = max(0, _KEPT - len(self._waiting) - (len(self._rows) - self._written))
             self._waiting += rows[:room]
             self.lost += len(rows[room:])
 
@@ -232,9 +232,8 @@ class DecisionLog:
 
         with self._writing:
             with self._lock:
-                if len(self._rows) - self._written < _KEPT:
-                    self._rows += self._waiting
-                    self._waiting = []
+                self._rows += self._waiting
+                self._waiting = []
             while len(self._rows) > self._written:
                 table = _table(self._rows[:_ROWS])
                 atomic_write(self._file, partial(write_table, table, compression="zstd"))

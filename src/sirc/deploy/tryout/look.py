@@ -53,7 +53,7 @@ class Look:
     def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
         self.guard, self._neighbours, self._limits = guard, neighbours, limits
         decider = Decider(guard)  # which refuses a guard that cannot decide about files
-        self._preprocess, self._one_size = decider.preprocess, decider._one_size
+        self._preprocess, self._one_size = decider.preprocess, decider.one_size
         self._geometry, self._normalise = self._preprocess.geometry(), self._preprocess.normalise()
         self._threshold = guard._check_threshold().value
         self._right, self._wrong = _groups(guard)
