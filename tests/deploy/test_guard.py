@@ -400,3 +400,21 @@ def test_the_premise_names_a_witness_that_misleads():
     assert "does not hold for `l1`, as l1 ranks right predictions below wrong ones" in text
     assert np.char.count(text, "\n") == 0
     assert _premise(sirc.Scorer("msp"), "msp", rows) == ""
+
+
+def test_what_the_promise_lacks_is_told_before_the_model_runs_on_train(folders):
+    model, (inputs, labels) = trained(), data(100, 3).tensors
+    seen = []
+    handle = model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    few = TensorDataset(inputs, torch.where(torch.arange(100) < 50, labels, (labels + 1) % 4))
+    none = TensorDataset(inputs, (model(inputs).argmax(-1) + 1) % 4)
+    try:
+        for val, words in ((few, "at least 59 ID✓ rows"), (none, "of 100 it gets none. Is it trained")):
+            seen.clear()
+            with warnings.catch_warnings(action="ignore", category=DataWarning), pytest.raises(ValueError, match=words):
+                sirc.guard(model, TRAIN, val)
+            assert sum(seen) < len(TRAIN)
+    finally:
+        handle.remove()
+    with pytest.raises(ValueError, match=r"`val` must be data that nothing was fitted on.* it is `train`"):
+        sirc.guard(model, folders / "train", f"{folders}/train/")

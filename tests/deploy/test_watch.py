@@ -272,7 +272,7 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
     assert code == 0, err
     assert json.loads(out) == json.loads(json.dumps(monitor(known.calibration, values, known.threshold).to_dict()))
     table = pd.read_parquet("decisions.parquet")
-    later = table.assign(time=table["time"] - pd.Timedelta(hours=1), confidence=-9.0).head(100)
+    later = table.assign(time=table["time"] - pd.Timedelta(hours=1), confidence=-9.0, accepted=False).head(100)
     later.loc[3, "confidence"] = None
     later.to_parquet("decisions.parquet/z.parquet")  # another service, an hour before
     code, out, err = command(*call, "--json")
@@ -281,10 +281,17 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
     assert json.loads(out)["first_alarm"] == monitor(known.calibration, both, known.threshold).first_alarm
     table.to_parquet("one.parquet")
     assert command(*call[:-1], "one.parquet")[0] == 0
+    others = table.assign(accepted=~table["accepted"])
+    others.to_parquet("others.parquet")
+    others.to_csv("others.csv")
+    for name in ("others.parquet", "others.csv"):
+        code, _, err = command(*call[:-1], name)
+        assert code == 1
+        assert "200 of its decisions are others than its threshold" in err
     Path("junk.parquet").write_text("junk", encoding="utf-8")
     Path("empty.parquet").mkdir()
     for name, more, code, words in (
-        ("none.parquet", (), 1, "none.parquet"),
+        ("none.parquet", (), 1, "there is neither a file nor a folder 'none.parquet'"),
         ("junk.parquet", (), 1, "'junk.parquet' must hold plain numbers"),
         ("empty.parquet", (), 2, "'empty.parquet' is an empty folder"),
         ("one.parquet", ("--column", "score"), 2, "`--column` must be one of 'one.parquet', time, request"),

@@ -325,8 +325,12 @@ def listed_arrays(names: Collection[str]) -> str:
 
 def require_file(path: PathLike) -> None:
     """Require a file."""
+    if Path(path).is_dir():
+        raise FileNotFoundError(f"there is no file '{path}': it is a folder.")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file '{path}'.")
+        is_network = str(path).startswith(("timm:", "torchvision:"))
+        swapped = ": it is the name of a network. Were two arguments swapped?" if is_network else "."
+        raise FileNotFoundError(f"there is no file '{path}'{swapped}")
 
 
 def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]:

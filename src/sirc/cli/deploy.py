@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from sirc.scores import Scorer
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds.")]
-Network = Annotated[Path, Argument(metavar="RUN", help="The same, or the MODEL of `sirc guard`: where its network is.")]
+Network = Annotated[
+    Path,
+    Argument(metavar="RUN", help="The folder of an experiment, or of one of its seeds; or the MODEL of `sirc guard`."),
+]
 Workers = Annotated[int, Option(help="Processes that read images.", min=0)]
 RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
 _PREFERRED = ("scod", "sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
@@ -421,6 +424,11 @@ def monitor(
     values, empty = read_confidences(confidences, column or "confidence")
     if empty:
         say(f"note: {empty} rows without a confidence were left out")
+    if column is None and (other := _otherwise_decided(confidences, threshold.value)):
+        raise ValueError(
+            f"'{confidences}' must be what '{calibration}' decided; {other:,} of its decisions are others than its "
+            f"threshold, {threshold.value:.6g}, makes. Name the guard or the graph that decided."
+        )
     report = compare(rows, values, threshold, delta=delta)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=1))
@@ -544,10 +552,10 @@ def _load_selective(
 ) -> tuple[SelectiveClassifier, Experiment | None]:
     """Load a classifier with the network that it was calibrated for: one of the runs in the folder, or one by name."""
     from sirc.deploy import SelectiveClassifier, load_guard, read
-    from sirc.experiment import network
+    from sirc.experiment import FILE, network
     from sirc.models import fingerprint
 
-    is_run = (folder / "experiment.toml").exists()  # which is asked to be trusted, whatever else lies there
+    is_run = (folder / FILE).exists()  # which is asked to be trusted, whatever else lies there
     if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
         refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
         return load_guard(path, str(folder)), None
@@ -617,6 +625,28 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
 
 
+def _otherwise_decided(path: Path, threshold: float) -> int:
+    """How many decisions of a log, or of what `sirc predict` wrote, another threshold made."""
+    import pandas as pd
+
+    needed = ["accepted", "confidence"]
+    if path.suffix == ".csv":
+        if not set(needed) <= set(pd.read_csv(path, nrows=0).columns):
+            return 0
+        table = pd.read_csv(path, usecols=needed, index_col=False)
+    elif path.is_dir() or path.suffix == ".parquet":
+        from pyarrow import dataset
+
+        data = dataset.dataset(path, format="parquet")
+        if not set(needed) <= set(data.schema.names):
+            return 0
+        table = data.to_table(columns=needed).to_pandas()
+    else:
+        return 0
+    known = table.dropna()
+    return int((known["accepted"].astype(bool) != (known["confidence"] >= threshold)).sum())
+
+
 def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
     """Read a Parquet file, or a folder of them: the confidences by their time, where there is one."""
     import numpy as np
@@ -640,8 +670,10 @@ def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int
         table = data.to_table(columns=[column, *time])
         if time:
             table = table.sort_by("time")
-    except (ConfigError, FileNotFoundError):
+    except ConfigError:
         raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is neither a file nor a folder '{path}'.") from error
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
     values = table[column].to_numpy().astype(np.float64)

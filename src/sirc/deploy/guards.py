@@ -116,6 +116,11 @@ def guard(
             "or fit it, `sirc.fit`, on others, and give it to a `sirc.SelectiveClassifier`"
         )
     names = names_of(classes)
+    if delta is not None and all(isinstance(one, str | Path) for one in (train, val)) and _same(train, val):
+        raise ValueError(
+            f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
+            "images, or none, or `delta=None` for an estimate alone"
+        )
     data = [_opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:
         names = list(data[0].classes)
@@ -158,6 +163,8 @@ def guard(
 
         validation = None if val is None else as_rows("val", data[1])
         _require_labels("val", validation)
+        if validation is not None:  # before the model runs on all of `train`
+            _check_validation(validation, names, recall, delta)
         training = as_rows("train", data[0])
     fitted: Rows | _Kept = training
     if validation is None:
@@ -167,10 +174,8 @@ def guard(
             "model was trained on them, and is surer of them than of new inputs: of those it will accept fewer than "
             "these figures say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
         )
+        _check_validation(validation, names, recall, None)
     rows = validation.load() if isinstance(validation, OutputStore) else validation
-    assert rows.labels is not None
-    _check_classes(names, rows.num_classes)
-    warn_of_labels("val", rows.predictions, rows.labels)
     if (
         needs_features
         and rows.features is not None
@@ -337,6 +342,25 @@ def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
             f"{shorten(', '.join(names))}. Pass `classes=…`, the names of the folders in the order of the outputs, and "
             "of those that have none"
         )
+
+
+def _check_validation(validation: Rows, names: Sequence[str] | None, recall: float, delta: float | None) -> None:
+    """Require classes that fit and right predictions enough for the promise; warn of labels in another order."""
+    rows = validation.load() if isinstance(validation, OutputStore) else validation
+    assert rows.labels is not None
+    _check_classes(names, rows.num_classes)
+    warn_of_labels("val", rows.predictions, rows.labels)
+    right = int(rows.correct.sum())
+    if not right:
+        raise ValueError(
+            f"the model must get some of the validation rows right; of {len(rows):,} it gets none. Is it trained, and "
+            "are its classes in the order of the labels? Pass `classes=…`"
+        )
+    at_recall(np.arange(right), np.ones(right, dtype=bool), recall, delta=delta)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
 
 
 def _require_labels(name: str, rows: Rows | None) -> None:

@@ -171,7 +171,8 @@ def _split(name: str) -> tuple[str, str]:
     if not (source and colon and rest):
         known = str(name).strip(":") or "resnet50"
         raise ValueError(
-            f"`name` must be {_FORMS}; got {quoted(name)}. A network of torchvision is `torchvision:{shorten(known)}`."
+            f"`name` must be {_FORMS}; got {quoted(name)}. Say which library has it: `timm:{shorten(known)}` or "
+            f"`torchvision:{shorten(known)}`."
         )
     return source, rest
 
