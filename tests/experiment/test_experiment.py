@@ -66,7 +66,7 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         ([f"name={'é' * 101}"], "must be fit for a folder: at most 200 bytes"),
         (
             ["model.name=resnet18"],
-            "`model.name` must be `timm:NAME`, .*; got 'resnet18'. A network of",
+            "`model.name` must be `timm:NAME`, .*; got 'resnet18'. Say which library",
         ),
         (["model.num_classes=0"], "`model.num_classes` must be a whole number ≥ 1; got 0"),
         (["model.pretrained=true", "model.checkpoint=x.pt"], "`model.checkpoint` must be left out where `pretrained`"),
