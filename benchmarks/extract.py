@@ -1,4 +1,4 @@
-"""Cost of extraction beyond the model: time against the bare loop, memory for any number of rows, two processes.
+"""Cost of extraction beyond the model, and of a guard beyond extraction; memory for any number of rows, two processes.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/extract.py`. The images are random and in memory, so that
 the loader's work is the same for both sides. Memory and processes are measured in interpreters of their own.
@@ -13,19 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
 import torchvision
 from _timing import Row, peak_memory, report, reset_peak, standard_options, versus
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sirc
 from sirc import distributed
 
 _GIB = 1 << 30
-_SIDE = 64
+_SIDE, _USUAL_SIDE = 64, 224
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -69,6 +70,30 @@ def against_the_bare_loop(options: argparse.Namespace, device: torch.device) -> 
         )
     what = f"extract {options.rows} images, ResNet-18 at {_SIDE} px, into a store"
     return Row(what, pair.ours, "for x in loader: model(x)", pair.reference, pair.ratio, limit=1.05)
+
+
+def guarded(options: argparse.Namespace, device: torch.device) -> Row:
+    """A whole guard of images as most networks take them, against extracting the outputs of its two datasets."""
+    model, draw = resnet(device), torch.Generator().manual_seed(0)
+
+    def labelled(count: int) -> TensorDataset:
+        images = torch.randn(count, 3, _USUAL_SIDE, _USUAL_SIDE, generator=draw)
+        outputs = sirc.extract(model, TensorDataset(images), labels=False, features=False)
+        return TensorDataset(images, outputs.predictions)
+
+    few = max(64, options.rows // 2)  # right predictions that a promise needs
+    train, val = labelled(2 * few), labelled(few)
+    silent = warnings.catch_warnings(action="ignore", category=sirc.DataWarning)  # about a network that is not trained
+    with silent:
+        pair = versus(
+            [lambda: sirc.guard(model, train, val, progress=False)],
+            [lambda: [sirc.extract(model, one, batch_size=64) for one in (train, val)]],
+            device=device,
+            repeats=min(2, options.repeats),
+            budget=60.0,
+        )
+    what = f"guard by {2 * few} and {few} images, ResNet-18 at {_USUAL_SIDE} px, `scod`"
+    return Row(what, pair.ours, "extracting their outputs", pair.reference, pair.ratio, limit=1.1)
 
 
 def memory(rows: int) -> float:
@@ -132,7 +157,7 @@ def main() -> None:
             print(json.dumps(found), flush=True)
         return
     device = torch.device(options.device)
-    rows = [against_the_bare_loop(options, device)]
+    rows = [against_the_bare_loop(options, device), guarded(options, device)]
     if device.type == "cpu":
         small, large = memory(40_000), memory(400_000)
         rows += [
