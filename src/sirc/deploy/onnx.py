@@ -225,6 +225,8 @@ class OnnxGraph:
     def __init__(self, path: PathLike, *, threads: int = 0) -> None:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file '{path}'. Make it with `sirc export` or `export_onnx`.")
+        if Path(path).suffix == ".safetensors":
+            raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
         try:
             import onnxruntime
