@@ -183,7 +183,7 @@ function show({ running, title, words, report, history }) {
   if (!seen) return;
   tell("rate", percent(report.rate));
   tell("rate-words", `promised ${words.promised}`);
-  tell("evidence", `e = ${Number(report.e_value.toPrecision(3))}`);
+  tell("evidence", `e = ${report.e_value < 1e4 ? Number(report.e_value.toPrecision(3)) : power(Math.log10(report.e_value))}`);
   tell("evidence-words", `p = ${Number(report.p_value.toPrecision(3))}; the alarm is at p ≤ ${report.delta / 2}, e ≥ ${Number((2 / report.delta).toPrecision(3))}`);
   tell("ood", atLeast(report.ood_share));
   tell("ood-words", words["OOD share"]);
