@@ -36,6 +36,7 @@ OTHERS = (
     *("relative_mahalanobis", "cop", "react", "scale", "ash", "nnguide", "nci", "fdbd", "gradnorm"),
     *("energy", "max_logit"),
 )
+RIVALS = ("delta_mahalanobis", "delta_knn")  # scores alone, fitted to the validation rows too
 PAPER = ("l1", "residual")  # the S2 scores of the paper
 FOUR = ("residual", "mahalanobis_pp", "knn", "l1")
 UNSURE = 0.025  # on the side where `scod` is worse, of a 95% interval
@@ -49,7 +50,8 @@ def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
     """log(S1max − S1) of MSP and the S2 scores of all rows of a run, by set and name, and which predictions are right.
 
     Training rows are a sample, each scored without itself; `in_sample` has a and b of each S2 by the paper's rule.
-    Where the run has no validation rows, a quarter of the test rows are taken for them.
+    Where the run has no validation rows, a quarter of the test rows are taken for them. A rival that needs more of them
+    than there are is left out.
     """
     stores = {path.name: sirc.OutputStore(path) for path in sorted((run / "outputs").iterdir()) if path.is_dir()}
     train = stores.pop("train").load().to(device)
@@ -66,8 +68,10 @@ def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
         order = torch.randperm(len(sets["test"]), generator=torch.Generator().manual_seed(0))
         cut = len(order) // 4
         sets |= {"validation": sets["test"][order[:cut]], "test": sets["test"][order[cut:]]}
+    rivals = sirc.fit(RIVALS, train, head=head, val=sets["validation"], on_unfit="skip")
     for name, rows in sets.items():
         values = scorer.evaluator(rows)
+        found |= {f"{name}/{rival}": x for rival, x in rivals(rows).items()}
         found |= {f"{name}/log_gap": values.log_gap(parse("msp"))}
         found |= {f"{name}/{s2}": values.value(parse(s2)) for s2 in names}
         if name in KEPT:
@@ -116,7 +120,12 @@ def rules(network: Network) -> dict[str, Rule]:
     for s2 in WITNESSES:
         found[f"both(msp, {s2})"] = _both(network, s2)
         found[f"bayes(msp, {s2})"] = witnessed(network, (s2,))
+    found |= {rival: _alone(rival) for rival in RIVALS if rival in network.test}
     return found | {"scod": witnessed(network), "scod, val": witnessed(network, calibrated=True)}
+
+
+def _alone(name: str) -> Rule:
+    return lambda rows, *_: rows[name]
 
 
 def _sirc(network: Network, names: Sequence[str]) -> Rule:
