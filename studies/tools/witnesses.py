@@ -175,14 +175,13 @@ def witnessed(
         def log_g(log_u: Tensor, away: Sequence[Tensor]) -> Tensor:
             return bayes.log_g(log_u, away, density)
 
-    id_u, id_g, how = log_u, log_g(log_u, away), {} if learn is None else {"fades": 0.0}
-    risk = cache(partial(bayes.expected_risk, id_u, id_g, **how))
+    stages = cache(partial(bayes.aurr_stages, log_u, log_g(log_u, away)))
 
     def rule(rows: Columns, alpha: float, beta: float, metric: str) -> Tensor:
         log_u, away = u_and_away(rows)
         if metric == "aurc":
             return bayes.least_aurc(log_u, log_g(log_u, away), alpha, beta)
-        return bayes.least_aurr(log_u, log_g(log_u, away), alpha, beta, risk(alpha, beta), **how)
+        return bayes.staged_aurr(log_u, log_g(log_u, away), alpha, beta, *stages(alpha, beta))
 
     return rule
 

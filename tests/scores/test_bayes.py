@@ -242,8 +242,12 @@ def test_a_density_of_earlier_versions_has_ramps_alone_and_its_weight_fades():
             expected += weight * np.logaddexp(0, 2 * (column.numpy() - knot)) / 2
     density = (-2.0, 1.5, 0.3, *weights)
     np.testing.assert_allclose(ratio.log_g(log_u, away, density), expected, rtol=1e-12)
-    assert ratio.fading(density, 1) == 0.1
+    assert ratio.fading(density, 1) == ratio.fading(None, 1) == 0.1
     assert ratio.fading((*density, 1.0, 1.0), 1) == 0.0
+    for risk, left in ((0.1, 0.4), (0.44, 0.06), (0.45, 0.05), (0.5, 0.05 / np.e), (0.6, 0.05 / np.e**3)):
+        found = ratio.least_aurr(log_u, torch.full_like(log_u, -1e30), 0.5, 0.5, risk, fades=0.1)
+        u = log_u.exp().numpy()
+        np.testing.assert_allclose(found, -np.log(left * u / (1 - u)), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -556,9 +560,9 @@ def test_the_order_for_aurr_holds_at_the_ends_of_its_range(moderate, risk):
     assert same_order(least(1.0, 0.5), torch.as_tensor(alone))  # no OOD input
     assert same_order(least(0.5, 1.0), torch.as_tensor(alone))  # which costs nothing
     assert same_order(least(1.0, 0.0), torch.as_tensor(alone))  # nothing costs anything
-    assert same_order(least(0.5, 0.0), torch.as_tensor(by_s2))  # errors cost nothing
-    # Where the risk is more than either weight, both are left a fiftieth, and the order is that without a risk.
-    assert same_order(least(0.5, 0.5), functional.bayes(np.log(u), np.log(g), metric="aurr")) or risk == 0.3
+    # Errors cost nothing; where the risk is as much as either weight, u alone decides.
+    assert same_order(least(0.5, 0.0), torch.as_tensor(by_s2 if risk < 1 else alone))
+    assert same_order(least(0.5, 0.5), torch.as_tensor(alone)) == (risk == 1)
 
 
 @pytest.mark.parametrize("risk", [0.0, 0.6])
@@ -677,11 +681,53 @@ def test_g_falls_with_no_s2_that_falls(witnesses):
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [*MIXTURES, (0.05, 0.95), (0.95, 0.05), (1.0, 0.3), (0.5, 0.0), (0.5, 1.0)])
-def test_the_expected_risk_is_the_aurr_that_u_and_g_promise(witnesses, alpha, beta):
+def test_stages_are_those_of_a_plain_loop(witnesses, alpha, beta):
     u, g = witnesses[0], reference.witnessed(*witnesses)
     g /= g.mean()
-    found = ratio.expected_risk(torch.as_tensor(np.log(u)), torch.as_tensor(np.log(g)), alpha, beta)
-    assert found == pytest.approx(reference.expected_risk(u, g, alpha, beta), rel=1e-9)
+    log_u, log_g = torch.as_tensor(np.log(u)), torch.as_tensor(np.log(g))
+    found = ratio.aurr_stages(log_u, log_g, alpha, beta)
+    expected = reference.aurr_stages(u, g, alpha, beta)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    confidence = ratio.staged_aurr(log_u, log_g, alpha, beta, *found)
+    np.testing.assert_allclose(confidence, reference.staged_aurr(u, g, alpha, beta, *expected), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.9), (0.5, 0.9), (0.5, 0.5), (0.9, 0.2), (0.05, 0.3)])
+def test_stages_have_a_smaller_aurr_than_any_one_risk(alpha, beta):
+    """Where u and g are right; AURR by a plain loop."""
+    rng = np.random.default_rng(7)
+    u, g = rng.uniform(0.001, 0.9, 3000), np.exp(rng.normal(0, 1.5, 3000))
+    g /= g.mean()
+    log_u, log_g = torch.as_tensor(np.log(u)), torch.as_tensor(np.log(g))
+    staged = ratio.staged_aurr(log_u, log_g, alpha, beta, *ratio.aurr_stages(log_u, log_g, alpha, beta))
+    found = reference.aurr(np.argsort(-staged.numpy()), u, g, alpha, beta)
+    others = [
+        reference.aurr(np.argsort(-reference.least_aurr(u, g, alpha, beta, risk)), u, g, alpha, beta)
+        for risk in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
+    ]
+    assert found < 1.0005 * min(others)
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_few_rows_or_equal_rows_make_stages_too(n):
+    for u, g in ((np.full(n, 0.2), np.ones(n)), (np.linspace(0.1, 0.9, n), np.linspace(2, 1, n))):
+        log_u, log_g = torch.as_tensor(np.log(u)), torch.as_tensor(np.log(g / g.mean()))
+        risks, levels = ratio.aurr_stages(log_u, log_g, 0.5, 0.5)
+        assert 1 <= len(risks) == len(levels) <= 32
+        np.testing.assert_allclose([risks, levels], reference.aurr_stages(u, g / g.mean(), 0.5, 0.5), rtol=1e-9)
+        assert bool(ratio.staged_aurr(log_u, log_g, 0.5, 0.5, risks, levels).isfinite().all())
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.1, 0.95), (1e-6, 0.0), (1.0, 1.0)])
+def test_a_stage_is_finite_at_the_extremes_and_falls_with_u_and_with_g(witnesses, alpha, beta):
+    log_u, log_g = torch.as_tensor(np.log(witnesses[0])), torch.as_tensor(np.log(reference.witnessed(*witnesses)))
+    stages = ratio.aurr_stages(log_u, log_g - ratio.log_mean_exp(log_g), alpha, beta)
+    by_u = torch.tensor([-1e30, -1e4, -500.0, -499.0, -3.0, -1.0, -1e-3, -1e-9, -1e-17, 0.0], dtype=torch.float64)
+    by_g = torch.tensor([-1e30, -1e4, -5.0, 0.0, 1.0, 5.0, 1e4, 1e30], dtype=torch.float64)
+    found = ratio.staged_aurr(by_u.repeat(8), by_g.repeat_interleave(10), alpha, beta, *stages).reshape(8, 10)
+    assert bool(found.isfinite().all())
+    assert bool((found.diff(dim=0) <= 0).all())
+    assert bool((found.diff(dim=1) <= 0).all())
 
 
 @pytest.fixture(scope="module")
@@ -690,7 +736,7 @@ def three_witnesses():
     return sirc.Outputs(logits / 10, z, y), "bayes(msp, l1, energy, l1, metric=aurr)"  # 1 − max π has digits
 
 
-def test_a_fit_finds_medians_a_mean_g_of_one_and_the_risk(three_witnesses):
+def test_a_fit_finds_medians_a_mean_g_of_one_and_the_stages(three_witnesses):
     """Also where one witness is there twice."""
     train, spec = three_witnesses
     found = {name: value.tolist() for name, value in sirc.fit(spec, train).parameters[spec].items()}
@@ -702,13 +748,14 @@ def test_a_fit_finds_medians_a_mean_g_of_one_and_the_risk(three_witnesses):
     z = np.transpose([slope * (values - center) - 3 for values, center, slope in zip(s2, a, b, strict=True)])
     g = reference.witnessed(u, z)
     assert found["log_mean"] == pytest.approx([np.log(g.mean())], rel=1e-9)
-    assert found["risk"] == pytest.approx([reference.expected_risk(u, g / g.mean(), 0.5, 0.5)], rel=1e-9)
+    stages = reference.aurr_stages(u, g / g.mean(), 0.5, 0.5)
+    np.testing.assert_allclose([found["risks"], found["levels"]], stages, rtol=1e-7)
     fresh = train[:50]
-    expected = reference.least_aurr(u[:50], g[:50] / g.mean(), 0.5, 0.5, *found["risk"])
-    np.testing.assert_allclose(sirc.fit(spec, train)(fresh)[spec], expected, rtol=1e-9)
+    expected = reference.staged_aurr(u[:50], g[:50] / g.mean(), 0.5, 0.5, *stages)
+    np.testing.assert_allclose(sirc.fit(spec, train)(fresh)[spec], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_with_validation_rows_the_mean_and_the_risk_are_theirs(three_witnesses):
+def test_with_validation_rows_the_mean_and_the_stages_are_theirs(three_witnesses):
     train, spec = three_witnesses
     fitted = sirc.fit(spec, train[:300], val=train[300:])
     found = {name: value.tolist() for name, value in fitted.parameters[spec].items()}
@@ -719,7 +766,8 @@ def test_with_validation_rows_the_mean_and_the_risk_are_theirs(three_witnesses):
     z = np.transpose([b * (s2 - a) - 3 for s2, a, b in zip((l1, energy, l1), found["a"], found["b"], strict=True)])
     g = reference.witnessed(u, z)
     assert found["log_mean"] == pytest.approx([np.log(g.mean())], rel=1e-9)
-    assert found["risk"] == pytest.approx([reference.expected_risk(u, g / g.mean(), 0.5, 0.5)], rel=1e-9)
+    stages = reference.aurr_stages(u, g / g.mean(), 0.5, 0.5)
+    np.testing.assert_allclose([found["risks"], found["levels"]], stages, rtol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore:typical training rows")

@@ -150,14 +150,10 @@ def typical(values):
 
 
 def least_aurr(u, g, alpha, beta, risk=0.0):
-    """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), where a weight falls exponentially once R leaves a tenth of it."""
-
-    def less(weight):
-        if weight - risk > weight / 10:
-            return weight - risk
-        return weight / 10 * np.exp(1 - (risk - 0.8 * weight) / (0.1 * weight)) if weight else 0.0
-
-    by_u, by_g = less(beta), less(1 - beta) * (1 - alpha) / alpha
+    """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)), no weight below 0, u alone where neither is left."""
+    by_u, by_g = max(beta - risk, 0), max(1 - beta - risk, 0) * (1 - alpha) / alpha
+    if not by_u and not by_g:
+        by_u = 1.0
     return np.array([-np.log((by_u * x + by_g * y) / (1 - x)) for x, y in zip(u, g, strict=True)])
 
 
@@ -172,13 +168,40 @@ def aurr(order, u, g, alpha, beta):
     return total / right
 
 
-def expected_risk(u, g, alpha, beta, rise=1.15):
-    """The AURR of the order for AURR, risen, which the order is made for: four rounds from 0."""
-    risk = 0.0
-    for _ in range(4):
-        order = np.argsort(-least_aurr(u, g, alpha, beta, risk))
-        risk = rise * aurr(order, u, g, alpha, beta)
-    return risk
+def aurr_stages(u, g, alpha, beta, stages=32):
+    """Risks and levels of the order of least AURR, row by row: in each stage the cheapest at the risk before it join."""
+    left, risks, levels, risk, right, cost, mass = list(range(len(u))), [], [], 0.0, 0.0, 0.0, 0.0
+    for stage in range(1, stages + 1):
+        if not left:
+            break
+        dear = -least_aurr(u, g, alpha, beta, risk)
+        left.sort(key=lambda row: dear[row])
+        risks.append(risk)
+        while True:
+            row = left.pop(0)
+            right += 1 - u[row]
+            cost += alpha * beta * u[row] + (1 - alpha) * (1 - beta) * g[row]
+            mass += alpha + (1 - alpha) * g[row]
+            if not left or right >= stage / stages * (1 - u).sum() - 1e-12:
+                break
+        levels.append(dear[row])
+        risk = cost / mass
+    return risks, levels
+
+
+def staged_aurr(u, g, alpha, beta, risks, levels):
+    """Minus the stage in which each row joins: the first whose level it does not exceed, cut where it meets it."""
+    over = np.array([-least_aurr(u, g, alpha, beta, risk) - level for risk, level in zip(risks, levels, strict=True)])
+    found = []
+    for row in over.T:
+        reached = np.flatnonzero(row <= 0)
+        if not len(reached):
+            found.append(len(row) - 1 + row[-1])
+        elif (stage := reached[0]) == 0:
+            found.append(row[0])
+        else:
+            found.append(stage - 1 + row[stage - 1] / (row[stage - 1] - row[stage]))
+    return -np.array(found)
 
 
 def witnessed(u, z):

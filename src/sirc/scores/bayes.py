@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from sirc.scores.blocks import constant
+from sirc.scores.blocks import by_rows, constant
 from sirc.scores.formulas.softmax import softplus
 
 KNOTS = (-4.0, -2.0, 0.0, 1.0, 2.0, 4.0)
@@ -21,9 +22,9 @@ _TILT = 1e-6  # of log g against log u: the least that keeps the order of sure r
 # Without OOD rows: the most that a witness responds with, and all together; how far its response lies in standard
 # deviations; the log of the most it may count; the power of u.
 _RESPONSE, _RESPONSES, _SHIFT, _MOST, _POWER = 0.25, 1.2, 1.0, 3.0, 0.4
-_FADES = 0.1  # the part of the weights β and 1 − β, in the order for AURR, below which a risk takes ever less
-_RISE = 1.15  # the risk that is met, by that which is expected: networks claim fewer errors than they make
-_ROUNDS = 4
+STAGES = 32
+"""Into how many equal parts of ID✓ `aurr_stages` cuts the order."""
+_FADES = 0.1  # of `least_aurr`, in scorers that were saved before there were stages
 
 
 def least_aurc(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
@@ -41,42 +42,75 @@ def least_aurc(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tenso
 
 
 def least_aurr(
-    log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risk: float = 0.0, fades: float = _FADES
+    log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risk: float = 0.0, fades: float = 0.0
 ) -> Tensor:
     """−log([(β−R)u + (1−α)(1−β−R)/α·g]/(1 − u)): the order of least AURR where the risk of what is accepted is R.
 
-    Of two rows that follow one another, the first should be the one that raises the risk less for the ID✓ it brings.
-    A row costs βu + (1−α)(1−β)/α·g and adds 1 + (1−α)/α·g to what is accepted, which dilutes the risk; it brings 1 − u.
-    A weight is never negative: no row is preferred for diluting. One that R has brought down to a tenth (`fades`) falls
-    exponentially from there on, with the same slope; with `fades=0` it falls to 0 where R reaches it.
+    Of two neighbours in the order, the first should be the one that raises the risk less for the ID✓ it brings. A row
+    costs βu + (1−α)(1−β)/α·g and adds 1 + (1−α)/α·g to what is accepted, which dilutes the risk; it brings 1 − u of
+    ID✓. A weight is never negative: no row is preferred because it dilutes. Scorers of earlier versions have `fades`: a
+    weight that R has brought below this part of itself falls exponentially instead of to 0.
     """
-    by_u, by_g = _less(beta, risk, fades), _less(1 - beta, risk, fades) * (1 - alpha) / alpha
-    if not by_u and not by_g:  # nothing costs anything
-        by_u = 1.0
+    by_u, by_g = _weights(alpha, beta, risk, fades)
     return log_one_minus_exp(log_u) - log_add(log_u + _log(by_u), log_g + _log(by_g))
 
 
-def _less(weight: float, risk: float, fades: float) -> float:
-    """The weight less the risk, or what fades instead where that would be little or negative."""
-    left = 1 - risk / weight if weight else 0.0
-    return weight * (left if left > fades else fades * math.exp(left / fades - 1) if fades else 0.0)
+def _weights(alpha: float, beta: float, risk: float, fades: float = 0.0) -> tuple[float, float]:
+    """The weights of u and g in `least_aurr`; u alone counts where nothing costs more than what is accepted anyway."""
+
+    def less(weight: float) -> float:
+        left = 1 - risk / weight if weight else 0.0
+        return weight * (left if left > fades else fades * math.exp(left / fades - 1) if fades else 0.0)
+
+    by_u, by_g = less(beta), less(1 - beta) * (1 - alpha) / alpha
+    return (by_u, by_g) if by_u or by_g else (1.0, 0.0)
 
 
-def expected_risk(log_u: Tensor, log_g: Tensor, alpha: float, beta: float, fades: float = _FADES) -> float:
-    """The AURR that u and g promise of their own order: the R of `least_aurr`.
+def aurr_stages(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> tuple[list[float], list[float]]:
+    """The risk before each stage of the order of least AURR, and the log cost of the dearest row that joins in it.
 
-    The rows are ID. Each stands for 1 − u of ID✓, u of ID✗ and g of OOD input. The order depends on R, and R on the
-    order; a few rounds settle both.
+    The rows are ID; each stands for 1 − u of ID✓, u of ID✗ and g of OOD input. Every stage brings an equal part of ID✓:
+    of the rows that are left, those with the least cost by `least_aurr` at the risk so far.
     """
     u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
-    risk = 0.0
-    for _ in range(_ROUNDS):
-        order = least_aurr(log_u, log_g, alpha, beta, risk, fades).argsort(descending=True)
-        right, wrong, ood = (1 - u)[order], u[order].cumsum(0), g[order].cumsum(0)
-        accepted = alpha * (right.cumsum(0) + wrong) + (1 - alpha) * ood
-        cost = alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood
-        risk = _RISE * float((cost / accepted) @ right / right.sum())
-    return risk
+    right, cost = 1 - u, alpha * beta * u + (1 - alpha) * (1 - beta) * g
+    mass, left = alpha + (1 - alpha) * g, torch.arange(len(u), device=u.device)
+    risks, levels, risk, recall, spent, accepted = [], [], 0.0, 0.0, 0.0, 0.0
+    for stage in range(1, STAGES + 1):
+        dear, order = (-least_aurr(log_u[left], log_g[left], alpha, beta, risk)).sort()
+        found = recall + right[left[order]].cumsum(0)
+        count = 1 + int((found[:-1] < stage / STAGES * float(right.sum())).sum())
+        joined, left = left[order[:count]], left[order[count:]]
+        risks.append(risk)
+        levels.append(float(dear[count - 1]))
+        recall = float(found[count - 1])
+        spent, accepted = spent + float(cost[joined].sum()), accepted + float(mass[joined].sum())
+        risk = spent / accepted
+        if not len(left):
+            break
+    return risks, levels
+
+
+def staged_aurr(
+    log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risks: Sequence[float], levels: Sequence[float]
+) -> Tensor:
+    """Minus the stage in which a row joins, by `aurr_stages`, as a continuous number: higher means accept.
+
+    A row joins in the first stage whose level its log cost does not exceed. Between two stages the distances from both
+    levels say where; before the first and after the last, the distance from that level does.
+    """
+    by_u, by_g = zip(*(map(_log, _weights(alpha, beta, risk)) for risk in risks), strict=True)
+
+    def stage(log_u: Tensor, log_g: Tensor) -> Tensor:
+        row = partial(log_u.new_tensor, dtype=torch.float64)
+        over = log_add(log_u + row(by_u), log_g + row(by_g)) - log_one_minus_exp(log_u) - row(levels)
+        waits = (over <= 0).double().cumsum(-1) == 0
+        before, after = over[:, :-1], over[:, 1:]
+        part = torch.where(after > 0, 1.0, before / (before - after).clamp_min(1e-300))
+        between = torch.where(waits[:, :-1], part, 0.0).sum(-1)
+        return over[:, 0].clamp_max(0.0) + between + torch.where(waits[:, -1], over[:, -1], 0.0)
+
+    return -by_rows(stage, log_u[:, None].expand(-1, len(risks)), log_g[:, None])
 
 
 def _log(x: float) -> float:
@@ -138,9 +172,9 @@ def log_g(log_u: Tensor, away: Sequence[Tensor], density: Sequence[float]) -> Te
     return constant + terms @ torch.as_tensor(weights, dtype=terms.dtype, device=terms.device) + _TILT * log_u
 
 
-def fading(density: Sequence[float], others: int) -> float:
-    """The `fades` of `least_aurr` for a g that was learnt: none, except by earlier versions, which had ramps alone."""
-    return _FADES if len(density) - 3 == (1 + others) * len(KNOTS) else 0.0
+def fading(density: Sequence[float] | None, others: int) -> float:
+    """The `fades` of `least_aurr` in scorers that were saved without stages; none where g has the terms of today."""
+    return _FADES if density is None or len(density) - 3 == (1 + others) * len(KNOTS) else 0.0
 
 
 def witnessed_log_g(log_u: Tensor, away: Sequence[Tensor], log_mean: float = 0.0) -> Tensor:

@@ -64,19 +64,21 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
     claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))
     lows, fitted = lowness(others, a, b), parameters[str(spec)]
-    log_u, how = bayes.log_u(log_gap, claim, calibration), {}
-    if "density" in fitted:
-        density = parameter(spec, "density", parameters)
-        log_g, how = bayes.log_g(log_u, lows, density), {"fades": bayes.fading(density, len(lows))}
+    log_u = bayes.log_u(log_gap, claim, calibration)
+    density = parameter(spec, "density", parameters) if "density" in fitted else None
+    if density is not None:
+        log_g = bayes.log_g(log_u, lows, density)
     elif "log_mean" in fitted:
         log_g = bayes.witnessed_log_g(log_u, lows, parameter(spec, "log_mean", parameters)[0])
     else:
         log_u, log_g = bayes.earlier_rule(log_gap, lows, claim, calibration)
     if spec.options.get("metric") != "aurr":
         return bayes.least_aurc(log_u, log_g, alpha, beta)
-    if "risk" in fitted:
-        how["risk"] = parameter(spec, "risk", parameters)[0]
-    confidence = bayes.least_aurr(log_u, log_g, alpha, beta, **how)
+    if "levels" in fitted:
+        risks, levels = (parameter(spec, key, parameters) for key in ("risks", "levels"))
+        return bayes.staged_aurr(log_u, log_g, alpha, beta, risks, levels)
+    risk = parameter(spec, "risk", parameters)[0] if "risk" in fitted else 0.0  # saved by earlier versions
+    confidence = bayes.least_aurr(log_u, log_g, alpha, beta, risk, bayes.fading(density, len(lows)))
     return confidence if "log_mean" in fitted or "density" in fitted else confidence - bayes.log_one_minus_exp(log_u)
 
 

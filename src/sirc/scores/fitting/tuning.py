@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from typing import TypeAlias
 
@@ -152,8 +151,8 @@ class Tuning:
             if part.options.get("metric") != "aurr":
                 return numbers
             alpha, beta = (combine.parameter(part, key, {})[0] for key in ("alpha", "beta"))
-            risk = partial(bayes.expected_risk, log_u, log_g, alpha, beta)
-            return {**numbers, "risk": (risk(fades=0.0) if "density" in numbers else risk(),)}
+            risks, levels = bayes.aurr_stages(log_u, log_g, alpha, beta)
+            return {**numbers, "risks": risks, "levels": levels}
 
         def tune(part: Spec) -> dict[str, Tensor]:
             numbers = {
