@@ -196,15 +196,18 @@ def areas(network: Network, rule: Rule, kept: Tensor | None = None) -> Iterator[
     columns = [(own * right, nothing[1]), (own * ~right, nothing[1]), (nothing[0], share)]
     masses = torch.stack([torch.cat(pair) for pair in columns])[:, None]
     masses = masses if kept is None else masses * kept
+    sets = (network.test, *network.ood.values())
+    order, sums = torch.empty(0), (masses, masses)
     for alpha, beta in POINTS:
         for metric in METRICS:
-            sets = (network.test, *network.ood.values())
             confidence = torch.cat([rule(rows, alpha, beta, metric) for rows in sets])
-            sorted_masses = masses[..., confidence.argsort(descending=True)]
-            ok, wrong, ood = sorted_masses.cumsum(-1)
+            if not torch.equal(confidence, order):  # most rules have one order for all points
+                sorted_masses = masses[..., confidence.argsort(descending=True)]
+                order, sums = confidence, (sorted_masses, sorted_masses.cumsum(-1))
+            (right_mass, *_), (ok, wrong, ood) = sums
             accepted = alpha * (ok + wrong) + (1 - alpha) * ood
             risk = (alpha * beta * wrong + (1 - alpha) * (1 - beta) * ood) / accepted
-            step = sorted_masses[0] if metric == "aurr" else accepted.diff(prepend=torch.zeros_like(accepted[:, :1]))
+            step = right_mass if metric == "aurr" else accepted.diff(prepend=torch.zeros_like(accepted[:, :1]))
             yield alpha, beta, metric, (risk * step).nansum(-1) / step.sum(-1)
 
 

@@ -169,7 +169,7 @@ def aurr(order, u, g, alpha, beta):
 
 
 def aurr_stages(u, g, alpha, beta, stages=32):
-    """Risks and levels of the order of least AURR, row by row: in each stage the cheapest at the risk before it join."""
+    """Risks and levels of the order of least AURR, row by row: in each stage the cheapest rows join."""
     left, risks, levels, risk, right, cost, mass = list(range(len(u))), [], [], 0.0, 0.0, 0.0, 0.0
     for stage in range(1, stages + 1):
         if not left:
