@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
-Stored = Annotated[list[Path] | None, Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made.")]
+Stored = Annotated[list[Path] | None, Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
 # val, train, tune, scorer, ood, head, crossfit, on_unfit
 Files = tuple[Path | None, Path | None, Path | None, Path | None, Names, Path | None, str | None, OnErrorChoice | None]

@@ -15,7 +15,7 @@ from typer.models import OptionInfo
 from sirc._utils.text import quoted
 from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
-from sirc.cli.options import has_begun
+from sirc.cli.options import has_begun, names_of_option
 from sirc.errors import ConfigError
 
 INTERRUPTED = 130
@@ -193,7 +193,7 @@ def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
     """The options of a command, by the argument that each fills, with the kind of its value."""
     kinds = typing.get_type_hints(command, include_extras=True)
     return {
-        name.rstrip("_"): ((*(info.param_decls or ()), f"--{name.rstrip('_').replace('_', '-')}")[0], hint.__origin__)
+        name.rstrip("_"): (names_of_option(name, info)[0], hint.__origin__)
         for name, hint in kinds.items()
         for info in getattr(hint, "__metadata__", ())
         if isinstance(info, OptionInfo)

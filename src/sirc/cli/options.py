@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 
 from typer import Option
+from typer.models import OptionInfo
 
 from sirc._utils.imports import import_module
 from sirc._utils.text import listed, quoted
@@ -72,6 +73,13 @@ def with_imports(command: Callable[..., None]) -> Callable[..., None]:
     importing.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
     importing.__annotations__ = hints
     return importing
+
+
+def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
+    """The names of an option, such as `--quiet` and `-q`: those declared, else the name of its parameter."""
+    declared = [info.default, *(info.param_decls or ())]  # typer reads the first name of an annotation as a default
+    names = [name for name in declared if isinstance(name, str) and name.startswith("-")]
+    return names or [f"--{parameter.rstrip('_').replace('_', '-')}"]
 
 
 def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
 _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
-Studies = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `sirc run`, or `results.csv` files.")]
-Stored = Annotated[list[Path], Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")]
+Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
+Stored = Annotated[list[Path], Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 Stage = StrEnum("Stage", ["train", "extract", "fit", "page", "figures"])
 Redo = Annotated[list[Stage] | None, Option("--redo", help="Do a stage again; repeat. Only this retrains.")]
 Intervals = Annotated[bool, Option("--intervals", help="The 95% interval of each figure, over samples, beside it.")]
@@ -61,7 +61,7 @@ Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw
 
 
 def run(
-    experiment: Annotated[list[Path], Argument(metavar="EXPERIMENT.toml...", help="One experiment, or several.")],
+    experiment: Annotated[list[Path], Argument(metavar="EXPERIMENT.toml", help="One experiment, or several.")],
     set_: Overrides = None,
     out: Annotated[Path | None, Option(help="The folder for the results. Default: the experiment's own.")] = None,
     device: Device = "auto",
