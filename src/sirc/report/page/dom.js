@@ -1,4 +1,4 @@
-// Building blocks: elements whose text is always taken literally, the look of a score, the colours of the theme.
+// Building blocks: elements whose text is never parsed as HTML, the swatch of a score, colours.
 
 /** Make an element. Attributes are set as such, children that are strings become text: nothing is parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
@@ -80,7 +80,7 @@ function toHex(rgb) {
   return `#${rgb.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** The relative luminance that contrast is reckoned with. */
+/** The relative luminance, from which contrast is computed. */
 function luminance(rgb) {
   const [r, g, b] = rgb.map((part) => {
     const x = part / 255;

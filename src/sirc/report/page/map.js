@@ -98,7 +98,7 @@ function shortened(name) {
   return name.length > 28 ? `${name.slice(0, 27)}…` : name;
 }
 
-/** Lines between the regions: without colours, too, it is seen where they end. */
+/** Lines between the regions, which show their borders without colours too. */
 function bordersOf(scene, look) {
   const x = [];
   const y = [];
@@ -128,7 +128,7 @@ function shareOf(scene, index, share) {
   return el("li", {}, sign, el("span", {}, score.name), bar, el("span", { class: "number" }, number));
 }
 
-/** Let the setting be moved on the map: with a press, and with a mouse by dragging. */
+/** Move the setting on the map: with a press, and with a mouse by dragging. */
 export function makeMap(change) {
   const plot = byId("map");
   let dragging = false;

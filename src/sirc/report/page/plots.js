@@ -1,4 +1,4 @@
-// What all plots share: the theme, the axes, the look of a score's line and band, and names taken literally.
+// Shared parts of the plots: theme, axes, lines, bands and markers of scores, and names shown literally.
 
 import { byId, readable } from "./dom.js";
 
@@ -98,7 +98,7 @@ export function draw(id, traces, axes, label) {
   return Plotly.newPlot(plot, traces, layout, { displayModeBar: false, showTips: false, doubleClick: false });
 }
 
-/** A score's line: the one looked at is thick, the baseline less, the others thin. */
+/** The line of a score: thick in focus, less so for the baseline, thin for the others. */
 export function line(scene, index, x, y, hover) {
   const score = scene.model.scores[index];
   const width = index === scene.focus ? 3.2 : index === scene.baseline ? 2.2 : 1.4;
@@ -130,7 +130,7 @@ export function band(scene, index, x, low, high) {
   };
 }
 
-/** Which scores have bands: the one looked at, the best and the baseline, where they are shown. */
+/** The scores with bands: the one in focus, the best and the baseline, where they are shown. */
 export function banded(scene) {
   if (!scene.several) return [];
   return [...new Set([scene.baseline, scene.best, scene.focus])].filter((index) => scene.shown.includes(index));

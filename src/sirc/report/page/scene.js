@@ -1,12 +1,12 @@
-// What follows from a setting: each is computed when asked for, and kept until the setting it rests on changes.
+// What follows from a setting, computed when asked for and kept until the setting changes.
 
 import { metricParts, mixed, pointAt, reaching } from "./mixture.js";
 import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, ranked, spread } from "./seeds.js";
 import { isShown, oodShares } from "./state.js";
 
-export const CELLS = 40; // the map has as many in α and in β
-const MOST = 1000; // scores at some α whose slopes are kept
+export const CELLS = 40; // of the map, along α and along β
+const MOST = 1000; // kept slopes, each of a score at an α
 export const CENTRES = Array.from({ length: CELLS }, (_, i) => (i + 0.5) / CELLS);
 
 export class Scene {
@@ -15,7 +15,7 @@ export class Scene {
     this.kept = new Map();
   }
 
-  /** Take up a setting. */
+  /** Use a setting. */
   look(state) {
     this.state = state;
     this.model = this.data.models[state.model];
@@ -84,7 +84,7 @@ export class Scene {
     return kept.get(key);
   }
 
-  /** The difference of two scores in the chosen metric, at the setting, and whether it is noise. */
+  /** The difference of two scores in the chosen metric at the setting, and whether it is within noise. */
   lead(score, other) {
     return paired(this.values[score], this.values[other], this.twice(score, other, this.state.alpha, this.state.beta));
   }

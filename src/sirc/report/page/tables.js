@@ -6,7 +6,7 @@ import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, spread } from "./seeds.js";
 import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, signed } from "./words.js";
 
-/** The ranked list. `choose(spec)` is told which score's name was pressed. */
+/** The ranked list. `choose(spec)` is called when the name of a score is pressed. */
 export function makeRanked(choose) {
   const table = byId("ranked");
   hintAtMore(table);
@@ -31,7 +31,7 @@ export function makeRanked(choose) {
   };
 }
 
-/** A function of the scene whose result stays until another model is chosen. */
+/** A function of the scene whose result is kept until another model is chosen. */
 function oncePerModel(build) {
   let model = null;
   let result = null;
@@ -64,7 +64,7 @@ function columnsOf(scene) {
     ["risk", "Risk %"],
     ["aurr", "AURR %"],
     ["aurc", "AURC %"],
-    ["difference", "to baseline"],
+    ["difference", "vs baseline"],
     ["coverage", "Coverage %"],
     ["wrong", "ID✗ %"],
     ...(scene.model.sets.length ? [["ood", "OOD %"]] : []),
@@ -152,7 +152,7 @@ function rankedNote(scene) {
     const value = mean(scene.runs.map((run) => run.ofId[name] ?? NaN));
     return unit === "%" ? `${title} ${hundredfold(value, 1)}%` : `${title} ×10² ${hundredfold(value)}`;
   }).join(", ");
-  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
+  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. ID✗, OOD and each set: the share accepted. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
 }
 
 /** The table of one metric for each kind of input. */
@@ -188,7 +188,7 @@ function buildSets(table, scene) {
   return new Map(scene.model.scores.map((score) => [score.index, rowOf(score, columns, swatch(score), el("span", {}, score.name))]));
 }
 
-/** What the figures of the second table rest on. */
+/** The part of the setting that the second table depends on. */
 export function detailKey(scene) {
   const { model, run, detail, level, alpha, beta } = scene.state;
   return [model, run, detail, detail === "auroc" ? "" : level, ...(["risk", "aurr"].includes(detail) ? [alpha, beta] : [])].join();
@@ -202,7 +202,7 @@ function detailOf(scene, score, set, runs = scene.runs) {
   });
 }
 
-/** How far one run's difference to the baseline may stray; of a metric the page cannot recompute only other runs tell. */
+/** Two standard errors of one run's difference to the baseline; unknown for a metric that the page cannot recompute. */
 function detailTwice(scene, score, set) {
   const { detail, alpha, beta } = scene.state;
   if (scene.several) return NaN;
@@ -254,7 +254,7 @@ function fillDetail(scene, cell, values, { mean: difference, spread: reach, nois
 function fixedNote(scene) {
   const { title, higher } = scene.data.metrics[scene.state.detail];
   const { alpha, beta } = scene.data.start;
-  return `${title} × 100 as evaluated, whatever the controls say; where α and β matter, at α = ${alpha}, β = ${beta} (ID✗: α = 1); ${higher ? "higher" : "lower"} is better.${scene.model.runs.length > 1 ? "" : " Of one run its noise is not known, and nothing is coloured."}`;
+  return `${title} × 100 as evaluated; the controls do not change it. Where α and β matter, it is at α = ${alpha}, β = ${beta} (ID✗: α = 1). ${higher ? "Higher" : "Lower"} is better.${scene.model.runs.length > 1 ? "" : " The noise of one run is not known, so nothing is coloured."}`;
 }
 
 function setsNote(scene) {
@@ -262,7 +262,7 @@ function setsNote(scene) {
   const setting = `α = ${Number(alpha.toFixed(4))}, β = ${Number(beta.toFixed(4))}`;
   const what = {
     auroc: "%AUROC against ID✓; higher is better.",
-    fpr: `Share let through at recall ${neat(scene.recall)}, in percent; lower is better.`,
+    fpr: `Share accepted at recall ${neat(scene.recall)}, in percent; lower is better.`,
     risk: `Risk at recall ${neat(scene.recall)} × 100 at ${setting} (ID✗: α = 1); lower is better.`,
     aurr: `AURR × 100 at ${setting} (ID✗: α = 1); lower is better.`,
   }[detail] ?? fixedNote(scene);
