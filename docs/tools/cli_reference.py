@@ -92,7 +92,7 @@ def _parameters(command: Callable[..., None]) -> Iterator[Parameter]:
         if isinstance(info, ArgumentInfo):
             names = [info.metavar or name.upper()]
         else:
-            names = "/".join(names_of_option(name, info)).split("/")
+            names = names_of_option(name, info)
         default = "" if required or parameter.default is None or kind is bool else str(parameter.default)
         yield Parameter(info, names, [info.metavar] if info.metavar else values, default, repeats, required)
 

@@ -77,9 +77,9 @@ def with_imports(command: Callable[..., None]) -> Callable[..., None]:
 
 def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
     """The names of an option, such as `--quiet` and `-q`: those declared, else the name of its parameter."""
-    declared = [info.default, *(info.param_decls or ())]  # typer reads the first name of an annotation as a default
-    names = [name for name in declared if isinstance(name, str) and name.startswith("-")]
-    return names or [f"--{parameter.rstrip('_').replace('_', '-')}"]
+    declared = (info.default, *(info.param_decls or ()))  # typer reads the first name of an annotation as a default
+    names = "/".join(name for name in declared if isinstance(name, str) and name.startswith("-"))
+    return names.split("/") if names else [f"--{parameter.rstrip('_').replace('_', '-')}"]
 
 
 def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
