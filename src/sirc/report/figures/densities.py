@@ -36,6 +36,14 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
     Groups that the task should reject are hatched. The dashed line is the threshold that accepts 95% (the evaluation's
     `recall`) of the task's positives, with the FPR there. Two scores, one above the other, show where one gains for
     OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import densities
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> figure = densities(ev, "msp")
+        >>> len(figure.axes)  # OOD detection, and SCOD
+        2
     """
     wanted = as_names(scores)
     negative = negative or (POOLED if evaluation.ood else WRONG)

@@ -42,7 +42,13 @@ _MARKERS: Final = "osD^vP*X<>p"
 @final
 @dataclass(frozen=True)
 class Look:
-    """Appearance of one score or group in all figures: colour, and in grey print dashes, marker or hatch."""
+    """Appearance of one score or group in all figures: colour, and in grey print dashes, marker or hatch.
+
+    Example:
+        >>> from sirc.report.figures import Look
+        >>> Look("#D55E00", marker="X").line
+        {'color': '#D55E00', 'linestyle': '-'}
+    """
 
     colour: str
     dash: Dash = _SOLID
@@ -99,9 +105,14 @@ _OTHERS: Final = ("#661100", "#AA4499", "#44AA99", "#999933", "#DDAA33", "#33228
 
 
 def method_look(score: str) -> Look:
-    """The look of a score, the same in every figure.
+    """Give the look of a score, the same in every figure.
 
-    A score has the colour of its family; all others, such as a score with options, a look that follows from the text.
+    A known score has the colour of its family; any other text, such as a score with options, a look computed from it.
+
+    Example:
+        >>> from sirc.report.figures import method_look
+        >>> method_look("msp").colour, method_look("vim").marker
+        ('#000000', '*')
     """
     if score in _COMBINED:
         return _COMBINED[score]

@@ -54,6 +54,15 @@ def report(
     The page is one file that opens from disk. It holds, for each score, how many of ID✓, ID✗ and each OOD set are
     accepted at up to 512 thresholds: at those, risk, coverage and shares are exact for every α, β and mix of OOD sets,
     and areas are within 0.5% of `sirc.Ranking`'s. `notes` are lines under the title.
+
+    Example:
+        >>> import tempfile, sirc
+        >>> from sirc.report.page import report
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = report(ev, f"{folder}/report.html", title="A network")
+        ...     print(page.name, "<title>A network</title>" in page.read_text(encoding="utf-8"))
+        report.html True
     """
     refuse_existing(path, overwrite)
     shown: Sequence[Run] = [_Single(runs)] if isinstance(runs, Evaluation) else list(runs)

@@ -187,6 +187,16 @@ def table(
     `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
     first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`. Where results have columns `low`
     and `high`, as `Evaluation.intervals` gives them, these stand beside the figures of models with one run.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.tables import table
+        >>> scores = {"msp": ([0.9, 0.8, 0.4], [True, True, False]), "energy": ([5, 6, 2], [True, True, False])}
+        >>> ev = sirc.evaluate(scores, ood={"far": {"msp": [0.3, 0.85], "energy": [1, 3]}})
+        >>> print(table(ev.table, metrics=["auroc"]).text().splitlines()[5].strip())
+        MSP      *100.00     _75.00    _75.00
+        >>> table(ev.table).cell("", "energy", "far", "auroc").mark
+        'bold'
     """
     figures = summarise(results)
     of_id = id_figures(figures)
@@ -201,7 +211,16 @@ def table(
 
 
 def save_tables(results: pd.DataFrame | Table, folder: PathLike, *, overwrite: bool = False) -> list[Path]:
-    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths."""
+    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths.
+
+    Example:
+        >>> import tempfile, sirc
+        >>> from sirc.report.tables import save_tables
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print([path.name for path in save_tables(ev.table, folder)])
+        ['table.md', 'table.tex', 'table.html', 'table.csv']
+    """
     made = results if isinstance(results, Table) else table(results)
     paths = [Path(folder) / f"table{suffix}" for suffix in (".md", ".tex", ".html", ".csv")]
     for path in paths:
