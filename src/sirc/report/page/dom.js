@@ -58,8 +58,7 @@ export function swatch(score) {
   svg.append(make("line", { x1: 0, x2: 28, y1: 7, y2: 7, "stroke-width": 2, "stroke-dasharray": dash }));
   const shape = SHAPES[score.symbol];
   svg.append(shape ? make("polygon", { points: shape }) : make("circle", { cx: 14, cy: 7, r: 3.8 }));
-  svg.style.setProperty("--light", score.colour);
-  svg.style.setProperty("--dark", readable(score.colour));
+  svg.style.setProperty("--shade", `light-dark(${score.colour}, ${readable(score.colour)})`);
   return svg;
 }
 

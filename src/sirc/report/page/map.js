@@ -122,8 +122,7 @@ function shareOf(scene, index, share) {
   const sign = swatch(score);
   const bar = el("span", { class: "bar", "aria-hidden": "true" });
   bar.style.width = percent(share, 1);
-  bar.style.setProperty("--light", score.colour);
-  bar.style.setProperty("--dark", sign.style.getPropertyValue("--dark"));
+  bar.style.setProperty("--shade", sign.style.getPropertyValue("--shade"));
   const number = share < 0.005 ? "<1%" : percent(share, 0);
   return el("li", {}, sign, el("span", {}, score.name), bar, el("span", { class: "number" }, number));
 }

@@ -1,7 +1,7 @@
 // The two tables: the scores ranked at the setting, and what each does to each kind of input.
 
 import { byId, el, setText, swatch } from "./dom.js";
-import { auroc, metricParts, mixed, reaching } from "./mixture.js";
+import { atBeta, auroc, metricParts, mixed, reaching } from "./mixture.js";
 import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, spread } from "./seeds.js";
 import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, signed } from "./words.js";
@@ -152,7 +152,7 @@ function rankedNote(scene) {
     const value = mean(scene.runs.map((run) => run.ofId[name] ?? NaN));
     return unit === "%" ? `${title} ${hundredfold(value, 1)}%` : `${title} ×10² ${hundredfold(value)}`;
   }).join(", ");
-  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. ID✗, OOD and each set: the share accepted. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
+  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. ${sets ? "ID✗, OOD and each set" : "ID✗"}: the share accepted. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
 }
 
 /** The table of one metric for each kind of input. */
@@ -230,8 +230,7 @@ function detailIn(scene, run, own, set) {
   const alone = aloneOf(scene, run, own, set);
   const at = reaching(alone, scene.recall);
   if (detail === "fpr") return (set === null ? alone.wrong : alone.ood)[at];
-  const [a, b] = metricParts(alone, detail, set === null ? 1 : alpha, at);
-  return beta * a + (1 - beta) * b;
+  return atBeta(metricParts(alone, detail, set === null ? 1 : alpha, at), beta);
 }
 
 function aloneOf(scene, run, own, set) {
