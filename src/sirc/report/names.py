@@ -1,4 +1,4 @@
-"""Names for people: scores, negatives and metrics in plain text, HTML and LaTeX."""
+"""Display names of scores, negatives and metrics, in plain text, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEMPERATURE: Final = {"text": "T", "latex": "$T$", "html": "<i>T</i>"}
 _GREEK: Final = {"alpha": "α", "beta": "β", "gamma": "γ", "kappa": "κ"}
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
 
-# Symbols for which LaTeX needs a command; it reads other letters from UTF-8 by itself.
+# Symbols for which LaTeX needs a command; it reads all others from UTF-8.
 _TEXT: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "bar", "<": "less", ">": "greater"}
 _MATHS: Final = {
     "✓": "surd", "✗": "times", "±": "pm", "×": "times", "·": "cdot", "‖": "|", "≤": "leq", "≥": "geq", "∞": "infty",

@@ -1,4 +1,4 @@
-"""All figures of a study: those that its runs allow, with samples of its images, drawn and saved as files."""
+"""Figures of a study: all that its runs allow, drawn and saved as files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> li
     wanted = _check_formats(formats)
     paths = [Path(f"{Path(stem)}.{name}") for name in wanted]  # with_suffix would cut "resnet-1.5"
     with drawing(), warnings.catch_warnings():
-        # A dataset's name may need a script that the font lacks; the figure has boxes there, and is a figure still.
+        # A dataset's name may need letters that the font lacks; the figure has boxes there.
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph .* missing from")
         engine = figure.get_layout_engine()
         figure.draw_without_rendering()  # laid out once for all formats: it takes as long as drawing
@@ -139,7 +139,7 @@ def _of_model(runs: Sequence[ScoredRun]) -> Iterator[Plan]:
         yield "separation", lambda: separation(evaluation, pair)
         yield "risks", lambda: risks(evaluation, several)
     if evaluation.ood:
-        # Runs of unlike scores or OOD sets have no mean: the first stands for itself.
+        # Only runs with the same scores and OOD sets as the first have a mean.
         same = [e for e in evaluations if e.negatives == evaluation.negatives and e.scores == evaluation.scores]
         yield "sweep-alpha", lambda: sweeps(same, "alpha", several)
         yield "sweep-beta", lambda: sweeps(same, "beta", several)
@@ -247,7 +247,7 @@ def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int =
 
 
 def _square(image: Image) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
-    """The centre of an image as a square, not larger than a figure shows."""
+    """The central square of an image, no larger than a figure shows."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
