@@ -53,10 +53,18 @@ function hintAtMore(table) {
   [box, table].forEach((one) => sizes.observe(one));
 }
 
-/** The line of a score, and its empty cells by column. */
-function rowOf(score, columns, ...name) {
-  const cells = new Map(columns.map(([column]) => [column, el("td", { "data-column": column })]));
-  return { line: el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, ...name), ...cells.values()), cells };
+/** Build a table: a row for each score, with the parts of `nameOf(score)` and its empty cells by column. */
+function buildTable(table, scene, caption, columns, nameOf) {
+  const heads = columns.map(([column, text]) =>
+    el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") && "kind" }, el("span", { class: "clamp" }, text)));
+  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"), ...heads);
+  table.replaceChildren(el("caption", {}, caption), el("thead", {}, head), el("tbody"));
+  return new Map(scene.model.scores.map((score) => {
+    const name = nameOf(score);
+    const cells = new Map(columns.map(([column]) => [column, el("td", { "data-column": column })]));
+    const first = el("th", { scope: "row", class: "first" }, ...Object.values(name));
+    return [score.index, { ...name, cells, line: el("tr", { "data-score": score.spec }, first, ...cells.values()) }];
+  }));
 }
 
 function columnsOf(scene) {
@@ -74,16 +82,11 @@ function columnsOf(scene) {
 }
 
 function buildRanked(table, scene, choose) {
-  const columns = columnsOf(scene);
-  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
-    ...columns.map(([column, text]) => el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") ? "kind" : false }, el("span", { class: "clamp" }, text))));
-  table.replaceChildren(el("caption", {}, "Scores, the best at this setting first"), el("thead", {}, head), el("tbody"));
-  return new Map(scene.model.scores.map((score) => {
+  return buildTable(table, scene, "Scores, the best at this setting first", columnsOf(scene), (score) => {
     const button = el("button", { type: "button", class: "name", title: score.spec }, swatch(score), el("span", {}, score.name));
     button.addEventListener("click", () => choose(score.spec));
-    const mark = el("span", { class: "mark" });
-    return [score.index, { ...rowOf(score, columns, button, mark), mark, button }];
-  }));
+    return { button, mark: el("span", { class: "mark" }) };
+  });
 }
 
 function fillRow(scene, row, score, place) {
@@ -182,10 +185,8 @@ export function makeSets() {
 
 function buildSets(table, scene) {
   const columns = [["wrong", "ID✗"], ...scene.model.sets.map((name, set) => [`set-${set}`, name])];
-  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
-    ...columns.map(([, text]) => el("th", { scope: "col", title: text, class: "kind" }, el("span", { class: "clamp" }, text))));
-  table.replaceChildren(el("caption", {}, "One metric for each kind of input"), el("thead", {}, head), el("tbody"));
-  return new Map(scene.model.scores.map((score) => [score.index, rowOf(score, columns, swatch(score), el("span", {}, score.name))]));
+  return buildTable(table, scene, "One metric for each kind of input", columns,
+    (score) => ({ sign: swatch(score), name: el("span", {}, score.name) }));
 }
 
 /** The part of the setting that the second table depends on. */
