@@ -89,10 +89,7 @@ def _parameters(command: Callable[..., None]) -> Iterator[Parameter]:
         kind, info = get_args(hints[name])
         values, repeats = _values(kind)
         required = parameter.default is inspect.Parameter.empty
-        if isinstance(info, ArgumentInfo):
-            names = [info.metavar or name.upper()]
-        else:
-            names = names_of_option(name, info)
+        names = [info.metavar or name.upper()] if isinstance(info, ArgumentInfo) else names_of_option(name, info)
         default = "" if required or parameter.default is None or kind is bool else str(parameter.default)
         yield Parameter(info, names, [info.metavar] if info.metavar else values, default, repeats, required)
 
