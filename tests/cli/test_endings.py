@@ -17,7 +17,7 @@ import sirc
 from sirc._utils.files import atomic_write
 from sirc._utils.warn import warn
 from sirc.cli import COMMANDS, app, data
-from sirc.cli.endings import _GO_ON, _TABLES, ending, in_options, what_stays
+from sirc.cli.endings import _GO_ON, _TABLES, _options, ending, in_options, what_stays
 from sirc.cli.options import note_test_images
 from sirc.experiment.config import Extract, Fit, Model
 from sirc.progress import Log
@@ -46,6 +46,11 @@ def options_of(name):
     for part in name.split():
         command = command.commands[part]
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_errors_name_options_as_the_command_has_them(name):
+    assert {option for option, _ in _options(NAMED[name]).values()} <= options_of(name)
 
 
 def test_every_command_that_an_error_or_a_page_names_has_the_options_it_names():

@@ -392,8 +392,8 @@ def test_columns_out_of_sight_are_hinted_at(open_page, tmp_path):
     page = open_page(report(made_up(sets=sets), tmp_path / "wide.html"), fresh=True)
     page.set_viewport_size({"width": 1440, "height": 900})
     settle(page)
-    hint = "() => getComputedStyle(document.getElementById('ranked-note'), '::before').content"
-    assert "More columns to the right" in page.evaluate(hint)
+    hint = "() => getComputedStyle(document.getElementById('ranked-title'), '::after').content"
+    assert "More columns: scroll the table sideways" in page.evaluate(hint)
     page.evaluate("() => { document.getElementById('ranked').parentElement.scrollLeft = 1e6; }")
     page.wait_for_selector(".scroll:not([data-more]) > #ranked")
     assert page.evaluate(hint) == "none"

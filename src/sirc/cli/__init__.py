@@ -1,4 +1,4 @@
-"""The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (wrongly called).
+"""The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (called wrongly).
 
 To add a command, write a function with its options and an example in a module of this room, and name it in `COMMANDS`.
 Modules import typer and nothing heavy: a function imports what it computes with, so that `--help` answers at once.
@@ -44,7 +44,7 @@ COMMANDS = (
     deploy.serve,
     deploy.monitor,
 )
-NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # of the user's own
+NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # commands that compute none, and take no `--import`
 _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 
 app = typer.Typer(
@@ -55,7 +55,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # Flags of typer itself have no default, and typer imports pydantic to check the None of each.
+        # Typer's own flags have no default, and typer imports pydantic to check the None of each.
         "default_map": {**_TYPER_FLAGS, "data": _TYPER_FLAGS},
     },
 )
@@ -66,11 +66,14 @@ for command in COMMANDS:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit as scripts expect."""
-    gc.set_threshold(30_000)  # torch and pandas bring a million objects that stay: few looks through them do
+    gc.set_threshold(30_000)  # torch and pandas keep a million objects alive: collect less often
     atexit.register(_end_quickly)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):  # what the encoding lacks
+    for stream, errors in (
+        (sys.stdout, "replace"),
+        (sys.stderr, "backslashreplace"),
+    ):  # for letters it cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
@@ -81,8 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _end_quickly() -> None:
-    """Spare Python a last look, for half a second, through all objects of torch and pandas."""
-    if "triton" not in sys.modules:  # which calls what is left a leak
+    """Skip the last garbage collection, which takes half a second over the objects of torch and pandas."""
+    if "triton" not in sys.modules:  # it reports frozen objects as leaks
         gc.freeze()
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sirc.progress import Progress
     from sirc.scores import Scorer
 
-Stored = Annotated[list[Path] | None, Argument(metavar="[RUN...]", help="Folders that `sirc run` or `sirc demo` made.")]
+Stored = Annotated[list[Path] | None, Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
 # val, train, tune, scorer, ood, head, crossfit, on_unfit
 Files = tuple[Path | None, Path | None, Path | None, Path | None, Names, Path | None, str | None, OnErrorChoice | None]
@@ -47,7 +47,7 @@ Judge = Callable[["Case"], "Assumptions | Choice"]
 By = StrEnum("By", ["worst", "average"])
 Pool = StrEnum("Pool", ["datasets", "samples"])
 Method = StrEnum("Method", ["auto", "bootstrap"])
-ScorerFile = Annotated[Path | None, Option(help="A fitted scorer instead, as `scorer.save` writes it.")]
+ScorerFile = Annotated[Path | None, Option(help="Instead of `--train`: a fitted scorer, as `scorer.save` writes it.")]
 
 
 def check(
@@ -61,13 +61,13 @@ def check(
     spec: Specs = None,
     crossfit: CrossfitOption = None,
     on_unfit: OnUnfit = None,
-    level: Annotated[float, Option(help="Of the intervals.")] = 0.95,
+    level: Annotated[float, Option(help="The level of the intervals.")] = 0.95,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one report for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Check whether SIRC's premise holds for each S2, and recommend a score.
 
-    For a run, it uses the outputs of the test images, or of a random half of them where the other half sets the
+    For a run, it uses the outputs of the test images, or of a random half of them if the other half sets the
     threshold. Without OOD data the recommendation rests on ID data alone.
 
     Example: `sirc check --val val.npz --train train.npz --ood textures=dtd.npz`
@@ -100,21 +100,21 @@ def select(
     beta: Annotated[str, Option(metavar="LOW,HIGH", help="The cost of accepting ID✗; of OOD, 1 − β.")] = "0.1,0.9",
     metric: Annotated[str, Option(help="A metric of the mixture, such as `aurr`, `aurc` or `risk@95`.")] = "aurr",
     by: Annotated[By, Option(help="`worst` or `average` regret over the range.")] = By.worst,
-    absolute: Annotated[bool, Option("--absolute", help="Regret as it is, not relative to the best.")] = False,
-    pool: Annotated[Pool, Option(help="What weighs the same among OOD data: `datasets` or `samples`.")] = Pool.datasets,
-    method: Annotated[Method, Option(help="Of the intervals: `auto`, without resampling if it can be.")] = Method.auto,
-    draws: Annotated[int, Option(help="Draws behind the intervals.")] = 1000,
-    level: Annotated[float, Option(help="Of the intervals, and of what is called a lead.")] = 0.95,
-    seed: Annotated[int, Option(help="Of the draws.")] = 0,
+    absolute: Annotated[bool, Option("--absolute", help="Absolute regret, not relative to the best score.")] = False,
+    pool: Annotated[Pool, Option(help="What has equal weight in OOD data: `datasets` or `samples`.")] = Pool.datasets,
+    method: Annotated[Method, Option(help="Of the intervals: `auto` resamples only where it must.")] = Method.auto,
+    draws: Annotated[int, Option(help="Random draws for the intervals.")] = 1000,
+    level: Annotated[float, Option(help="The level of the intervals, and of a lead.")] = 0.95,
+    seed: Annotated[int, Option(help="The seed of the draws.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON: a list with one choice for each model.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Choose the score with the least regret over a range of α and β, or say that it is a tie.
 
-    For a run, it uses the outputs of a random half of the validation images if they are there, else of the test images;
-    `sirc calibrate` then takes the choice and the other half. Without OOD data the choice rests on ID✗|ID✓ alone.
-    Candidates are the scorer's scores; with `--train`, the paper's that can be fitted. `--alpha` and `--beta` are a
-    range, one number, or three points and more.
+    For a run, it uses the outputs of a random half of the validation images, or of the test images if there are none;
+    `sirc calibrate` then uses the chosen score and the other half. Without OOD data the choice rests on ID✗|ID✓ alone.
+    Candidates are the scorer's scores; with `--train`, those of the paper that can be fitted. `--alpha` and `--beta`
+    take a range, one number, or three and more points.
 
     Example: `sirc select --val val.npz --train train.npz --ood textures=dtd.npz --alpha 0.5,0.9 --beta 0.5`
 
@@ -147,7 +147,7 @@ def select(
 
 
 class Case(NamedTuple):
-    """A model to look at: its scorer, its ID outputs and its OOD outputs; its run, and the set of images, if it has."""
+    """A model to judge: its scorer, ID outputs and OOD outputs; its run and set of images, if it has them."""
 
     name: str
     scorer: Scorer
@@ -160,7 +160,7 @@ class Case(NamedTuple):
 def _judge(
     command: str, runs: list[Path] | None, files: Files, specs: Names, judge: Judge, as_json: bool, quiet: bool
 ) -> None:
-    """Print the verdict on each model as soon as it is there, or all of them as one JSON list."""
+    """Print the verdict on each model as soon as it is known, or all of them as one JSON list."""
     if bool(runs) == (files[0] is not None):
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
     if runs and any(files):
@@ -180,7 +180,7 @@ def _judge(
 
 
 def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Progress) -> str:
-    """Leave the choice in the run's folder for `sirc calibrate`, and say so."""
+    """Save the choice in the run's folder for `sirc calibrate`, and say so."""
     from sirc.evaluation import Choice
     from sirc.experiment import keep_choice
     from sirc.outputs import Outputs
@@ -199,7 +199,7 @@ def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Pro
 
 
 def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
-    """Each run of each study; to select with validation outputs, if they are there and no score was tuned on them."""
+    """Give each run of each study, to select with validation outputs if it has some and no score was tuned on them."""
     from sirc.experiment import calibration_set, check_outputs, load_studies, outputs_to_choose, title_of
     from sirc.outputs import OutputStore
     from sirc.scores import Scorer
@@ -218,7 +218,7 @@ def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[
 
 
 def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> Iterator[Case]:
-    """Read the files, and load the scorer or fit one: without `specs`, the paper's (to check, SIRC's) that can be."""
+    """Read the files, and load or fit the scorer: by default all scores of the paper (to check: SIRC's) that can be."""
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
 
@@ -253,7 +253,7 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
 
 
 def _fitted(specs: Names, scorer: Scorer, on_unfit: OnErrorChoice | None) -> Names:
-    """The scores that were named, less those that could not be fitted where these are to be skipped."""
+    """The scores that were named, without those that were skipped because they could not be fitted."""
     return [text for text in specs if text in scorer.specs] if specs and on_unfit is OnErrorChoice.skip else specs
 
 

@@ -32,25 +32,25 @@ def say(text: str) -> None:
 
 
 def result(text: str) -> None:
-    """Print a result, once however many processes there are."""
+    """Print a result, once for all processes."""
     if is_main():
         console().print(_harmless(text))
 
 
 def _harmless(text: str) -> str:
-    """The text with its control characters written out: a name in a stranger's file would drive the terminal."""
+    """Write control characters out: a name in a file from elsewhere could drive the terminal with them."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def is_main() -> bool:
-    """Tell whether this process speaks for all of them."""
+    """Tell whether this process prints for all of them."""
     from sirc._utils import distributed
 
     return distributed.is_main()
 
 
 def open_page(page: Path | str) -> None:
-    """Open a page, a file or an address, in the browser, or say that there is none."""
+    """Open a page, a file or an address, in the browser, or say that no browser could be opened."""
     import webbrowser
 
     try:
@@ -62,8 +62,8 @@ def open_page(page: Path | str) -> None:
 
 
 @contextmanager
-def telling_warnings(words: Callable[[str], str]) -> Iterator[None]:
-    """Print each warning about the data as a message, once, in these words."""
+def telling_warnings(translate: Callable[[str], str]) -> Iterator[None]:
+    """Print each warning about the data once, as a translated message."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)
         plain, told = warnings.showwarning, set()
@@ -73,14 +73,14 @@ def telling_warnings(words: Callable[[str], str]) -> Iterator[None]:
                 plain(message, category, *rest, **named)
             elif str(message) not in told and is_main():
                 told.add(str(message))
-                say(f"warning: {words(str(message))}")
+                say(f"warning: {translate(str(message))}")
 
         warnings.showwarning = tell
         yield
 
 
 def reporting(quiet: bool) -> Progress:
-    """Progress to the terminal or to a log; all processes but the first stay silent."""
+    """Give a progress display for the terminal or a log; all processes but the first stay silent."""
     if quiet or not is_main():
         return SILENT
     terminal = console(stderr=True)

@@ -27,7 +27,7 @@ app = typer.Typer(
 @app.command("list")
 @ending
 def list_() -> None:
-    """List the paper's datasets: name, group, size, the folder each is looked for in, and where to get it.
+    """List the paper's datasets: name, group, size, the folder where each is expected, and where to get it.
 
     Example: `sirc data list`
     """
@@ -50,13 +50,13 @@ def check(
     name: Annotated[str, Argument(help="A benchmark (`sirc data list`), `folder`, or `list`.")],
     path: Annotated[Path, Argument(help="Where its files are.")],
     split: Annotated[str | None, Option(help="Only `train` or only `test`.")] = None,
-    sort: Annotated[Sort, Option(help="Of a `folder`: how its class folders are numbered.")] = Sort.name,
-    classes: Annotated[Path | None, Option(help="Of a `folder`: a text file, its classes in order.")] = None,
+    sort: Annotated[Sort, Option(help="For a `folder`: the order of classes; `natural` is 2 before 10.")] = Sort.name,
+    classes: Annotated[Path | None, Option(help="For a `folder`: a text file with its classes in order.")] = None,
     decode: Annotated[bool, Option("--decode", help="Read every image, and name the broken ones.")] = False,
     workers: Annotated[int, Option(help="Processes that read images.", min=0)] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Say what is there, what is missing, and what to do. Exits with 1 if something is wrong.
+    """Check a dataset on disk: what is there, what is missing, and what to do. Exits with 1 if something is wrong.
 
     Example: `sirc data check textures ~/data/textures --decode --workers 8`
     """
@@ -84,7 +84,7 @@ def noise(
     overwrite: Annotated[bool, Option("--overwrite", help="Replace noise of another seed or count.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the paper's Noise images as PNG files. A stopped run is taken up by the same command.
+    """Write the paper's Noise images as PNG files. The same command resumes a stopped run.
 
     Experiments need no files: `dataset = "noise"` makes the same images on the fly.
 
@@ -104,7 +104,7 @@ def colonoscopy(
     base: Annotated[str, Option(help="The address to fetch from.")] = COLONOSCOPY,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch the colonoscopy videos and write every frame as an image. A stopped run is taken up by the same command.
+    """Fetch the colonoscopy videos and write every frame as an image. The same command resumes a stopped run.
 
     Example: `sirc data colonoscopy data/colonoscopy`
     """

@@ -65,17 +65,17 @@ def guard(
     ],
     train: Annotated[Path, Argument(metavar="TRAIN", help="Labelled images, a folder for each class; or outputs.")],
     val: Annotated[
-        Path | None, Argument(metavar="VAL", help="The same, not trained on: it sets the threshold.")
+        Path | None, Argument(metavar="VAL", help="The same, but not trained on: they set the threshold.")
     ] = None,
     recall: Annotated[float, Option(help="Accept at least this share of what the model gets right.")] = 0.95,
     delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
-    plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Only the estimate, without a promise.")] = False,
     score: Annotated[str, Option(metavar="SPEC", help="The score.")] = "scod",
     head: Annotated[str | None, Option(metavar="LAYER", help="The last linear layer. Default: it is found.")] = None,
-    classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the outputs.")] = None,
-    resize: Annotated[int | None, Option(help="The shorter side of an image. Default: as published.", min=1)] = None,
-    crop: Annotated[int | None, Option(help="The central square of it. Default: as published.", min=1)] = None,
-    path: Annotated[Path | None, Option(help="A folder that keeps outputs: a stopped command goes on there.")] = None,
+    classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the logits.")] = None,
+    resize: Annotated[int | None, Option(help="The shorter side after resizing. Default: as published.", min=1)] = None,
+    crop: Annotated[int | None, Option(help="The side of the central square. Default: as published.", min=1)] = None,
+    path: Annotated[Path | None, Option(help="A folder that keeps outputs, to resume a stopped command.")] = None,
     report: Annotated[Path | None, Option(help="Write a page, too.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
     overwrite: Overwrite = False,
@@ -87,9 +87,9 @@ def guard(
 ) -> None:
     """Make a trained model say "I don't know", and print what that promises.
 
-    MODEL has the weights that it was published with, or your own: `timm:resnet18=weights.safetensors`. A folder is a
-    model as timm and the Hub keep it. A function loads its weights itself. Without VAL a part of TRAIN sets the
-    threshold, and nothing is promised.
+    MODEL has its published weights, or your own: `timm:resnet18=weights.safetensors`. A folder is a model as timm and
+    the Hub keep it. A function loads its weights itself. Without VAL a part of TRAIN sets the threshold, and nothing is
+    promised.
 
     Example: `sirc guard timm:resnet18=weights.pth photos/train photos/validation --out guard.safetensors`
 
@@ -123,11 +123,11 @@ def calibrate(
     recall: Annotated[float | None, Option(help="Accept at least this share of ID✓. Default: 0.95.")] = None,
     coverage: Annotated[float | None, Option(help="Or: accept at least this share of ID input.")] = None,
     risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
-    delta: Annotated[float | None, Option(help="The promise holds with probability 1 − δ. [0.05]")] = None,
-    plain: Annotated[bool, Option("--plain", help="The estimate alone, without a promise (not with --risk).")] = False,
+    delta: Annotated[float | None, Option(help="The promise holds with probability 1 − δ. Default: 0.05.")] = None,
+    plain: Annotated[bool, Option("--plain", help="Only the estimate, without a promise (not with `--risk`).")] = False,
     alpha: Annotated[float | None, Option(help="Or: least cost, for this share of ID input, on the OOD sets.")] = None,
-    beta: Annotated[float | None, Option(help="With --alpha: the cost of accepting ID✗; of OOD, 1 − β. [0.5]")] = None,
-    reject_cost: Annotated[float | None, Option(help="With --alpha: what a rejected input costs.")] = None,
+    beta: Annotated[float | None, Option(help="With `--alpha`: the cost of accepting ID✗; of OOD, 1 − β.")] = None,
+    reject_cost: Annotated[float | None, Option(help="With `--alpha`: the cost of a rejected input.")] = None,
     ood: OodFiles = None,
     val: Annotated[Path | None, Option(help="Labelled ID outputs, not fitted on: a file, or a store's folder.")] = None,
     on_error: OnErrorOption = None,
@@ -139,13 +139,13 @@ def calibrate(
 ) -> None:
     """Set the threshold of a run's network on labelled ID data, and print what it promises.
 
-    The score is the one that `sirc select` or `sirc check` chose for the run, or else `sirc(entropy, residual)` or the
-    first. The data is that of `--val`; or else the experiment's validation images, if no score was tuned on them; or
-    else its test images, whose own figures are then no longer honest. Of images on one half of which a score was
-    chosen, the other half is taken. A promise that the data cannot support writes nothing.
+    The default score is the one that `sirc select` or `sirc check` chose for the run, else `scod` or one of SIRC's.
+    The data are those of `--val`, else the experiment's validation images, if no score was tuned on them, else its test
+    images, whose own figures are then no longer honest. If the score was chosen on one half of the images, the other
+    half sets the threshold. If the data cannot support the promise, nothing is written.
 
-    With `--alpha`, the threshold of least expected cost on the run's OOD sets, or those of `--ood`, and no promise: a
-    rejected input costs `--reject-cost`, or nothing while `--recall` of ID✓ is kept.
+    `--alpha` sets the threshold of least expected cost on the run's OOD sets, or those of `--ood`, without a promise. A
+    rejected input then costs `--reject-cost`, or nothing while `--recall` of ID✓ is kept.
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """
@@ -219,7 +219,7 @@ def predict(
         str | None, Option("--model", metavar="FILE", help="What `calibrate` or `guard` wrote, or `hf://owner/name`.")
     ] = None,
     run: Annotated[
-        Path | None, Option("--run", metavar="RUN", help="With --model: a run, or the MODEL of `sirc guard`.")
+        Path | None, Option("--run", metavar="RUN", help="With `--model`: a run, or the MODEL of `sirc guard`.")
     ] = None,
     onnx: Annotated[Path | None, Option(help="Or: what `sirc export` wrote.")] = None,
     seed: RunSeed = None,
@@ -233,9 +233,9 @@ def predict(
 ) -> None:
     """Decide about every image of a folder: path, accepted, label, class, confidence, reason, error.
 
-    The reason of a rejection is `softmax`, or the S2 that took the confidence away; a graph that an earlier version
-    exported tells only `rejected`. An image that cannot be read has its error in the table and is not accepted. A
-    stopped run is taken up by the same command.
+    The reason of a rejection is `softmax`, or the S2 that lowered the confidence; a graph that an earlier version
+    exported says only `rejected`. An image that cannot be read has its error in the table and is not accepted. The same
+    command resumes a stopped run.
 
     Example: `sirc predict photos --model selective.safetensors --run runs/resnet50_imagenet200 --out decisions.csv`
 
@@ -264,8 +264,8 @@ def predict(
 def try_(
     guard: Annotated[str, Argument(metavar="GUARD", help="What `guard` or `calibrate` wrote, or `hf://owner/name`.")],
     model: Annotated[Path, Argument(metavar="MODEL", help="Its network: a run, or the MODEL of `sirc guard`.")],
-    train: Annotated[Path | None, Option(help="The folder of its training images, to show those nearest.")] = None,
-    outputs: Annotated[Path | None, Option(help="With --train: what `sirc guard --path` kept of them.")] = None,
+    train: Annotated[Path | None, Option(help="The folder of its training images, to show the nearest.")] = None,
+    outputs: Annotated[Path | None, Option(help="With `--train`: the folder of `sirc guard --path`.")] = None,
     host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 0,
     no_open: Annotated[bool, Option("--no-open", help="Open no browser.")] = False,
@@ -276,12 +276,12 @@ def try_(
 ) -> None:
     """Open a page to try a guard on: drop an image, see its decision, the reason, and where its confidence falls.
 
-    Images are decided about on this machine and not kept. Others reach the page only with `--host`, and then without a
-    password; they also see the training images that are shown.
+    Images stay on this machine and are not kept. Others can reach the page only with `--host`, and then without a
+    password; they also see the training images that it shows.
 
     Example: `sirc try guard.safetensors timm:resnet18=weights.pth`
 
-    With what `sirc guard --path kept` left, and the nearest images: `sirc try … --train photos/train --outputs kept`
+    With the nearest training images, after `sirc guard --path kept`: `sirc try … --train photos/train --outputs kept`
     """
     if (train is None) != (outputs is None):
         raise ConfigError("give both `--train FOLDER` and `--outputs STORE`, or neither: one alone shows nothing.")
@@ -299,7 +299,7 @@ def try_(
             run(app, host=host, port=port, quiet=quiet, started=started)
 
 
-try_.__name__ = "try"  # the command's; Python keeps the word for itself
+try_.__name__ = "try"  # a reserved word in Python
 
 
 def export(
@@ -309,7 +309,7 @@ def export(
     ],
     out: Annotated[Path, Option(help="The ONNX file to write.")] = Path("model.onnx"),
     triton: Annotated[
-        Path | None, Option(metavar="DIR", help="Write a folder for Triton or KServe too, named as the model is to be.")
+        Path | None, Option(metavar="DIR", help="Also write a folder for Triton or KServe; its name is the model's.")
     ] = None,
     seed: RunSeed = None,
     overwrite: Replace = False,
@@ -342,26 +342,26 @@ def serve(
     onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
     host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
     port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    state: Annotated[Path | None, Option(metavar="FILE", help="Keeps what the monitor saw, over restarts.")] = None,
+    state: Annotated[Path | None, Option(metavar="FILE", help="Keeps the monitor's state over restarts.")] = None,
     log: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Keeps decisions, not images: `decisions.parquet`.")
+        Path | None, Option(metavar="FOLDER", help="Keeps decisions, without images: `decisions.parquet`.")
     ] = None,
-    concurrency: Annotated[int, Option(help="Images that are decoded, or batches decided about, at once.", min=1)] = 2,
-    threads: Annotated[int, Option(help="onnxruntime's threads for each; 0: one on each core.", min=0)] = 0,
-    max_bytes: Annotated[int, Option(help="Bytes of an image at most.", min=1)] = 10 << 20,
-    max_images: Annotated[int, Option(help="Images of a request at most.", min=1)] = 64,
-    max_pixels: Annotated[int, Option(help="Pixels of an image at most.", min=1)] = 50_000_000,
-    max_body: Annotated[int, Option(help="Bytes of a form with images at most.", min=1)] = 64 << 20,
-    max_memory: Annotated[int, Option(help="Bytes that decoded and prepared images take at most.", min=1)] = 1 << 30,
-    max_seconds: Annotated[float, Option(help="After which a request is given up with 503.", min=0.001)] = 30.0,
+    concurrency: Annotated[int, Option(help="Images decoded, or batches decided, at once.", min=1)] = 2,
+    threads: Annotated[int, Option(help="Threads of onnxruntime for each; 0: one for each core.", min=0)] = 0,
+    max_bytes: Annotated[int, Option(help="The most bytes of an image.", min=1)] = 10 << 20,
+    max_images: Annotated[int, Option(help="The most images of a request.", min=1)] = 64,
+    max_pixels: Annotated[int, Option(help="The most pixels of an image.", min=1)] = 50_000_000,
+    max_body: Annotated[int, Option(help="The most bytes of a form with images.", min=1)] = 64 << 20,
+    max_memory: Annotated[int, Option(help="The most bytes of decoded and prepared images.", min=1)] = 1 << 30,
+    max_seconds: Annotated[float, Option(help="After these, a request is answered with 503.", min=0.001)] = 30.0,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics, /monitor and /.
 
     A monitor watches the decisions; a browser shows it at `/`. With `--state` it goes on after a restart. `--log` keeps
-    what was decided, for `sirc monitor` and for labelling later.
+    the decisions, for `sirc monitor` and for labelling later.
 
-    It has no password and no encryption: what faces others belongs behind a proxy that has.
+    The service has no password and no encryption: put it behind a proxy that has both.
 
     Example: `sirc serve model.onnx --port 8000 --state monitor.safetensors --log decisions.parquet`
 
@@ -393,16 +393,16 @@ def monitor(
         str, Option(metavar="FILE", help="What `calibrate`, `guard` or `export` wrote, or `hf://owner/name`.")
     ],
     confidences: Annotated[
-        Path, Option(help="Production's, in their order: the log of `sirc serve`, or a `.csv`, `.npy` or `.npz` file.")
+        Path, Option(help="Those in production, in order: the log of `sirc serve`, a `.csv`, `.npy` or `.npz` file.")
     ],
-    column: Annotated[str | None, Option(help="The table's column, or the `.npz` file's array. [confidence]")] = None,
-    delta: Annotated[float, Option(help="A false alarm is ever raised with at most this probability.")] = 0.05,
+    column: Annotated[str | None, Option(help="The column, or array of a `.npz` file. Default: `confidence`.")] = None,
+    delta: Annotated[float, Option(help="The probability of any false alarm, ever, is at most this.")] = 0.05,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
 ) -> None:
     """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
 
-    No labels are needed. Rows of a table without a confidence, such as broken images', are left out, and counted.
+    No labels are needed. Rows without a confidence, such as those of broken images, are left out and counted.
 
     Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
 
@@ -439,7 +439,7 @@ def monitor(
 
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
-    """The experiment of a folder and its runs, or the one with this seed. The folder may also be that of one run."""
+    """The experiment of a folder and its runs, or the one with this seed. The folder may be that of a single run."""
     from sirc.experiment import FILE, import_named, load_studies, load_study, require_trust
 
     place = folder.absolute()
@@ -550,7 +550,7 @@ def _class_names(study: Experiment, count: int | None, progress: Progress) -> li
 def _load_selective(
     path: str, folder: Path, seed: int | None, trust: bool
 ) -> tuple[SelectiveClassifier, Experiment | None]:
-    """Load a classifier with the network that it was calibrated for: one of the runs in the folder, or one by name."""
+    """Load a classifier with the network that it was calibrated for: one of the folder's runs, or one by name."""
     from sirc.deploy import SelectiveClassifier, load_guard, read
     from sirc.experiment import FILE, network
     from sirc.models import fingerprint
@@ -570,7 +570,7 @@ def _load_selective(
 
 
 def _example_images(study: Experiment | None, size: int | tuple[int, int] | None) -> Tensor:
-    """Noise to export with, of the network's image size, or of a test image's if the preprocessing fixes none."""
+    """Noise to export with, of the network's image size, or of a test image's if preprocessing sets none."""
     import torch
 
     from sirc.experiment import images_of
@@ -626,7 +626,7 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
 
 
 def _otherwise_decided(path: Path, threshold: float) -> int:
-    """How many decisions of a log, or of what `sirc predict` wrote, another threshold made."""
+    """How many decisions of a log, or of a table of `sirc predict`, another threshold must have made."""
     import pandas as pd
 
     needed = ["accepted", "confidence"]

@@ -1,4 +1,4 @@
-"""Endings of commands that fail or are stopped: what is kept, and errors in terms of the options at hand."""
+"""Endings of commands: what a stopped one keeps, and errors in terms of its own options."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from typer.models import OptionInfo
 from sirc._utils.text import quoted
 from sirc._utils.written import WRITTEN
 from sirc.cli.console import say, telling_warnings
-from sirc.cli.options import has_begun
+from sirc.cli.options import has_begun, names_of_option
 from sirc.errors import ConfigError
 
 INTERRUPTED = 130
 _NOTHING = "nothing was written, and the same command begins anew"
 _STAYS = "what was written so far stays; `--overwrite` replaces it"
-_GO_ON = ("train", "extract", "fit", "run", "demo", "data noise", "data colonoscopy")  # where they were stopped
+_GO_ON = ("train", "extract", "fit", "run", "demo", "data noise", "data colonoscopy")  # from where they were stopped
 _CHOSEN = "the choices made so far are kept, and the same command chooses all of them again"
 _DRAWN = "the figures drawn so far stay, and the same command draws all of them again"
 
-# A keyword argument in the words of a library error, alone or in a call. One letter names the parameter of a score.
+# A keyword argument in a library error, alone or in a call. One letter is a parameter of a score.
 _KEYWORD = re.compile(r"`(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=([^`]*?)\)?`")
 _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
-# What only Python has: an argument that became no option, a name in `sirc`, a class, a method or a function.
+# What exists only in Python: an argument without an option, a name in `sirc`, a class, a method or a function.
 _PYTHON = re.compile(
     r"`(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`(?!np\.)[^`]*(?:\bsirc\.\w|\b[A-Z]\w*[a-z]\w*[.(]|\w\.\w+\(|"
     r"\[None\]|\b(?:calibrate|find_head|finish|fit|preprocess_of|sel|set_threshold|update)\()[^`]*`"
 )
 _OR = re.compile(r"(,? or |; )(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not between backticks
-_SETS, _TOML = "set", "toml"  # stand for the commands with `--set`; for these and others that open what a TOML names
+_SETS, _TOML = "set", "toml"  # stand for commands with `--set`, and for these and others that open what a TOML names
 _OF_RUNS = ("calibrate", "predict", "export", "plot")
 _TABLES = {
     **dict.fromkeys(("crossfit", "on_unfit"), "fit"),
     **dict.fromkeys(("on_error", "dtype"), "extract"),
     **dict.fromkeys(("num_classes", "checkpoint", "pretrained"), "model"),
 }
-# Arguments that a command has in other words, by command; what is made by `create`, `train` or `fit` has its own.
+# Arguments that are other things in a command, by command; those of `create`, `train` and `fit` have rows of their own.
 _WORDS: dict[str, dict[str, str]] = {
     "create overwrite": {"extract": "`--overwrite`", "guard": "`--overwrite`", "run": "`--redo extract`"},
     "train overwrite": {"train": "`--overwrite`", "run": "`--redo train`"},
@@ -54,7 +54,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "classes": {_SETS: '`sort = "natural"` or `classes = …` of the dataset in the TOML'},
     "val": {_SETS: "`data.validation`", "check": "`--tune …`", "select": "`--tune …`"},
 }
-# Arguments that are named without a value.
+# Arguments that errors name without a value.
 _NAMES = {
     "evaluate": {"test": "--id", "train": "--train", "val": "--val", "spill": "--spill"},
     "guard": {"train": "TRAIN", "val": "VAL"},
@@ -63,33 +63,33 @@ _SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
 
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which says how it ended where it fails or is stopped, and exits as scripts expect."""
-    words = functools.partial(in_options, command)
+    """Wrap a command: where it fails or is stopped, say why and what is kept, and exit as scripts expect."""
+    translate = functools.partial(in_options, command)
 
     @functools.wraps(command)
     def run(**options: object) -> None:
         WRITTEN.clear()
         try:
-            with telling_warnings(words):
+            with telling_warnings(translate):
                 command(**options)
         except KeyboardInterrupt:
             say(f"stopped; {what_stays(_name(command), options)}")
             raise typer.Exit(INTERRUPTED) from None
         except (ValueError, OSError, ImportError, MemoryError) as error:
-            say(f"error: {words(_text(error))}")
+            say(f"error: {translate(_text(error))}")
             raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
 
     return run
 
 
 def _text(error: Exception) -> str:
-    """The message of an error; one of the operating system quotes a long file name in short."""
+    """The message of an error, with a long file name of the operating system's shortened."""
     name = error.filename if isinstance(error, OSError) else None
     return str(error) if name is None else str(error).replace(repr(name), quoted(name))
 
 
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
-    """What a stopped command leaves, by what it wrote, and what the same command would do."""
+    """Say what a stopped command keeps, judged by what it wrote, and what the same command would do next."""
     out, begun = options.get("out"), None
     if name in _GO_ON:
         begun = bool(WRITTEN)
@@ -127,9 +127,9 @@ def _exist(*places: Path | None) -> bool:
 
 
 def in_options(command: Callable[..., None], text: str) -> str:
-    """A message of the library with the command's options, or the keys of its TOML, for arguments of functions.
+    """Translate a message of the library: arguments of functions become the command's options, or keys of its TOML.
 
-    A way out that the command does not have, as it is only there in Python, is left out.
+    Advice that works only in Python is left out.
     """
     name, options = _name(command), _options(command)
     kinds = [name, *([_SETS] if "set" in options else []), *([_TOML] if "set" in options or name in _OF_RUNS else [])]
@@ -160,9 +160,9 @@ def in_options(command: Callable[..., None], text: str) -> str:
 
 
 def _without(text: str, gone: Callable[[str], bool]) -> str:
-    """The text without alternatives, "this or that; or the other", that are gone, and sentences that have no other.
+    """Drop the alternatives ("this or that; or the other") that are gone, and sentences of which none is left.
 
-    What stands before the colon of a first one stays.
+    Where the first alternative goes, the text before its colon stays.
     """
     kept = []
     for sentence in re.split(r"(?<=[.?!])(?= )|(?=\n)", text):
@@ -184,7 +184,7 @@ def _as_toml(value: str) -> str:
 
 
 def _name(command: Callable[..., None]) -> str:
-    """The command as it is called: `data check` is another than `check`."""
+    """The name by which a command is called: `data check` is not `check`."""
     return f"data {command.__name__}" if command.__module__.endswith(".data") else command.__name__
 
 
@@ -193,7 +193,7 @@ def _options(command: Callable[..., None]) -> dict[str, tuple[str, object]]:
     """The options of a command, by the argument that each fills, with the kind of its value."""
     kinds = typing.get_type_hints(command, include_extras=True)
     return {
-        name.rstrip("_"): ((*(info.param_decls or ()), f"--{name.rstrip('_').replace('_', '-')}")[0], hint.__origin__)
+        name.rstrip("_"): (names_of_option(name, info)[0], hint.__origin__)
         for name, hint in kinds.items()
         for info in getattr(hint, "__metadata__", ())
         if isinstance(info, OptionInfo)

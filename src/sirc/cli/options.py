@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 
 from typer import Option
+from typer.models import OptionInfo
 
 from sirc._utils.imports import import_module
 from sirc._utils.text import listed, quoted
@@ -36,19 +37,19 @@ class OnErrorChoice(StrEnum):
 
 
 Device = Annotated[str, Option(help="`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Delete what an earlier run left, and start anew.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Delete earlier results, and start again.")]
 Replace = Annotated[bool, Option("--overwrite", help="Replace the file.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress, only results and errors.")]
 Overrides = Annotated[Names, Option("--set", metavar="KEY=VALUE", help="Override a setting: `train.lr=0.05`; repeat.")]
 Formats = Annotated[list[FigureFormat] | None, Option("--format", help="Formats of the figures; repeat. Default: all.")]
-Trust = Annotated[bool, Option("--trust", help="Run code that a run's folder from elsewhere names.")]
+Trust = Annotated[bool, Option("--trust", help="Allow the code that a run's folder names, if it comes from elsewhere.")]
 Open = Annotated[bool, Option("--open", help="Open the page in the browser.")]
 TrainFile = Annotated[Path | None, Option(help="ID training outputs; may hold `head_weight` and `head_bias`.")]
 TuningFile = Annotated[Path | None, Option(help="Other labelled ID outputs, to tune scores such as `tempered_msp` on.")]
 OodFiles = Annotated[Names, Option("--ood", metavar="NAME=PATH", help="OOD outputs; repeat for several.")]
 Specs = Annotated[Names, Option("--score", metavar="SPEC", help="`msp`, `sirc(msp, l1)`, …; repeat. Default: all.")]
-OnUnfit = Annotated[OnErrorChoice | None, Option(help="At a score that cannot be fitted: `stop`, or `skip` it.")]
-CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`, the default.")]
+OnUnfit = Annotated[OnErrorChoice | None, Option(help="If a score cannot be fitted: `stop`, or `skip` it.")]
+CrossfitOption = Annotated[str | None, Option(help="0 (in sample), a number of folds, or `auto`. Default: `auto`.")]
 OnErrorOption = Annotated[OnErrorChoice | None, Option(help="At an unreadable image: `stop`, or `skip` and count it.")]
 Imports = Annotated[
     Names, Option("--import", metavar="MODULE", help="Import a module that registers scores or metrics; repeat.")
@@ -57,7 +58,7 @@ HeadFile = Annotated[Path | None, Option(help="A file with the `weight` and `bia
 
 
 def with_imports(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command with `--import MODULE`, for modules that register scores or metrics: imported first."""
+    """Add `--import MODULE` to a command: modules that register scores or metrics are imported first."""
 
     @wraps(command)
     def importing(*args: object, import_: Names = None, **options: object) -> None:
@@ -72,6 +73,13 @@ def with_imports(command: Callable[..., None]) -> Callable[..., None]:
     importing.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
     importing.__annotations__ = hints
     return importing
+
+
+def names_of_option(parameter: str, info: OptionInfo) -> list[str]:
+    """The names of an option, such as `--quiet` and `-q`: those declared, else the name of its parameter."""
+    declared = (info.default, *(info.param_decls or ()))  # typer reads the first name of an annotation as a default
+    names = "/".join(name for name in declared if isinstance(name, str) and name.startswith("-"))
+    return names.split("/") if names else [f"--{parameter.rstrip('_').replace('_', '-')}"]
 
 
 def named_pairs(option: str, texts: list[str] | None) -> list[tuple[str, str]]:
@@ -103,20 +111,20 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
 
 
 def refuse_unused(why: str, **options: object) -> None:
-    """Refuse those of these options that were given, as nothing would come of them; `why` says so, and the way out."""
+    """Refuse options that were given but would do nothing; `why` gives the reason, and the way out."""
     if given := [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None]:
         raise ConfigError(f"{listed(given)} would do nothing: {why}.")
 
 
 def has_begun(table: Path) -> bool:
-    """Whether a stopped `sirc predict` left decisions for its table, in the folder that `predict_folder` makes."""
+    """Whether a stopped `sirc predict` left decisions for this table, in the folder that `predict_folder` makes."""
     return table.with_name(f".{table.name}.parts").is_dir()
 
 
 def read_runs(path: Path, overrides: Names, seeds: list[int] | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
-    """Read the experiment that the user names, and choose the runs with these seeds; all without.
+    """Read an experiment, and choose the runs with these seeds, by default all.
 
-    An experiment that is kept beside its results may be another's, and takes trust.
+    An experiment that lies beside its results may come from elsewhere, and needs trust.
     """
     from sirc.experiment import FILE, Experiment, import_named, require_trust
 
@@ -140,13 +148,13 @@ def runs_of_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Run, ...]:
 
 
 def note_test_images(study: Experiment, purpose: str, progress: Progress) -> None:
-    """Say that the study's test images serve a purpose for want of others, and what that costs."""
+    """Say that test images are used for a purpose, for want of others, and what that costs."""
     reason = "tuned scores on its validation images" if study.tuned else "has no outputs of validation images"
     way = "give `--val`, or `data.validation` or `data.holdout` in the TOML"
     if study.data.validates and not study.tuned:
         way = "extract the others first, `sirc extract EXPERIMENT.toml --only validation`"
     progress.note(
-        f"note: '{study.folder}' {reason}, so its test images {purpose}. What the test set says of the result is then "
+        f"note: '{study.folder}' {reason}, so its test images {purpose}. Figures on the test set are then "
         f"no longer honest: {way}."
     )
 

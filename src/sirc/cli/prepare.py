@@ -1,4 +1,4 @@
-"""Commands that prepare results, each by one stage of an experiment: train, extract, fit."""
+"""Commands for single stages of an experiment: train, extract, fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(
 ) -> None:
     """Train the networks of an experiment, one for each seed.
 
-    A checkpoint after every epoch lets the same command go on where it was stopped. Weights end up in
+    There is a checkpoint after every epoch: the same command resumes a stopped run. Weights go to
     `OUT/NAME/seed-N/model.safetensors`, with `history.csv` beside them.
 
     Example: `sirc train studies/paper/resnet50_imagenet200.toml --seed 1`
@@ -73,7 +73,7 @@ def extract(
 ) -> None:
     """Run the networks over the datasets and store logits, features and labels.
 
-    Stores end up in `OUT/NAME/seed-N/outputs/`. A stopped run is taken up by the same command: finished shards stay.
+    Stores go to `OUT/NAME/seed-N/outputs/`. Finished shards stay: the same command resumes a stopped run.
 
     Example: `sirc extract studies/paper/resnet50_imagenet200.toml --seed 1 --only test --only Textures`
 
@@ -112,8 +112,8 @@ def fit(
 ) -> None:
     """Fit the experiment's scores on the stored outputs of its training images.
 
-    Scores that can be tuned are, on the outputs of the validation images, where the experiment has some.
-    The scorer ends up in `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
+    Scores that can be tuned are tuned on the outputs of the validation images, if the experiment has any.
+    The scorer goes to `OUT/NAME/seed-N/scorer.safetensors`; load it with `sirc.Scorer.load`.
 
     Example: `sirc fit studies/paper/resnet50_imagenet200.toml --seed 1`
 
@@ -130,6 +130,6 @@ def fit(
 
 
 def _save_config(study: Experiment) -> None:
-    """Write the effective configuration beside its results, once there are any; each stage has compared its part."""
+    """Write the configuration beside its results, once there are any; each stage has checked its part."""
     if is_main():
         study.save()

@@ -1,4 +1,4 @@
-"""Commands that compute results, run, demo, evaluate, and show them: table, plot, report."""
+"""Commands that compute results (run, demo, evaluate) and show them (table, plot, report)."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 TableFormat = StrEnum("TableFormat", ["text", "csv", "markdown", "html", "latex"])
 _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
-Studies = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `sirc run`, or `results.csv` files.")]
-Stored = Annotated[list[Path], Argument(metavar="RUN...", help="Folders that `sirc run` or `sirc demo` made.")]
+Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
+Stored = Annotated[list[Path], Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 Stage = StrEnum("Stage", ["train", "extract", "fit", "page", "figures"])
-Redo = Annotated[list[Stage] | None, Option("--redo", help="Do a stage again; repeat. Only this retrains.")]
-Intervals = Annotated[bool, Option("--intervals", help="The 95% interval of each figure, over samples, beside it.")]
+Redo = Annotated[list[Stage] | None, Option("--redo", help="Do a stage again; repeat. Nothing else retrains.")]
+Intervals = Annotated[bool, Option("--intervals", help="Show the 95% interval of each figure, over samples.")]
 Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
 
 def run(
-    experiment: Annotated[list[Path], Argument(metavar="EXPERIMENT.toml...", help="One experiment, or several.")],
+    experiment: Annotated[list[Path], Argument(metavar="EXPERIMENT.toml", help="One experiment, or several.")],
     set_: Overrides = None,
     out: Annotated[Path | None, Option(help="The folder for the results. Default: the experiment's own.")] = None,
     device: Device = "auto",
@@ -74,8 +74,8 @@ def run(
 ) -> None:
     """Do a whole study: train, extract, fit, evaluate, tables, page, figures.
 
-    What is there and still valid is not done again, so a stopped study is taken up by the same command. Where settings
-    changed, what follows from them is done again; networks are never trained anew without `--redo train`.
+    Work that is done and still valid is not repeated: the same command resumes a stopped study. Where settings changed,
+    what depends on them is done again; a network is retrained only with `--redo train`.
 
     Example: `sirc run studies/paper/resnet50_imagenet200.toml --set data.root=~/data`
 
@@ -94,7 +94,7 @@ def run(
 
 
 def demo(
-    out: Annotated[Path, Option(help="The folder for all that it makes.")] = Path("sirc-demo"),
+    out: Annotated[Path, Option(help="The folder for all results.")] = Path("sirc-demo"),
     device: Device = "cpu",
     figures: Figures = True,
     redo: Redo = None,
@@ -103,9 +103,8 @@ def demo(
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
 
-    Two architectures, two seeds each, no download, about four minutes on two idle cores. It ends with a table, what it
-    says of the paper's findings, the paths of all it made, and the page to open. A stopped demo goes on by the same
-    command.
+    Two architectures, two seeds each, no download, about four minutes on two idle cores. It prints a table, which of
+    the paper's findings hold, the paths of its files, and the page to open. The same command resumes a stopped demo.
 
     Example: `sirc demo --out sirc-demo`
     """
@@ -133,8 +132,8 @@ def evaluate(
     name: Annotated[str, Option(help="What to call the model in tables.")] = "model",
     out: Annotated[Path, Option(help="The folder for results, tables, page and figures.")] = Path("sirc-results"),
     intervals: Intervals = False,
-    spill: Annotated[Path | None, Option(help="A folder for stores beyond memory: no page, no figures.")] = None,
-    device: Annotated[str | None, Option(help="With --spill: where to score, `cpu`, `cuda`, … [a GPU, if any]")] = None,
+    spill: Annotated[Path | None, Option(help="A scratch folder for stores beyond memory: no page or figures.")] = None,
+    device: Annotated[str | None, Option(help="With `--spill`: where to score. Default: a GPU if any.")] = None,
     figures: Figures = True,
     format_: Formats = None,
     overwrite: Overwrite = False,
@@ -143,8 +142,8 @@ def evaluate(
 ) -> None:
     """Evaluate outputs that you bring as arrays: `.npz` or `.safetensors` files with `logits`, `features`, `labels`.
 
-    Or folders of stores. Or confidences of one score, in files with `conf`, `pred` and `label` as OpenOOD saves them;
-    `--score` names it.
+    Folders of stores will do as well, and so will confidences of one score, in files with `conf`, `pred` and `label` as
+    OpenOOD saves them; `--score` then names the score.
 
     Example: `sirc evaluate --train train.npz --id test.npz --ood textures=dtd.npz --ood svhn=svhn.npz`
 
@@ -325,7 +324,7 @@ def report(
 
 
 def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path | None, progress: Progress) -> None:
-    """Say which scores were left out, unless some were named, and whether validation outputs were of use."""
+    """Say which scores were left out, unless some were named, and whether validation outputs were used."""
     from sirc.experiment import DEFAULT_SPECS
     from sirc.scores import Needs
 
@@ -347,7 +346,7 @@ def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
 
 
 def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts: Sequence[str] = ()) -> None:
-    """Print the table, the paths of the files made and the verdicts; the page comes last, and opens if asked."""
+    """Print the table, the paths of the files and the verdicts; the page comes last, and opens if asked for."""
     from sirc.experiment import reported_scores
     from sirc.report.tables import table as make
 
@@ -370,7 +369,7 @@ def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts:
 
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
-    """The scores that the studies ask to be shown; None, for all, if a path is not the folder of a study."""
+    """The scores that the studies want shown; None, for all, if a path is not the folder of a study."""
     from sirc.experiment import load_studies, reported_scores
 
     try:

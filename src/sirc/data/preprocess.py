@@ -18,17 +18,18 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 @final
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, centre crop, scale to [0, 1], subtract `mean`, divide by `std`.
-
-    `resize` is the length of the shorter side, or (height, width), or None to leave the image as it is; `crop` is the
-    side of the central square, or None. The defaults are ImageNet's.
-    """
+    """Resize, centre crop, scale to [0, 1], subtract `mean`, divide by `std`. The defaults are ImageNet's."""
 
     resize: int | tuple[int, int] | None = 256
+    """The length of the shorter side, or (height, width), or None to leave the image as it is."""
     crop: int | None = 224
+    """The side of the central square, or None to crop nothing."""
     interpolation: Interpolation = "bilinear"
+    """How pixels are interpolated when an image is resized."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """The mean of each colour channel, which is subtracted."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """The standard deviation of each colour channel, which divides."""
 
     @property
     def size(self) -> int | tuple[int, int] | None:

@@ -29,28 +29,30 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 @final
 @dataclass(frozen=True)
 class Source:
-    """One dataset: a benchmark's key, `folder`, `list`, `torchvision:NAME` or `package.module:function`.
-
-    `path` may contain `~`, `$VARIABLES` and `{split}`, and is relative to the data root; the default of a benchmark is
-    its usual folder there. `split` overrides the caller's. `list` is the file of a `list`, relative to `path`. `count`
-    takes a random subset, chosen by `seed`; for Noise it is the number of images made. `options` go to the torchvision
-    class or the function; a labelled folder takes `allow_empty`.
-
-    A labelled `folder` numbers its classes by name as text, as torchvision does, unless `sort` is "natural" (2 before
-    10), or `classes` has the names of the folders in the order of the network's outputs: a list, or a text file with
-    one on each line, its path relative to the data root.
-    """
+    """One dataset: a benchmark, a folder, a list of files, a dataset of torchvision, or a function of your own."""
 
     dataset: str
+    """A benchmark's key, `folder`, `list`, `torchvision:NAME` or `package.module:function`."""
     path: str | None = None
+    """The folder, relative to the data root; it may contain `~`, `$VARIABLES` and `{split}`. By default a benchmark's
+    usual folder there."""
     split: str | None = None
+    """`train` or `test`, where it is not the one that the caller would take."""
     list: str | None = None
+    """The file of a `list`, relative to `path`."""
     group: Literal["Close", "Far"] | None = None
+    """The group of OOD sets to which it belongs; by default a benchmark's own."""
     count: int | None = None
+    """How many images to take, chosen at random; for Noise, how many to make."""
     seed: int = 0
+    """The seed of that choice."""
     options: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments for the torchvision class or the function; a labelled folder takes `allow_empty`."""
     classes: str | tuple[str, ...] | None = None
+    """The class folders of a labelled `folder` in the order of the network's outputs: a list, or a text file with one
+    on each line, relative to the data root."""
     sort: Sort | None = None
+    """How a labelled `folder` numbers its classes: "name" as text, as torchvision does, or "natural", 2 before 10."""
 
     def __post_init__(self) -> None:
         for name in ("dataset", "path", "split", "list"):

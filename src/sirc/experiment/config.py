@@ -32,20 +32,21 @@ _MEANT = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows that result table
 @final
 @dataclass(frozen=True)
 class Model:
-    """The network and the source of its weights.
-
-    `name` is `timm:NAME`, `torchvision:NAME` or `package.module:function`. `pretrained` is true for the library's
-    default weights or names others; `checkpoint` is a file of weights; `options` go to whatever builds the model.
-    `stem = "half"`, for images of about 64 px: the first layers reduce an image half as much (a 3×3 convolution without
-    the pooling after it, or one of stride 1).
-    """
+    """The network and the source of its weights."""
 
     name: str
+    """`timm:NAME`, `torchvision:NAME` or `package.module:function`."""
     num_classes: int | None = None
+    """The number of logits; by default the library's own."""
     pretrained: bool | str = False
+    """True for the library's default weights, or the name of others."""
     checkpoint: str | None = None
+    """A file of weights."""
     stem: Stem = "own"
+    """`"half"` is for images of about 64 px: the first layers reduce an image half as much (a 3×3 convolution without
+    the pooling after it, or one of stride 1)."""
     options: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments for whatever builds the model."""
 
     def __post_init__(self) -> None:
         check_settings(self.name, self.num_classes, self.pretrained, self.checkpoint, self.stem)
@@ -59,20 +60,24 @@ class Model:
 @final
 @dataclass(frozen=True)
 class Extract:
-    """Settings for computing and storing outputs.
-
-    `dtype` is that of stored logits and features, "model" as they come. `shard_size` rows go to one file.
-    `cache = "device"` decodes the images once and keeps them on the accelerator, for all networks of a study.
-    """
+    """Settings for computing and storing outputs."""
 
     batch_size: int = 256
+    """Images that the network sees at once."""
     workers: int = 8
+    """Processes that read images."""
     shard_size: int = 8192
+    """Rows in one file of the store."""
     precision: Precision = "fp32"
+    """The precision in which the network computes."""
     channels_last: bool = False
+    """Whether images lie in memory with the channels last, which is often faster on a GPU."""
     dtype: Literal["model", "float32", "float16"] = "model"
+    """The type of stored logits and features; "model" stores what the network gives."""
     cache: Literal["none", "device"] = "none"
+    """`"device"` decodes the images once and keeps them on the accelerator, for all networks of a study."""
     on_error: OnError = "stop"
+    """`"skip"` leaves out images that cannot be read, and counts them."""
 
     def __post_init__(self) -> None:
         check_positive("batch_size", self.batch_size)
@@ -83,18 +88,22 @@ class Extract:
 @final
 @dataclass(frozen=True)
 class Fit:
-    """The scores, by default the paper's sixteen, and settings of their fit on ID training images.
+    """The scores and settings of their fit on ID training images.
 
-    `count` of those, chosen at random by `seed`, or all. `crossfit`: see `sirc.fit`; 0 is the paper's rule. Scores that
-    are tuned on labelled ID rows (see `val` of `sirc.fit`) take the validation images for it, where there are any.
-    `on_unfit = "skip"` leaves out scores that cannot be fitted, with a warning.
+    Scores that are tuned on labelled ID rows (see `val` of `sirc.fit`) are tuned on the validation images, if there are
+    any.
     """
 
     specs: tuple[str, ...] = DEFAULT_SPECS
+    """The scores; by default the paper's sixteen, and `scod`."""
     crossfit: int | Literal["auto"] = "auto"
+    """The number of folds, as in `sirc.fit`; 0 is the paper's rule."""
     count: int | None = None
+    """How many training images to fit on, chosen at random; by default all."""
     seed: int = 0
+    """The seed of that choice."""
     on_unfit: OnError = field(default="stop", metadata=LATER)
+    """`"skip"` leaves out scores that cannot be fitted, with a warning."""
 
     def __post_init__(self) -> None:
         try:
@@ -114,9 +123,10 @@ class Fit:
 @final
 @dataclass(frozen=True)
 class Reported:
-    """The scores in tables, page and figures, all by default; `results.csv` has every one."""
+    """What tables, page and figures show; `results.csv` has every score."""
 
     specs: tuple[str, ...] = ()
+    """The scores to show, some of `fit.specs`; by default all."""
 
     def __post_init__(self) -> None:
         for text in self.specs:
@@ -126,19 +136,21 @@ class Reported:
 @final
 @dataclass(frozen=True)
 class Data:
-    """The images: ID training and test sets, an ID validation set, and OOD sets by the names tables print.
-
-    Relative paths of datasets start at `root`, which is relative to the current folder. `holdout` training images of
-    each class are neither trained nor fitted on, and are the validation set; the same ones for every seed. A network
-    that was trained elsewhere must not have seen them.
-    """
+    """The images: ID training and test sets, an ID validation set, and OOD sets."""
 
     train: Source
+    """The ID training images."""
     test: Source
+    """The ID test images."""
     root: str = "data"
+    """The folder where relative paths of datasets start; itself relative to the current folder."""
     validation: Source | None = None
+    """ID images that are neither trained, fitted nor tested on."""
     holdout: int = 0
+    """How many training images of each class to hold out as the validation set, the same ones for every seed. A network
+    that was trained elsewhere must not have seen them."""
     ood: dict[str, Source] = field(default_factory=dict)
+    """The OOD sets, by the names that tables print."""
 
     def __post_init__(self) -> None:
         check_at_least("holdout", self.holdout, 0)

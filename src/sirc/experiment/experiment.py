@@ -65,24 +65,32 @@ class Run:
 @final
 @dataclass(frozen=True)
 class Experiment:
-    """A whole study: networks trained with `seeds` by the recipe in `train`, or one that is pretrained; data; scores.
-
-    `name` is its folder in `out`, which is relative to the current folder; `title` is for tables. `imports` are modules
-    of your own that register scores; commands import them, reading does not.
-    """
+    """A whole study: networks trained with `seeds` by the recipe in `train`, or a pretrained one; data; scores."""
 
     name: str
+    """The name of the experiment, and of its folder in `out`."""
     model: Model
+    """The network."""
     data: Data
+    """The images."""
     title: str = ""
+    """The name in tables; by default `name`."""
     out: str = "runs"
+    """The folder for results, relative to the current folder."""
     seeds: tuple[int, ...] = ()
+    """One network is trained for each."""
     preprocess: Preprocess = field(default_factory=Preprocess)
+    """How images are prepared for the network."""
     train: Train | None = None
+    """The recipe; left out for a network that is trained already."""
     extract: Extract = field(default_factory=Extract)
+    """How outputs are computed and stored."""
     fit: Fit = field(default_factory=Fit)
+    """The scores and their fit."""
     report: Reported = field(default_factory=Reported)
+    """What tables, page and figures show."""
     imports: tuple[str, ...] = field(default=(), metadata=LATER)
+    """Modules of your own that register scores or metrics. Commands import them; reading the file does not."""
 
     def __post_init__(self) -> None:
         check_folder_name("name", self.name)

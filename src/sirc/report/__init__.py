@@ -1,3 +1,3 @@
-"""Reports for people: import `sirc.report.tables`, `.figures`, `.page`, or the titles in `.names`."""
+"""Reports: import `sirc.report.tables`, `.figures`, `.page`, or the display names in `.names`."""
 
 __all__ = []

@@ -1,4 +1,4 @@
-"""Names for people: scores, negatives and metrics in plain text, HTML and LaTeX."""
+"""Display names of scores, negatives and metrics, in plain text, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEMPERATURE: Final = {"text": "T", "latex": "$T$", "html": "<i>T</i>"}
 _GREEK: Final = {"alpha": "α", "beta": "β", "gamma": "γ", "kappa": "κ"}
 _NEGATIVES: Final = {WRONG: "ID✗", POOLED: "All OOD"}
 
-# Symbols for which LaTeX needs a command; it reads other letters from UTF-8 by itself.
+# Symbols for which LaTeX needs a command; it reads all others from UTF-8.
 _TEXT: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "bar", "<": "less", ">": "greater"}
 _MATHS: Final = {
     "✓": "surd", "✗": "times", "±": "pm", "×": "times", "·": "cdot", "‖": "|", "≤": "leq", "≥": "geq", "∞": "infty",
@@ -34,16 +34,27 @@ _LATEX: Final = {
 
 
 def score_name(spec: str, style: Style = "text", *, bare: bool = False) -> str:
-    """The name of a score: `sirc(entropy, residual)` is SIRC(−H, Res.), and with `bare` just (−H, Res.).
+    r"""Name a score; `bare` leaves out the word SIRC. Text that is not a spec is shown as it is, escaped.
 
-    Text that is not a spec of the grammar is printed as it is, escaped.
+    Example:
+        >>> from sirc.report.names import score_name
+        >>> score_name("sirc(entropy, residual)")
+        'SIRC(−H, Res.)'
+        >>> score_name("sirc(entropy, residual)", "latex", bare=True)
+        '($-\\mathcal{H}$, Res.)'
     """
     parsed = parse_or_none(spec)
     return escape(str(spec), style) if parsed is None else _written(parsed, style, short=False, bare=bare)
 
 
 def score_family(spec: str) -> str:
-    """The family of a score; of a combination its name, and `other` for text that is not a spec."""
+    """Give the family of a score: for a combination its name, and `other` for text that is not a spec.
+
+    Example:
+        >>> from sirc.report.names import score_family
+        >>> [score_family(spec) for spec in ("energy", "sirc(msp, l1)", "my own")]
+        ['logit', 'sirc', 'other']
+    """
     parsed = parse_or_none(spec)
     if parsed is None:
         return "other"
@@ -51,12 +62,24 @@ def score_family(spec: str) -> str:
 
 
 def negative_name(name: str, style: Style = "text") -> str:
-    """The name of what ID✓ is compared with: `wrong` is ID✗, `pooled` is All OOD, sets and groups have their own."""
+    """Name the inputs that ID✓ is compared with; OOD sets and groups keep their own names.
+
+    Example:
+        >>> from sirc.report.names import negative_name
+        >>> [negative_name(name) for name in ("wrong", "pooled", "Textures")]
+        ['ID✗', 'All OOD', 'Textures']
+    """
     return escape(_NEGATIVES.get(name, str(name)), style)
 
 
 def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit: bool = False) -> str:
-    """The name of a metric, `fpr@95` is FPR@95; with the arrow of its better direction, and the unit it is shown in."""
+    """Name a metric; `arrow` adds its better direction, `unit` the unit in which tables show it.
+
+    Example:
+        >>> from sirc.report.names import metric_name
+        >>> metric_name("fpr@95"), metric_name("fpr@95", arrow=True, unit=True)
+        ('FPR@95', '%FPR@95↓')
+    """
     metric = find_metric(label)
     if metric is None:
         return escape(str(label), style)
@@ -69,7 +92,13 @@ def metric_name(label: str, style: Style = "text", *, arrow: bool = False, unit:
 
 
 def escape(text: str, style: Style) -> str:
-    """Make any text safe for HTML, or for LaTeX that reads UTF-8; control characters become spaces."""
+    r"""Make any text safe for HTML, or for LaTeX that reads UTF-8; control characters become spaces.
+
+    Example:
+        >>> from sirc.report.names import escape
+        >>> escape("A & B <1>", "html"), escape("50%_x", "latex")
+        ('A &amp; B &lt;1&gt;', '50\\%\\_x')
+    """
     check_choice("style", style, ("text", "latex", "html"))
     plain = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
     if style == "html":

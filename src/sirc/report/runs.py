@@ -1,4 +1,4 @@
-"""Runs as figures and the page see them: one network with its evaluation."""
+"""Protocols of runs for figures and the page: one network with its evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Run(Protocol):
 
 
 class ScoredRun(Run, Protocol):
-    """A run with the scorer and the outputs that its evaluation comes from, unless it is of confidences alone."""
+    """A run with the scorer and outputs behind its evaluation; a run of confidences alone has neither."""
 
     @property
     def scorer(self) -> Scorer | None:

@@ -14,18 +14,19 @@ from sirc.errors import OnError
 @final
 @dataclass(frozen=True)
 class Augment:
-    """Random variation of the training images.
-
-    `crop`: "resized" scales a random part of the image to the network's size, with an area in `scale` of the whole and
-    a width-to-height ratio in `ratio`; "padded" resizes as in a test, adds `padding` black pixels on all sides and
-    crops at random; "none" does as in a test. `flip` is the probability of a mirror image.
-    """
+    """Random variation of the training images."""
 
     crop: Literal["resized", "padded", "none"] = "resized"
+    """`"resized"` scales a random part of the image to the network's size; "padded" resizes as for a test, pads all
+    sides and crops at random; "none" prepares the image as for a test."""
     scale: tuple[float, float] = (0.08, 1.0)
+    """The area of the part that "resized" takes, least and greatest, as a share of the image."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
+    """The ratio of width to height of that part, least and greatest."""
     padding: int = 4
+    """Black pixels that "padded" adds on each side."""
     flip: float = 0.5
+    """The probability of a mirror image."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
@@ -40,33 +41,46 @@ class Augment:
 @final
 @dataclass(frozen=True)
 class Train:
-    """SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
-
-    `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
-    In the first `warmup` epochs the learning rate rises linearly from a hundredth of its value. `cache = "device"`
-    keeps all images, resized, on the accelerator. `graph` captures the step as a CUDA graph, where one process trains
-    on a GPU. `on_error = "skip"` leaves out images that cannot be read.
-    """
+    """SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips."""
 
     epochs: int = 90
+    """Passes over the training images."""
     batch_size: int = 256
+    """Images in a batch, over all processes together."""
     lr: float = 0.1
+    """The learning rate at the start."""
     momentum: float = 0.9
+    """The momentum of SGD."""
     weight_decay: float = 1e-4
+    """The weight decay of SGD."""
     nesterov: bool = False
+    """Whether the momentum is Nesterov's."""
     schedule: Literal["steps", "cosine"] = "steps"
+    """`"steps"` multiplies the learning rate by `gamma` at each milestone; "cosine" lowers it to 0 along a cosine."""
     milestones: tuple[int, ...] = (30, 60)
+    """The epochs at which "steps" lowers the learning rate."""
     gamma: float = 0.1
+    """The factor of each such step."""
     warmup: float = 0.0
+    """The number of first epochs in which the learning rate rises linearly from a hundredth of its value."""
     precision: Precision = "fp32"
+    """The precision in which the network computes."""
     channels_last: bool = False
+    """Whether images lie in memory with the channels last, which is often faster on a GPU."""
     compile: bool = False
+    """Whether `torch.compile` compiles the network."""
     graph: bool = False
+    """Whether a step is captured as a CUDA graph, where one process trains on a GPU."""
     workers: int = 8
+    """Processes that read images."""
     cache: Literal["none", "device"] = "none"
+    """`"device"` keeps all images, resized, on the accelerator."""
     on_error: OnError = "stop"
+    """`"skip"` leaves out images that cannot be read."""
     tensorboard: bool = False
+    """Whether to write a log for TensorBoard."""
     augment: Augment = field(default_factory=Augment)
+    """Random crops and flips."""
 
     def __post_init__(self) -> None:
         check_positive("epochs", self.epochs)

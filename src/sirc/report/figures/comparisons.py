@@ -49,14 +49,22 @@ _SYMBOLS: Final = {"alpha": "α", "beta": "β"}
 
 
 class Roc(NamedTuple):
-    """Shares accepted at each threshold, from none accepted and the strictest threshold on."""
+    """Shares accepted at each threshold, from none accepted and the strictest threshold on; what `roc` gives."""
 
     tpr: FloatArray
     fpr: FloatArray
 
 
 def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") -> Roc:
-    """The false positive rate against the true positive rate; `positive="id"` with `"ood"` is OOD detection."""
+    """Give the false positive rate against the true positive rate; `positive="id"` with `"ood"` is OOD detection.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import roc
+        >>> curve = roc(sirc.Ranking([0.9, 0.8], [0.4], [0.3, 0.85]), "ood")
+        >>> curve.tpr.tolist(), curve.fpr.tolist()
+        ([0.0, 0.5, 0.5, 1.0, 1.0, 1.0], [0.0, 0.0, 0.5, 0.5, 0.5, 1.0])
+    """
     tpr, fpr = ranking.roc(negative, positive)
     return Roc(np.append(0.0, array(tpr)), np.append(0.0, array(fpr)))
 
@@ -65,7 +73,14 @@ def roc(ranking: Ranking, negative: Negative, positive: Positive = "correct") ->
 def separation(evaluation: Evaluation, scores: Sequence[str], *, negative: str | None = None) -> Figure:
     """Draw FPR against TPR of up to four scores: OOD|ID on the left; ID✗|ID✓ and OOD|ID✓ on the right; low is good.
 
-    Colours say which negatives, dashes which score; markers stand at FPR@95 (the evaluation's `recall`).
+    Colours tell negatives apart, dashes tell scores apart; markers stand at FPR@95 (the evaluation's `recall`).
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import separation
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> [panel.get_xlabel() for panel in separation(ev, ["msp"]).axes]
+        ['TPR (share of ID accepted)', 'TPR (share of ID✓ accepted)']
     """
     wanted, at = as_names(scores), evaluation.recall
     if not 1 <= len(wanted) <= len(_DASHES):
@@ -107,6 +122,13 @@ def risks(
     """Draw risk–coverage curves with the oracle's on the left, risk–recall with Risk@95 marked on the right.
 
     The legend gives AURC and AURR (×10²) of each score. α and β are the evaluation's own unless given.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import risks
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> risks(ev, ["msp"], alpha=0.7).get_suptitle()
+        'All OOD,  α = 0.7,  β = 0.5'
     """
     wanted, at = as_names(scores), evaluation.recall
     negative = negative or (POOLED if evaluation.ood else WRONG)
@@ -159,7 +181,16 @@ def sweep_table(
     values: ArrayLike = _GRID,
     other: float = 0.5,
 ) -> pd.DataFrame:
-    """Give `sweep` of each run, combined: mean and std of every metric over α or β, the other one held."""
+    """Give mean and std over training runs of every metric along α or β, with the other one fixed.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import sweep_table
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> swept = sweep_table([ev], "alpha", values=[0.25, 0.75])
+        >>> swept[swept["metric"] == "aurr"]["mean"].round(3).tolist()
+        [0.173, 0.05]
+    """
     if over not in _SYMBOLS:
         raise ValueError(f'`over` must be "alpha" or "beta"; got {quoted(over)}.')
     grid = as_fractions("values", values)
@@ -184,6 +215,13 @@ def sweeps(
     """Draw a panel for each metric (rows) and each of All, Close and Far (columns), mean ± std over the runs.
 
     `evaluations` are the training runs of one model; one alone has lines without a band. Values are ×10².
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import sweeps
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> [panel.get_ylabel() for panel in sweeps([ev], "alpha", ["msp"]).axes]
+        ['AURR↓ ×10²', 'Risk@95↓ ×10²', 'AURC↓ ×10²']
     """
     table = sweep_table(evaluations, over, scores=as_names(scores), values=values, other=other)
     metrics = [label for label in dict.fromkeys(table["metric"]) if (known := find_metric(label)) and known.swept]
@@ -220,7 +258,16 @@ def sweeps(
 def change_table(
     evaluations: Sequence[Evaluation], *, baseline: str = "msp", scores: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs."""
+    """Give `score, pair, mean, std, runs`: the change in FPR against the baseline, over training runs.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import change_table
+        >>> scores = {"msp": ([0.9, 0.8, 0.4], [True, True, False]), "energy": ([5, 6, 2], [True, True, False])}
+        >>> ev = sirc.evaluate(scores, ood={"far": {"msp": [0.3, 0.85], "energy": [1, 3]}})
+        >>> change_table([ev])[["score", "pair", "mean"]].iloc[1].to_dict()
+        {'score': 'energy', 'pair': 'OOD|ID✓', 'mean': -0.5}
+    """
     changed: dict[tuple[str, str], list[float]] = {}
     for evaluation in evaluations:
         usual = _fprs(evaluation, baseline)
@@ -256,6 +303,14 @@ def changes(
     """Draw a panel for each model (its training runs): bars of the change in %FPR@95 by score; left of 0 is better.
 
     The mean over OOD sets, then over runs; whiskers are ± std over runs.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import changes
+        >>> scores = {"msp": ([0.9, 0.8, 0.4], [True, True, False]), "energy": ([5, 6, 2], [True, True, False])}
+        >>> ev = sirc.evaluate(scores, ood={"far": {"msp": [0.3, 0.85], "energy": [1, 3]}})
+        >>> changes({"A network": [ev]}).get_supxlabel()
+        'change in %FPR@95↓ against MSP'
     """
     tables = {name: change_table(runs, baseline=baseline, scores=scores) for name, runs in models.items()}
     if not tables:

@@ -36,6 +36,14 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
     Groups that the task should reject are hatched. The dashed line is the threshold that accepts 95% (the evaluation's
     `recall`) of the task's positives, with the FPR there. Two scores, one above the other, show where one gains for
     OOD detection and loses for SCOD. `negative` is an OOD set, a group, or `pooled`.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.figures import densities
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> figure = densities(ev, "msp")
+        >>> len(figure.axes)  # OOD detection, and SCOD
+        2
     """
     wanted = as_names(scores)
     negative = negative or (POOLED if evaluation.ood else WRONG)
@@ -46,7 +54,7 @@ def densities(evaluation: Evaluation, scores: str | Sequence[str], *, negative: 
         groups = dict(zip(GROUPS, map(array, samples), strict=True))
         weights = None if shares is None else array(shares)
         grid = np.linspace(*span(list(groups.values())), _POINTS)
-        # In place of the score's bounds, the least and the greatest confidence of all; none if all are equal.
+        # The least and greatest confidence stand for the bounds of the score; none if all are equal.
         finite = np.concatenate([values[np.isfinite(values)] for values in groups.values()])
         several = len(finite) > 0 and finite.min() < finite.max()
         ends = (float(finite.min()), float(finite.max())) if several else (-np.inf, np.inf)
@@ -101,7 +109,7 @@ def _draw(axes: Axes, task: str, grid: FloatArray, heights: dict[str, FloatArray
 
 
 def _mark(axes: Axes, task: str, ranking: Ranking, recall: float, *, at: Literal["left", "right"]) -> None:
-    """Mark the task's threshold and the share of each negative that it accepts, where there is more room for text."""
+    """Mark the task's threshold, and write the share of each negative that it accepts on the side with more room."""
     fpr = {}
     if task == "SCOD":
         threshold = ranking.threshold(recall=recall)

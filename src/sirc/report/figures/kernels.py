@@ -1,4 +1,4 @@
-"""Kernel densities on even grids: histograms, smoothed, so that any number of samples costs the same."""
+"""Kernel densities on even grids, from smoothed histograms: fast for any number of samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sirc.report.figures.style import FloatArray
 
 Bounds = tuple[float, float]
 _FREE: Bounds = (-np.inf, np.inf)
-_NARROW = 0.02  # of the grid: the kernel of equal samples, which have no spread to choose one by
+_NARROW = 0.02  # of the grid's length: the bandwidth of equal samples, which have no spread
 
 
 def span(groups: Sequence[FloatArray], *, tail: float = 0.005, margin: float = 0.05) -> tuple[float, float]:
@@ -41,8 +41,7 @@ def density(
 ) -> FloatArray:
     """The Gaussian kernel density of samples at the points of an even grid; zero where there are no samples.
 
-    Kernels are reflected at the bounds, as no sample can lie beyond them. Samples outside the grid are not drawn, but
-    count.
+    Kernels are reflected at the bounds, as no sample can lie beyond them. Samples outside the grid still count.
     """
     if not len(values):
         return np.zeros(len(grid))
@@ -57,7 +56,7 @@ def density(
 def density_2d(
     x: FloatArray, y: FloatArray, grid_x: FloatArray, grid_y: FloatArray, *, bounds: Bounds = _FREE
 ) -> FloatArray:
-    """The same on the plane, (y, x), with one bandwidth for each axis, and bounds on x."""
+    """The same in two dimensions, (y, x), with one bandwidth for each axis, and bounds on x."""
     finite = np.isfinite(x) & np.isfinite(y)
     if not finite.any():
         return np.zeros((len(grid_y), len(grid_x)))

@@ -34,6 +34,14 @@ class Plane:
 
     SIRC uses S1max − S1. Where that does not follow from the plain value of S1, as for `margin`, S1 is
     1 − (S1max − S1) here and its name, `first`, ends in "bounded".
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.report.figures import Plane
+        >>> groups = {"correct": [[0.9, 0.8], [3, 4]], "wrong": [[0.5], [3]], "ood": [[0.6, 0.7], [1, 2]]}
+        >>> plane = Plane("msp", "l1", {name: np.array(group) for name, group in groups.items()}, s1_max=1, a=2, b=1)
+        >>> round(plane.balance, 3)
+        0.17
     """
 
     first: str
@@ -95,6 +103,14 @@ def plane_rules(plane: Plane, *, c: float | None = None) -> dict[str, Rule]:
     """Give the combinations as functions of S1 and S2: S1 + c·S2, S1·S2, SIRC, and SIRC with lower a and higher b.
 
     By default c gives both terms the same spread over ID data. The other SIRC has a lower by 2/b and b doubled.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.report.figures import Plane, plane_rules
+        >>> empty = {name: np.empty((2, 0)) for name in ("correct", "wrong", "ood")}
+        >>> rules = plane_rules(Plane("msp", "l1", empty, s1_max=1, a=2, b=1), c=0.5)
+        >>> rules["S₁ + c·S₂"](np.array([0.9]), np.array([3.0])).tolist()
+        [2.4]
     """
     slope = plane.balance if c is None else c
 
@@ -115,6 +131,14 @@ def plane(values: Plane, *, c: float | None = None, title: str = "") -> Figure:
 
     Lighter is a higher combined score. Each band between decision contours holds the same share of the samples.
     `title` names the OOD set.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.report.figures import Plane, plane
+        >>> groups = {"correct": [[0.9, 0.8], [3, 4]], "wrong": [[0.5], [3]], "ood": [[0.6, 0.7], [1, 2]]}
+        >>> values = Plane("msp", "l1", {name: np.array(group) for name, group in groups.items()}, s1_max=1, a=2, b=1)
+        >>> [panel.get_title() for panel in plane(values).axes]
+        ['S₁ + c·S₂', 'S₁·S₂', 'SIRC', 'SIRC, lower a, higher b']
     """
     combined = plane_rules(values, c=c)
     figure, axes = new_figure(1, len(combined), height=2.5 if title else 2.3, sharex=True, sharey=True)
@@ -131,7 +155,17 @@ def plane(values: Plane, *, c: float | None = None, title: str = "") -> Figure:
 
 @drawn
 def plane_grid(planes: Mapping[str, Mapping[str, Plane]], *, title: str = "") -> Figure:
-    """Draw SIRC pairs (rows) against models (columns), `{model: {pair: Plane}}`, with SIRC's decision contours."""
+    """Draw SIRC pairs (rows) against models (columns), `{model: {pair: Plane}}`, with SIRC's decision contours.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.report.figures import Plane, plane_grid
+        >>> groups = {"correct": [[0.9, 0.8], [3, 4]], "wrong": [[0.5], [3]], "ood": [[0.6, 0.7], [1, 2]]}
+        >>> values = Plane("msp", "l1", {name: np.array(group) for name, group in groups.items()}, s1_max=1, a=2, b=1)
+        >>> figure = plane_grid({"A network": {"sirc(msp, l1)": values}})
+        >>> figure.axes[0].get_title(), figure.axes[0].get_xlabel()
+        ('A network', 'S₁: MSP')
+    """
     pairs = list(dict.fromkeys(pair for by_pair in planes.values() for pair in by_pair))
     if not pairs:
         raise ValueError("`planes` must hold at least one model with one pair; got none.")

@@ -1,4 +1,4 @@
-"""All figures of a study: those that its runs allow, with samples of its images, drawn and saved as files."""
+"""Figures of a study: all that its runs allow, drawn and saved as files."""
 
 from __future__ import annotations
 
@@ -55,6 +55,15 @@ def figures(
     """Draw every figure that these runs allow into a folder, and give the paths of the files.
 
     Runs of one model are its training runs: sweeps and changes are means over them, the others show the first.
+
+    Example:
+        >>> import tempfile, sirc
+        >>> from sirc.report.figures import figures
+        >>> from sirc.experiment import RunResults
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print([path.name for path in figures([RunResults("A network", 0, ev)], folder, formats=["svg"])])
+        ['densities.svg', 'separation.svg', 'risks.svg']
     """
     formats = _check_formats(formats)
     models: dict[str, list[ScoredRun]] = {}
@@ -78,11 +87,20 @@ def figures(
 
 
 def save(figure: Figure, stem: PathLike, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `stem.pdf`, `stem.svg` and `stem.png`, or those asked for; text stays text. Equal figures, equal bytes."""
+    """Write `stem.pdf`, `stem.svg` and `stem.png`, or those asked for; text stays text. Equal figures, equal bytes.
+
+    Example:
+        >>> import tempfile
+        >>> from sirc.report.figures import save
+        >>> from matplotlib.figure import Figure
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print([path.name for path in save(Figure(), f"{folder}/empty", ["png"])])
+        ['empty.png']
+    """
     wanted = _check_formats(formats)
     paths = [Path(f"{Path(stem)}.{name}") for name in wanted]  # with_suffix would cut "resnet-1.5"
     with drawing(), warnings.catch_warnings():
-        # A dataset's name may need a script that the font lacks; the figure has boxes there, and is a figure still.
+        # A dataset's name may need letters that the font lacks; the figure has boxes there.
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph .* missing from")
         engine = figure.get_layout_engine()
         figure.draw_without_rendering()  # laid out once for all formats: it takes as long as drawing
@@ -121,7 +139,7 @@ def _of_model(runs: Sequence[ScoredRun]) -> Iterator[Plan]:
         yield "separation", lambda: separation(evaluation, pair)
         yield "risks", lambda: risks(evaluation, several)
     if evaluation.ood:
-        # Runs of unlike scores or OOD sets have no mean: the first stands for itself.
+        # Only runs with the same scores and OOD sets as the first have a mean.
         same = [e for e in evaluations if e.negatives == evaluation.negatives and e.scores == evaluation.scores]
         yield "sweep-alpha", lambda: sweeps(same, "alpha", several)
         yield "sweep-beta", lambda: sweeps(same, "beta", several)
@@ -194,7 +212,15 @@ def _check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 @drawn
 def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int = 0) -> Figure:
-    """Draw a row of images for each dataset, under the name it has here, with its size."""
+    """Draw a row of images for each dataset, under the name it has here, with its size.
+
+    Example:
+        >>> from sirc.report.figures import sample_images
+        >>> from sirc.data import Noise
+        >>> figure = sample_images({"Noise": Noise(20, size=32)}, count=4)
+        >>> len(figure.axes)
+        4
+    """
     if not images:
         raise ValueError("`images` must hold at least one dataset; got none.")
     count, seed = check_positive("count", count), check_at_least("seed", seed, 0)
@@ -221,7 +247,7 @@ def sample_images(images: Mapping[str, ImageSet], *, count: int = 8, seed: int =
 
 
 def _square(image: Image) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
-    """The centre of an image as a square, not larger than a figure shows."""
+    """The central square of an image, no larger than a figure shows."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2

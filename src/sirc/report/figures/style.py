@@ -42,7 +42,13 @@ _MARKERS: Final = "osD^vP*X<>p"
 @final
 @dataclass(frozen=True)
 class Look:
-    """Appearance of one score or group in all figures: colour, and in grey print dashes, marker or hatch."""
+    """Appearance of one score or group in all figures: colour, and in grey print dashes, marker or hatch.
+
+    Example:
+        >>> from sirc.report.figures import Look
+        >>> Look("#D55E00", marker="X").line
+        {'color': '#D55E00', 'linestyle': '-'}
+    """
 
     colour: str
     dash: Dash = _SOLID
@@ -99,9 +105,14 @@ _OTHERS: Final = ("#661100", "#AA4499", "#44AA99", "#999933", "#DDAA33", "#33228
 
 
 def method_look(score: str) -> Look:
-    """The look of a score, the same in every figure.
+    """Give the look of a score, the same in every figure.
 
-    A score has the colour of its family; all others, such as a score with options, a look that follows from the text.
+    A known score has the colour of its family; any other text, such as a score with options, a look computed from it.
+
+    Example:
+        >>> from sirc.report.figures import method_look
+        >>> method_look("msp").colour, method_look("vim").marker
+        ('#000000', '*')
     """
     if score in _COMBINED:
         return _COMBINED[score]
@@ -116,13 +127,13 @@ def method_look(score: str) -> Look:
 
 
 def _lighter(colour: str, times: int) -> str:
-    """A colour mixed with white, for the scores that a family has beyond its looks."""
+    """Mix a colour with white, for the scores of a family beyond its looks."""
     channels = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(255 - (255 - channel) * 0.6**times):02X}" for channel in channels)
 
 
 def literal(text: str, longest: int = _LONGEST) -> str:
-    """Any user's text, fit for one line of a figure."""
+    """Make any text fit for one line of a figure."""
     plain = re.sub("[\ufffe\uffff]", "�", escape(str(text), "text")).strip()  # SVG cannot hold these two
     return shorten(plain, longest)
 
@@ -139,7 +150,7 @@ def array(values: Tensor) -> FloatArray:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw in the house style, whatever the user's own settings are; they are back afterwards."""
+    """Draw in the house style; the user's own settings are restored afterwards."""
     try:
         import matplotlib
     except ImportError as error:
@@ -153,7 +164,7 @@ def drawing() -> Iterator[None]:
 def new_figure(
     rows: int, columns: int, *, width: float = WIDTH, height: float, pad: float = 0.04, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Make an empty figure and its rows of axes; nothing is registered anywhere, so nothing has to be closed."""
+    """Make an empty figure and its rows of axes; pyplot does not know it, so nothing has to be closed."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -163,7 +174,7 @@ def new_figure(
 
 
 def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
-    """Let a function draw in the house style; none of its text is ever taken for mathematics or TeX."""
+    """Make a function draw in the house style, with all text shown literally, never as mathematics or TeX."""
 
     @wraps(draw)
     def styled(*arguments: Options.args, **options: Options.kwargs) -> Figure:
@@ -181,7 +192,7 @@ def drawn(draw: Callable[Options, Figure]) -> Callable[Options, Figure]:
 
 
 def name_ood(figure: Figure, name: str) -> None:
-    """Name the OOD data above the figure, unless there is none or it is all."""
+    """Write the name of the OOD data above the figure, unless it is all of it or there is none."""
     if name not in (POOLED, WRONG, ""):
         figure.suptitle(f"OOD: {literal(name)}")
 

@@ -21,22 +21,11 @@ from sirc.report.runs import Run
 
 __all__ = ["Run", "report"]
 
-# In the order in which they need each other.
+# Each after those that it needs.
 MODULES: Final = (
-    *(
-        "data.js",
-        "mixture.js",
-        "noise.js",
-        "seeds.js",
-        "state.js",
-        "scene.js",
-        "words.js",
-        "dom.js",
-        "controls.js",
-        "tables.js",
-    ),
-    *("plots.js", "curves.js", "sweeps.js", "map.js", "main.js"),
-)
+    "data.js", "mixture.js", "noise.js", "seeds.js", "state.js", "scene.js", "words.js", "dom.js", "controls.js",
+    "tables.js", "plots.js", "curves.js", "sweeps.js", "map.js", "main.js",
+)  # fmt: skip
 PLOTLY: Final = "vendor/plotly-cartesian.min.js"
 
 
@@ -49,11 +38,20 @@ def report(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Path:
-    """Write a page about an evaluation, or about all runs of one or several models, and give its path.
+    """Write the page of an evaluation, or of all runs of one or several models, and give its path.
 
     The page is one file that opens from disk. It holds, for each score, how many of ID✓, ID✗ and each OOD set are
     accepted at up to 512 thresholds: at those, risk, coverage and shares are exact for every α, β and mix of OOD sets,
     and areas are within 0.5% of `sirc.Ranking`'s. `notes` are lines under the title.
+
+    Example:
+        >>> import tempfile, sirc
+        >>> from sirc.report.page import report
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])}, ood={"far": {"msp": [0.3, 0.85]}})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = report(ev, f"{folder}/report.html", title="A network")
+        ...     print(page.name, "<title>A network</title>" in page.read_text(encoding="utf-8"))
+        report.html True
     """
     refuse_existing(path, overwrite)
     shown: Sequence[Run] = [_Single(runs)] if isinstance(runs, Evaluation) else list(runs)
@@ -83,7 +81,7 @@ class _Single:
 
 
 def _page(content: Mapping[str, object]) -> str:
-    """The page around what `payload` gives: it needs no network and runs no script but its own."""
+    """Fill the page's template. Its policy lets it run its own scripts alone, and load nothing."""
     script, library = _script(), _read(PLOTLY)
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; style-src 'unsafe-inline'; "

@@ -1,8 +1,8 @@
 // Risk against recall and against coverage, with the operating points and the oracle.
 
 import { coverageAt, oracle, pointAt, reaching } from "./mixture.js";
-import { band, banded, axis, draw, here, largest, line, markers, roof, theme } from "./plots.js";
-import { mean, spread } from "./seeds.js";
+import { axis, band, banded, draw, fromZero, here, line, markers, theme } from "./plots.js";
+import { mean } from "./seeds.js";
 import { neat } from "./words.js";
 
 const STEPS = Array.from({ length: 161 }, (_, i) => i / 160);
@@ -12,15 +12,15 @@ export function drawRecall(scene) {
   const { alpha, beta } = scene.state;
   const reached = scene.keep("reached", scene.mixKey, () =>
     scene.paths.map((paths) => paths.map((path) => levels.map((level) => reaching(path, level)))));
-  const runs = new Map(scene.shown.map((index) => [index, scene.paths[index].map((path, run) =>
-    reached[index][run].map((at) => pointAt(path, at, alpha, beta).risk))]));
+  const risks = new Map(scene.shown.map((index) => [index, together(scene.paths[index].map((path, run) =>
+    reached[index][run].map((at) => pointAt(path, at, alpha, beta).risk)))]));
   const lines = scene.shown.map((index) =>
-    line(scene, index, levels, averages(runs.get(index)), "recall %{x:.1%}<br>risk %{y:.2%}"));
-  const bands = banded(scene).map((index) => bandOf(scene, index, levels, runs.get(index)));
+    line(scene, index, levels, risks.get(index).map(mean), "recall %{x:.1%}<br>risk %{y:.2%}"));
+  const bands = banded(scene).map((index) => band(scene, index, levels, risks.get(index)));
   const points = markers(scene, () => scene.recall, (index) => scene.pointOf(index).risk, "risk %{y:.2%} at the chosen recall");
   const axes = {
     xaxis: axis("recall of ID✓", { range: [0, 1.015], tickformat: ".0%" }),
-    yaxis: axis("risk", { range: [0, roof(largest(lines.map((one) => one.y)))], tickformat: ".1~%" }),
+    yaxis: fromZero("risk", lines),
     shapes: here(scene.recall),
   };
   return draw("risk-recall", [...bands, ideal([0, 1], [0, 0], "oracle: risk 0"), ...lines, points], axes,
@@ -30,18 +30,18 @@ export function drawRecall(scene) {
 export function drawCoverage(scene) {
   const { alpha, beta } = scene.state;
   const curves = new Map(scene.shown.map((index) => [index, scene.paths[index].map((path) => curveOf(path, alpha, beta))]));
-  const common = new Map(scene.several ? scene.shown.map((index) => [index, curves.get(index).map(resampled)]) : []);
+  const common = new Map(scene.several ? scene.shown.map((index) => [index, together(curves.get(index).map(resampled))]) : []);
   const lines = scene.shown.map((index) => {
-    const [x, y] = scene.several ? [STEPS, averages(common.get(index))] : [curves.get(index)[0].x, curves.get(index)[0].y];
+    const [x, y] = scene.several ? [STEPS, common.get(index).map((risks) => risks && mean(risks))] : [curves.get(index)[0].x, curves.get(index)[0].y];
     return line(scene, index, x, y, "coverage %{x:.1%}<br>risk %{y:.2%}");
   });
-  const bands = banded(scene).map((index) => bandOf(scene, index, STEPS, common.get(index)));
+  const bands = banded(scene).map((index) => band(scene, index, STEPS, common.get(index)));
   const best = oracle(mean(scene.runs.map((run) => run.accuracy)), alpha, beta);
   const points = markers(scene, (index) => scene.pointOf(index).coverage, (index) => scene.pointOf(index).risk,
     "coverage %{x:.1%}<br>risk %{y:.2%} at the chosen recall");
   const axes = {
     xaxis: axis("coverage", { range: [0, 1.015], tickformat: ".0%" }),
-    yaxis: axis("risk", { range: [0, roof(largest(lines.map((one) => one.y)))], tickformat: ".1~%" }),
+    yaxis: fromZero("risk", lines),
     shapes: [],
   };
   return draw("risk-coverage", [...bands, ideal(best.coverage, best.risk, "oracle"), ...lines, points], axes,
@@ -79,13 +79,7 @@ function resampled({ x, y }) {
   });
 }
 
-function averages(runs) {
-  return runs[0].map((_, i) => (runs.some((run) => run[i] === null) ? null : mean(runs.map((run) => run[i]))));
-}
-
-function bandOf(scene, index, x, runs) {
-  const places = x.map((_, i) => i).filter((i) => runs.every((run) => run[i] !== null));
-  const centre = places.map((i) => mean(runs.map((run) => run[i])));
-  const reach = places.map((i) => spread(runs.map((run) => run[i])));
-  return band(scene, index, places.map((i) => x[i]), centre.map((c, i) => c - reach[i]), centre.map((c, i) => c + reach[i]));
+/** At each place the values of all runs; null where a run has none. */
+function together(runs) {
+  return runs[0].map((_, i) => (runs.some((run) => run[i] === null) ? null : runs.map((run) => run[i])));
 }

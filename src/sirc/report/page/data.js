@@ -1,4 +1,4 @@
-// What the page carries, unpacked: for each run and score, the accepted shares of every group at its thresholds.
+// The data of the page, unpacked: for each run and score, the accepted share of every group at its thresholds.
 
 /** Read the page's data. Point 0 of every array is the one where nothing is accepted. */
 export function readData(element) {
@@ -25,7 +25,7 @@ function unpack(packed, sizes, most) {
   return { length, thresholds, ranks, counts, shares, areas, places: packed.firsts ? placesOf(packed.firsts, sizes, most) : [] };
 }
 
-/** By group, the points at which some of its inputs are first accepted; nothing where other runs tell of noise. */
+/** By group, the points at which some of its inputs are first accepted. */
 function placesOf(firsts, sizes, most) {
   const points = new Uint16Array(bytes(firsts).buffer);
   let begin = 0;

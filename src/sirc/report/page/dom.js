@@ -1,4 +1,4 @@
-// Building blocks: elements whose text is always taken literally, the look of a score, the colours of the theme.
+// Building blocks: elements whose text is never parsed as HTML, the swatch of a score, colours.
 
 /** Make an element. Attributes are set as such, children that are strings become text: nothing is parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
@@ -58,8 +58,7 @@ export function swatch(score) {
   svg.append(make("line", { x1: 0, x2: 28, y1: 7, y2: 7, "stroke-width": 2, "stroke-dasharray": dash }));
   const shape = SHAPES[score.symbol];
   svg.append(shape ? make("polygon", { points: shape }) : make("circle", { cx: 14, cy: 7, r: 3.8 }));
-  svg.style.setProperty("--light", score.colour);
-  svg.style.setProperty("--dark", readable(score.colour));
+  svg.style.setProperty("--shade", `light-dark(${score.colour}, ${readable(score.colour)})`);
   return svg;
 }
 
@@ -80,7 +79,7 @@ function toHex(rgb) {
   return `#${rgb.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** The relative luminance that contrast is reckoned with. */
+/** The relative luminance, from which contrast is computed. */
 function luminance(rgb) {
   const [r, g, b] = rgb.map((part) => {
     const x = part / 255;

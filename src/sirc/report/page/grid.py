@@ -1,4 +1,4 @@
-"""Thresholds that a page carries: few enough for a small file, placed so that curves and areas lose nothing."""
+"""Thresholds of a page: few enough for a small file, placed so that areas stay within 0.5%."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Counts = npt.NDArray[np.int32] | Ints
 
 POINTS: Final = 512
 LEVELS: Final = tuple(i / 100 for i in range(1, 90)) + tuple(i / 1000 for i in range(900, 1001))
-_ALPHAS: Final = (0.001, 0.01, 0.3, 0.99, 0.999)  # mixtures whose areas must come out right; those between do with them
-_AT_ONCE = 8  # of the worst intervals are halved before looking again
-_LOOKED_AT = 4000  # thresholds, about, that are looked at when placing the points
+_ALPHAS: Final = (0.001, 0.01, 0.3, 0.99, 0.999)  # at which areas must come out right; between them they then do too
+_AT_ONCE = 8  # intervals, the worst, that are halved before errors are computed again
+_LOOKED_AT = 4000  # thresholds, about, among which the points are chosen
 
 
 @final
@@ -32,10 +32,10 @@ class Grid:
     counts: Ints
     """(group, threshold): how many of ID✓, ID✗ and each OOD set have at least that score."""
     turns: Ints
-    """The number of points with which each threshold comes in."""
+    """The least number of points for which each threshold is kept."""
 
     def fewer(self, points: int) -> Grid:
-        """What `make_grid` gives for fewer points; they hold the levels still."""
+        """Give what `make_grid` makes for fewer points; the levels stay."""
         if len(self.ranks) <= points:
             return self
         kept = self.turns <= points
@@ -45,20 +45,20 @@ class Grid:
 def make_grid(groups: Sequence[Floats], levels: Sequence[float] = LEVELS, points: int = POINTS) -> Grid:
     """Pick at most `points` of a score's thresholds, all of them if they are so few.
 
-    `groups` holds the scores of ID✓, ID✗ and each OOD set. Always there are, for each recall in `levels`, the highest
-    threshold that reaches it, the strictest threshold of all, and the one that accepts everything.
+    `groups` holds the scores of ID✓, ID✗ and each OOD set. The grid always has, for each recall in `levels`, the
+    highest threshold that reaches it; the strictest threshold of all; and the one that accepts everything.
     """
     thresholds, counts = _accepted(groups)
     chosen, turns = _refined(counts, _placed(counts, levels, points), points)
     if len(thresholds) <= points:
-        every = np.full(len(thresholds), points)  # those that make no curve more exact come in last
+        every = np.full(len(thresholds), points)  # those that make no area more exact are dropped first
         every[chosen] = turns
         chosen, turns = np.arange(len(thresholds)), every
     return Grid(thresholds[chosen], chosen + 1, counts[:, chosen].astype(np.int64), turns)
 
 
 def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
-    """Give every threshold, the strictest first, and how many of each group it accepts. Equal scores are one."""
+    """Give every threshold, the strictest first, and how many of each group it accepts. Equal scores share one."""
     values = np.concatenate(groups)
     order = np.argsort(values)[::-1]
     values = values[order]
@@ -71,7 +71,7 @@ def _accepted(groups: Sequence[Floats]) -> tuple[Floats, Counts]:
 
 
 def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
-    """Places among all thresholds that a page must have, whatever the curve between them; at most `points`."""
+    """Give the places of the thresholds that a page must have, at most `points`."""
     last = counts.shape[1] - 1
     reached = np.unique(np.searchsorted(counts[0] / counts[0, -1], np.asarray(levels), side="left").clip(max=last))
     if len(reached) > points - 2:
@@ -80,9 +80,9 @@ def _placed(counts: Counts, levels: Sequence[float], points: int) -> Ints:
 
 
 def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
-    """Halve again and again the intervals over which the areas that a page computes are furthest from the true ones.
+    """Halve the interval whose area is furthest from the true one, again and again.
 
-    Gives the places, and with how many points each comes in: those for fewer points are among those for more.
+    Give the places, and the least number of points for which each is kept: fewer points are a part of more.
     """
     examined = _looked_at(counts, chosen)
     mixes = list(_mixes(examined + 1, counts[:, examined].astype(np.int64)))
@@ -96,7 +96,7 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
         if not most:
             break
         split = np.argpartition(worst, -most)[-most:]
-        split = split[np.argsort(-worst[split], kind="stable")]  # with fewer points, the worst of these would be split
+        split = split[np.argsort(-worst[split], kind="stable")]  # fewer points split only the worst of these
         begin, end = low[split], high[split]
         middle = (begin + end) // 2
         halves = _worst(mixes, np.append(begin, middle), np.append(middle, end))
@@ -113,8 +113,8 @@ def _refined(counts: Counts, chosen: Ints, points: int) -> tuple[Ints, Ints]:
 def _looked_at(counts: Counts, chosen: Ints) -> Ints:
     """Places that may be chosen: all if they are few, else some of them, spread over the ranks and over each group.
 
-    The risk changes most with the first samples of a group, and recall stops growing with the last ID✓: both ends of
-    each group are looked at closely. Where a sample is accepted, the place before it is looked at too.
+    The risk changes most with the first samples of a group, and recall stops growing with the last ID✓: places are
+    dense at both ends of each group. Where a sample is accepted, the place before it is there too.
     """
     last = counts.shape[1] - 1
     if last < _LOOKED_AT:
@@ -131,13 +131,13 @@ def _looked_at(counts: Counts, chosen: Ints) -> Ints:
 
 
 def _worst(mixes: Sequence[_Mixes], low: Ints, high: Ints) -> Floats:
-    """By which part of an area each interval is off in the worst case; nothing where no place is between its ends."""
+    """The worst relative error of an area over each interval; 0 where nothing lies between its ends."""
     worst: Floats = np.max([mix.errors(low, high) for mix in mixes], axis=0)
     return np.where(high - low < 2, 0.0, worst)
 
 
 def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mixes]:
-    """Give the mixes of OOD sets whose areas are looked at: each set alone; all equally and all samples equally."""
+    """Give the mixes of OOD sets whose areas are compared: each set alone; all sets equally; all samples equally."""
     number, alphas = len(counts) - 2, np.array(_ALPHAS)
     if not number:
         yield _Mixes(ranks, counts[None], np.empty((1, 0)), np.ones(1))
@@ -153,8 +153,8 @@ def _mixes(ranks: Ints, counts: Ints) -> Iterator[_Mixes]:
 class _Mixes:
     """Risks along the thresholds on some mixes of OOD sets, and the areas under them, over recall and over coverage.
 
-    Risks and areas have the axes mix, α, which group's mistakes alone cost something, threshold. If all of these come
-    out right, so does every β: the risk is a sum of them.
+    Risks and areas have the axes mix, α, group, threshold; in each, only the mistakes of that group cost something. If
+    all of these are right, so is every β: its risk is their weighted sum.
     """
 
     def __init__(self, ranks: Ints, counts: Ints, weights: Floats, alphas: Floats) -> None:
@@ -187,7 +187,7 @@ class _Mixes:
         self.scales = [np.divide(1.0, total, out=np.zeros_like(total), where=total > 0) for total in totals]
 
     def errors(self, low: Ints, high: Ints) -> Floats:
-        """By which part of its area the worst of the paths is off over intervals of which only the ends are known."""
+        """The worst relative error over intervals of which only the ends are known."""
         before, after = self.risks[..., low], self.risks[..., high]
         steps = _steps(self.counts, self.shares, self.ranks, low, high)
         worst = np.zeros(len(low))
@@ -198,14 +198,14 @@ class _Mixes:
 
 
 def _steps(counts: Ints, shares: Floats, ranks: Ints, low: Ints | slice, high: Ints | slice) -> tuple[Floats, Floats]:
-    """By how much each part's share grows over intervals, and by how much of it in one step."""
+    """By how much the share of each part grows over intervals, and in one step of them."""
     grown = shares[..., high] - shares[..., low]
     steps = np.minimum(counts[..., high] - counts[..., low], ranks[high] - ranks[low])
     return grown, grown / np.maximum(steps, 1)
 
 
 def _ends(grown: Floats, stepped: Floats, factors: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """What the risks at the two ends of an interval count in the area over it, over recall and over coverage.
+    """The weights of the risks at both ends of an interval in its area, over recall and over coverage.
 
     Between the ends the risk is taken to rise in as many equal steps as there are samples that make the axis grow,
     each step holding its last value; with one such sample that is exact.

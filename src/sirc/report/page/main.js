@@ -1,4 +1,4 @@
-// The page: a setting, what follows from it, and the views that show it, each drawn when the frame has time for it.
+// The page: the setting, and the views that show what follows from it, each drawn when a frame has time.
 
 import { makeControls } from "./controls.js";
 import { drawCoverage, drawRecall } from "./curves.js";
@@ -12,7 +12,7 @@ import { drawAlpha, drawBeta } from "./sweeps.js";
 import { detailKey, makeRanked, makeSets } from "./tables.js";
 import { advice, grouped, metricName, sentence, sum, thousand } from "./words.js";
 
-const BUDGET = 26; // ms of a frame within which a plot must be expected to end, if it is not the frame's first
+const BUDGET = 26; // ms: a frame draws a second plot only if it is expected to end within these
 
 const data = readData(byId("data"));
 const scene = new Scene(data);
@@ -24,7 +24,7 @@ const showRanked = makeRanked((spec) => change({ focus: state.focus === spec ? n
 const showSets = makeSets();
 makeMap(change);
 
-// What a view rests on: it is drawn again when that changes. Plots out of sight wait until nothing else is to do.
+// A view is drawn again when its key changes. Plots out of sight wait until the visible ones are drawn.
 const setting = () => [state.alpha, state.beta, ...scene.shown, scene.focus, scene.best, scene.baseline].join();
 const curvesOf = () => `${scene.mixKey};${state.level};${setting()}`;
 const sweepOf = () => `${scene.metricKey};${state.metric};${setting()}`;
@@ -37,7 +37,7 @@ const views = [
   { id: "sets", draw: showSets, key: () => `${detailKey(scene)};${scene.shown};${scene.baseline}` },
 ];
 const visible = new Set(views.map((view) => view.id));
-let onScreen = null; // the setting that the words and the list show
+let onScreen = null; // the setting that the sentence and the list show
 let waiting = false;
 let frames = 0;
 let turn = 0;
@@ -142,7 +142,7 @@ function showThousand() {
   strip.title = `accepted ${sum(accepted)}: ${told(accepted)}; rejected ${sum(rejected)}: ${told(rejected)}`;
 }
 
-/** How to use the choice in code: the threshold of each run with all its digits. */
+/** The line of Python that applies the choice: the threshold of each run with all its digits. */
 function showUse() {
   const spec = scene.model.scores[scene.focus].spec;
   const code = scene.pointsOf(scene.focus).map((point, run) => {
@@ -173,7 +173,7 @@ function redraw(now) {
   else later();
 }
 
-// The fragment is the setting: the link that skips the controls must not put another there.
+// The fragment of the address holds the setting: the skip link must not replace it.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
@@ -183,7 +183,7 @@ addEventListener("hashchange", () => {
   state = fromFragment(data, location.hash);
   later();
 });
-// A field that shows what was typed returns to what holds when it is left.
+// A number field shows what is typed; on leaving, it shows the setting again.
 byId("controls").addEventListener("settle", () => showControls(state));
 onTheme(redraw);
 watchSizes((id) => {

@@ -98,7 +98,7 @@ function shortened(name) {
   return name.length > 28 ? `${name.slice(0, 27)}…` : name;
 }
 
-/** Lines between the regions: without colours, too, it is seen where they end. */
+/** Lines between the regions, which show their borders without colours too. */
 function bordersOf(scene, look) {
   const x = [];
   const y = [];
@@ -122,13 +122,12 @@ function shareOf(scene, index, share) {
   const sign = swatch(score);
   const bar = el("span", { class: "bar", "aria-hidden": "true" });
   bar.style.width = percent(share, 1);
-  bar.style.setProperty("--light", score.colour);
-  bar.style.setProperty("--dark", sign.style.getPropertyValue("--dark"));
+  bar.style.setProperty("--shade", sign.style.getPropertyValue("--shade"));
   const number = share < 0.005 ? "<1%" : percent(share, 0);
   return el("li", {}, sign, el("span", {}, score.name), bar, el("span", { class: "number" }, number));
 }
 
-/** Let the setting be moved on the map: with a press, and with a mouse by dragging. */
+/** Move the setting on the map: with a press, and with a mouse by dragging. */
 export function makeMap(change) {
   const plot = byId("map");
   let dragging = false;

@@ -89,6 +89,11 @@ export function metricParts(path, metric, alpha, at) {
   return [a * mistaken, b * outside];
 }
 
+/** A metric at β from its parts. */
+export function atBeta([a, b], beta) {
+  return beta * a + (1 - beta) * b;
+}
+
 /** P(ID✓ > group) + ½·P(equal), for ID✗ (group 1) or an OOD set (from 2 on). */
 export function auroc(score, group) {
   const positive = score.shares[0];

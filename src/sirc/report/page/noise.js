@@ -1,4 +1,4 @@
-// Sampling error of one run: what each input adds to a metric, and how far the difference of two scores may stray.
+// Sampling error of one run: the influence of each input on a metric, and the error of the difference of two scores.
 
 import { coverageAt } from "./mixture.js";
 
@@ -49,7 +49,7 @@ export function twiceError([first, both, second], beta) {
   return 2 * Math.sqrt(Math.max(0, variance));
 }
 
-/** The parts of what does not depend on β. */
+/** Both parts of a metric that does not depend on β. */
 function alike(parts) {
   return [parts, parts];
 }

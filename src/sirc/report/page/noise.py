@@ -13,7 +13,7 @@ from sirc.metrics import window
 from sirc.report.page.grid import Grid
 
 INPUTS: Final = 500
-"""Inputs of each group that a page carries, all if there are no more: their spread is that of the group's."""
+"""Inputs of each group that a page carries at most; their spread stands for the group's."""
 
 
 def first_accepted(groups: Sequence[Sequence[Floats]], grids: Sequence[Grid]) -> list[str]:
@@ -33,5 +33,5 @@ def first_accepted(groups: Sequence[Sequence[Floats]], grids: Sequence[Grid]) ->
 
 
 def windows(levels: Sequence[float], correct: int) -> list[float]:
-    """How far around each recall of so many ID✓ the slope of a curve is taken."""
+    """The window around each recall in which the slope of a curve is taken, for so many ID✓."""
     return [float(f"{window(level, correct):.3g}") for level in levels]

@@ -1,4 +1,4 @@
-"""Data of a page: for each run the accepted counts of every group at few thresholds, packed into little text."""
+"""Data of a page: how many of each group are accepted at some thresholds, packed as text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sirc.report.page.grid import LEVELS, POINTS, Grid, Ints, make_grid
 from sirc.report.page.noise import INPUTS, first_accepted, windows
 from sirc.report.runs import Run
 
-LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text they stay under 2 MB
+LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text, less than 2 MB
 _RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # by mixture.js, at any setting
-_FEWEST: Final = 256  # thresholds of one score, however many scores and runs there are
+_FEWEST: Final = 256  # thresholds of a score, however many scores and runs there are
 
 _SYMBOLS: Final = {
     "o": "circle", "s": "square", "D": "diamond", "P": "cross", "*": "star", "X": "x", "p": "pentagon", "h": "hexagon",
@@ -54,7 +54,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
         if length <= LIMIT or points == _FEWEST:
             break
         points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
-    for (alone,) in (same for same in models.values() if len(same) == 1):  # several runs tell of noise themselves
+    for (alone,) in (same for same in models.values() if len(same) == 1):  # the noise of several runs is their spread
         ev, fewer = alone.evaluation, [grid.fewer(points) for grid in grids[id(alone)]]
         firsts = first_accepted([_groups(ev, score) for score in ev.scores], fewer)
         packed[id(alone)] = [{**entry, "firsts": one} for entry, one in zip(packed[id(alone)], firsts, strict=True)]
@@ -124,7 +124,7 @@ def _model(
 
 
 def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
-    """By metric that the page cannot recompute, and by score: its value for ID✗ and each OOD set as evaluated."""
+    """Give what the page cannot recompute, by metric and score: the evaluated values of ID✗ and each OOD set."""
     labels = {m.name: m.label(evaluation.recall) for m in all_metrics() if m.per_negative and m.name not in _RECOMPUTED}
     table = evaluation.table[evaluation.table["metric"].isin(labels.values())]
     # The first α and β are those that the page opens with; ID✗ alone is at α = 1.
@@ -139,7 +139,7 @@ def _values(evaluation: Evaluation) -> dict[str, list[list[float | None]]]:
 
 
 def _id_values(evaluation: Evaluation) -> dict[str, float | None]:
-    """By metric of the ID data, its value: the same for every score."""
+    """Give the metrics of the ID data, which are the same for every score."""
     table = evaluation.table
     values = table[table["score"] == evaluation.scores[0]].drop_duplicates("metric").set_index("metric")["value"]
     metrics = (metric for metric in all_metrics() if not metric.per_negative)
@@ -147,12 +147,12 @@ def _id_values(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits, so that the page stays small; None for what is not there or no number."""
+    """Round to six digits, to keep the page small; None for what is missing or not finite."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
-    """Require that runs of one model differ in the seed alone."""
+    """Require that runs of one model differ only in the seed."""
     model, seeds = runs[0].model, [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         got = ", ".join(map(str, seeds))
@@ -174,13 +174,13 @@ def _groups(evaluation: Evaluation, score: str) -> list[Floats]:
 
 
 def _drawn(look: Look) -> dict[str, str]:
-    """Say in the plotting library's words how a score looks in the figures."""
+    """Describe the look of a score for plotly."""
     dash = "solid" if isinstance(look.dash, str) else ",".join(f"{2 * length:g}px" for length in look.dash[1])
     return {"colour": look.colour, "dash": dash, "symbol": _SYMBOLS[look.marker]}
 
 
 def _pack(grid: Grid) -> dict[str, object]:
-    """Pack thresholds as float64, ranks and counts as their growth: most of it takes one byte."""
+    """Pack thresholds as float64, and ranks and counts as differences, most of which take one byte."""
     rows = np.vstack([grid.ranks, grid.counts])
     growth = np.diff(rows, axis=1, prepend=0).reshape(-1)
     return {
@@ -191,7 +191,7 @@ def _pack(grid: Grid) -> dict[str, object]:
 
 
 def _varints(values: Ints) -> bytes:
-    """Write numbers in groups of seven bits, the lowest first, each but a number's last with the high bit set."""
+    """Encode numbers in groups of seven bits, lowest first; the high bit says that more follow."""
     length = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     groups = values[:, None] >> (7 * np.arange(length)) & 0x7F
     more = (values[:, None] >> (7 * np.arange(1, length + 1))) > 0

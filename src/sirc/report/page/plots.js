@@ -1,6 +1,7 @@
-// What all plots share: the theme, the axes, the look of a score's line and band, and names taken literally.
+// Shared parts of the plots: theme, axes, lines, bands and markers of scores, and names shown literally.
 
 import { byId, readable } from "./dom.js";
+import { mean, spread } from "./seeds.js";
 
 const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 let printing = false;
@@ -98,7 +99,7 @@ export function draw(id, traces, axes, label) {
   return Plotly.newPlot(plot, traces, layout, { displayModeBar: false, showTips: false, doubleClick: false });
 }
 
-/** A score's line: the one looked at is thick, the baseline less, the others thin. */
+/** The line of a score: thick in focus, less so for the baseline, thin for the others. */
 export function line(scene, index, x, y, hover) {
   const score = scene.model.scores[index];
   const width = index === scene.focus ? 3.2 : index === scene.baseline ? 2.2 : 1.4;
@@ -114,14 +115,17 @@ export function line(scene, index, x, y, hover) {
   };
 }
 
-/** A band of ± 2 std around a line. */
-export function band(scene, index, x, low, high) {
+/** A band of ± 2 std around a line; `values` has at each x those of all runs, or null. */
+export function band(scene, index, x, values) {
   const colour = colourOf(scene.model.scores[index]);
+  const there = x.map((_, i) => i).filter((i) => values[i]);
+  const edge = (side) => there.map((i) => mean(values[i]) + side * spread(values[i]));
+  const along = there.map((i) => x[i]);
   return {
     type: "scatter",
     mode: "lines",
-    x: [...x, ...[...x].reverse()],
-    y: [...high, ...[...low].reverse()],
+    x: [...along, ...along.toReversed()],
+    y: [...edge(1), ...edge(-1).reverse()],
     fill: "toself",
     fillcolor: `${colour}2b`,
     line: { width: 0, color: colour },
@@ -130,7 +134,7 @@ export function band(scene, index, x, low, high) {
   };
 }
 
-/** Which scores have bands: the one looked at, the best and the baseline, where they are shown. */
+/** The scores with bands: the one in focus, the best and the baseline, where they are shown. */
 export function banded(scene) {
   if (!scene.several) return [];
   return [...new Set([scene.baseline, scene.best, scene.focus])].filter((index) => scene.shown.includes(index));
@@ -162,15 +166,18 @@ export function here(x) {
   return [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: look.muted, width: 1, dash: "dot" } }];
 }
 
-/** The top of an axis that starts at 0: a little above the data, in steps, so that it rests while a slider moves. */
-export function roof(most) {
+/** A vertical axis from 0 to a little above the lines, in steps, so that it rests while a slider moves. */
+export function fromZero(title, lines) {
+  return axis(title, { range: [0, roof(largest(lines.map((one) => one.y)))], tickformat: ".1~%" });
+}
+
+function roof(most) {
   if (!(most > 0)) return 0.01;
   const unit = 10 ** Math.floor(Math.log10(most));
   return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * unit).find((step) => step >= 1.02 * most) ?? 10 * unit;
 }
 
-/** The largest of many numbers. */
-export function largest(lists) {
+function largest(lists) {
   let most = 0;
   for (const list of lists) for (const value of list) if (value > most) most = value;
   return most;

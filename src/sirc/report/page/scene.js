@@ -1,12 +1,12 @@
-// What follows from a setting: each is computed when asked for, and kept until the setting it rests on changes.
+// What follows from a setting, computed when asked for and kept until the setting changes.
 
-import { metricParts, mixed, pointAt, reaching } from "./mixture.js";
+import { atBeta, metricParts, mixed, pointAt, reaching } from "./mixture.js";
 import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, ranked, spread } from "./seeds.js";
 import { isShown, oodShares } from "./state.js";
 
-export const CELLS = 40; // the map has as many in α and in β
-const MOST = 1000; // scores at some α whose slopes are kept
+export const CELLS = 40; // of the map, along α and along β
+const MOST = 1000; // kept slopes, each of a score at an α
 export const CENTRES = Array.from({ length: CELLS }, (_, i) => (i + 0.5) / CELLS);
 
 export class Scene {
@@ -15,7 +15,7 @@ export class Scene {
     this.kept = new Map();
   }
 
-  /** Take up a setting. */
+  /** Use a setting. */
   look(state) {
     this.state = state;
     this.model = this.data.models[state.model];
@@ -31,7 +31,7 @@ export class Scene {
     this.shown = this.model.scores.filter((score) => isShown(state, score.spec)).map((score) => score.index);
     this.metricKey = `${this.mixKey};${state.metric === "risk" ? state.level : state.metric}`;
     this.parts = this.keep("parts", `${this.metricKey};${state.alpha}`, () => this.partsAt(state.alpha));
-    this.values = this.parts.map((runs) => runs.map(([a, b]) => state.beta * a + (1 - state.beta) * b));
+    this.values = this.parts.map((runs) => runs.map((parts) => atBeta(parts, state.beta)));
     this.order = ranked(this.shown, (score) => mean(this.values[score]));
     this.best = this.order[0];
     this.baseline = this.model.scores.findIndex((score) => score.spec === state.baseline);
@@ -59,10 +59,7 @@ export class Scene {
 
   /** A metric of a score in each run. */
   valuesAt(score, metric, alpha, beta) {
-    return this.paths[score].map((path, run) => {
-      const [a, b] = metricParts(path, metric, alpha, this.points[score][run]);
-      return beta * a + (1 - beta) * b;
-    });
+    return this.paths[score].map((path, run) => atBeta(metricParts(path, metric, alpha, this.points[score][run]), beta));
   }
 
   /** A score on a mix of OOD sets in every run of the model. */
@@ -84,7 +81,7 @@ export class Scene {
     return kept.get(key);
   }
 
-  /** The difference of two scores in the chosen metric, at the setting, and whether it is noise. */
+  /** The difference of two scores in the chosen metric at the setting, and whether it is within noise. */
   lead(score, other) {
     return paired(this.values[score], this.values[other], this.twice(score, other, this.state.alpha, this.state.beta));
   }
@@ -93,10 +90,8 @@ export class Scene {
   twice(score, other, alpha, beta) {
     if (this.several) return NaN;
     if (this.model.runs.length > 1) {
-      const [own, theirs] = [score, other].map((one) => this.pathsOf(one).map((path) => {
-        const [a, b] = metricParts(path, this.state.metric, alpha, reaching(path, this.recall));
-        return beta * a + (1 - beta) * b;
-      }));
+      const [own, theirs] = [score, other].map((one) => this.pathsOf(one).map((path) =>
+        atBeta(metricParts(path, this.state.metric, alpha, reaching(path, this.recall)), beta)));
       return spread(own.map((value, i) => value - theirs[i]));
     }
     const kept = this.keep("variances", this.metricKey, () => new Map());
@@ -141,12 +136,12 @@ export class Scene {
     let [best, second] = [-1, -1];
     let [least, next] = [Infinity, Infinity];
     for (const score of this.shown) {
-      const value = beta * scores[score][0] + (1 - beta) * scores[score][1];
+      const value = atBeta(scores[score], beta);
       if (value < least) [second, next, best, least] = [best, least, score, value];
       else if (value < next) [second, next] = [score, value];
     }
     if (second < 0) return { best, value: least, second, margin: 0, noise: false };
-    const of = (score) => this.sweep[column][score].map(([a, b]) => beta * a + (1 - beta) * b);
+    const of = (score) => this.sweep[column][score].map((parts) => atBeta(parts, beta));
     const alpha = this.model.sets.length ? CENTRES[column] : 1;
     const noise = next === least || paired(of(best), of(second), this.twice(best, second, alpha, beta)).noise;
     return { best, value: least, second, margin: next - least, noise };

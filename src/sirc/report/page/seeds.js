@@ -1,4 +1,4 @@
-// Several training runs: means, spreads, and leads that are no more than noise.
+// Several training runs: means, spreads, and differences within noise.
 
 export function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;

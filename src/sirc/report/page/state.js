@@ -1,4 +1,4 @@
-// The setting: what the controls say, and the same in the URL's fragment, so that a link reproduces the view.
+// The setting: the values of the controls, also in the fragment of the URL, so that a link reproduces the view.
 
 const METRICS = ["risk", "aurr", "aurc"];
 const DETAILS = ["auroc", "fpr", "risk", "aurr"]; // recomputed; those in `fixedMetrics` are as evaluated
@@ -35,12 +35,12 @@ export function nearestLevel(levels, recall) {
   return best;
 }
 
-/** Bring a setting in line with its model: what that does not have becomes the default. */
+/** Fit a setting to its model: what the model does not have becomes the default. */
 export function settled(data, state) {
   const model = data.models[state.model];
   const specs = model.scores.map((score) => score.spec);
   const next = { ...state };
-  // Without OOD data α is 1, whatever it was; what it was is kept for models that have some.
+  // Without OOD data α is 1; its value is kept for models that have OOD data.
   if (!model.sets.length) Object.assign(next, { alphaKept: next.alphaKept ?? next.alpha, alpha: 1 });
   else if (next.alphaKept !== undefined) Object.assign(next, { alpha: next.alphaKept, alphaKept: undefined });
   if (next.run !== "all" && !model.runs.some((run) => String(run.seed) === next.run)) next.run = "all";
@@ -79,7 +79,7 @@ export function scaled(weights) {
   return weights.map((weight) => 100 * (weight / most));
 }
 
-/** The fragment that stands for a setting; what is as the page opens with is left out. */
+/** The fragment of a setting; values that the page opens with are left out. */
 export function toFragment(data, state) {
   const start = settled(data, { ...startState(data), model: state.model });
   const out = new URLSearchParams();
@@ -100,7 +100,7 @@ export function toFragment(data, state) {
   return out.toString();
 }
 
-/** The setting that a fragment stands for; what makes no sense in it is passed over. */
+/** The setting of a fragment; values that make no sense are ignored. */
 export function fromFragment(data, fragment) {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const state = startState(data);

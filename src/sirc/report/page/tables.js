@@ -1,12 +1,12 @@
 // The two tables: the scores ranked at the setting, and what each does to each kind of input.
 
 import { byId, el, setText, swatch } from "./dom.js";
-import { auroc, metricParts, mixed, reaching } from "./mixture.js";
+import { atBeta, auroc, metricParts, mixed, reaching } from "./mixture.js";
 import { slopes, twiceError, variances } from "./noise.js";
 import { mean, paired, spread } from "./seeds.js";
 import { grouped, hundredfold, metricName, neat, noiseInWords, plainNumber, signed } from "./words.js";
 
-/** The ranked list. `choose(spec)` is told which score's name was pressed. */
+/** The ranked list. `choose(spec)` is called when the name of a score is pressed. */
 export function makeRanked(choose) {
   const table = byId("ranked");
   hintAtMore(table);
@@ -31,7 +31,7 @@ export function makeRanked(choose) {
   };
 }
 
-/** A function of the scene whose result stays until another model is chosen. */
+/** A function of the scene whose result is kept until another model is chosen. */
 function oncePerModel(build) {
   let model = null;
   let result = null;
@@ -53,10 +53,18 @@ function hintAtMore(table) {
   [box, table].forEach((one) => sizes.observe(one));
 }
 
-/** The line of a score, and its empty cells by column. */
-function rowOf(score, columns, ...name) {
-  const cells = new Map(columns.map(([column]) => [column, el("td", { "data-column": column })]));
-  return { line: el("tr", { "data-score": score.spec }, el("th", { scope: "row", class: "first" }, ...name), ...cells.values()), cells };
+/** Build a table: a row for each score, with the parts of `nameOf(score)` and its empty cells by column. */
+function buildTable(table, scene, caption, columns, nameOf) {
+  const heads = columns.map(([column, text]) =>
+    el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") && "kind" }, el("span", { class: "clamp" }, text)));
+  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"), ...heads);
+  table.replaceChildren(el("caption", {}, caption), el("thead", {}, head), el("tbody"));
+  return new Map(scene.model.scores.map((score) => {
+    const name = nameOf(score);
+    const cells = new Map(columns.map(([column]) => [column, el("td", { "data-column": column })]));
+    const first = el("th", { scope: "row", class: "first" }, ...Object.values(name));
+    return [score.index, { ...name, cells, line: el("tr", { "data-score": score.spec }, first, ...cells.values()) }];
+  }));
 }
 
 function columnsOf(scene) {
@@ -64,7 +72,7 @@ function columnsOf(scene) {
     ["risk", "Risk %"],
     ["aurr", "AURR %"],
     ["aurc", "AURC %"],
-    ["difference", "to baseline"],
+    ["difference", "vs baseline"],
     ["coverage", "Coverage %"],
     ["wrong", "ID✗ %"],
     ...(scene.model.sets.length ? [["ood", "OOD %"]] : []),
@@ -74,16 +82,11 @@ function columnsOf(scene) {
 }
 
 function buildRanked(table, scene, choose) {
-  const columns = columnsOf(scene);
-  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
-    ...columns.map(([column, text]) => el("th", { scope: "col", "data-column": column, title: text, class: column.startsWith("set-") ? "kind" : false }, el("span", { class: "clamp" }, text))));
-  table.replaceChildren(el("caption", {}, "Scores, the best at this setting first"), el("thead", {}, head), el("tbody"));
-  return new Map(scene.model.scores.map((score) => {
+  return buildTable(table, scene, "Scores, the best at this setting first", columnsOf(scene), (score) => {
     const button = el("button", { type: "button", class: "name", title: score.spec }, swatch(score), el("span", {}, score.name));
     button.addEventListener("click", () => choose(score.spec));
-    const mark = el("span", { class: "mark" });
-    return [score.index, { ...rowOf(score, columns, button, mark), mark, button }];
-  }));
+    return { button, mark: el("span", { class: "mark" }) };
+  });
 }
 
 function fillRow(scene, row, score, place) {
@@ -152,7 +155,7 @@ function rankedNote(scene) {
     const value = mean(scene.runs.map((run) => run.ofId[name] ?? NaN));
     return unit === "%" ? `${title} ${hundredfold(value, 1)}%` : `${title} ×10² ${hundredfold(value)}`;
   }).join(", ");
-  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
+  return `${runs}Difference in ${metricName(scene.state.metric, scene.recall)}, in points. ${sets ? "ID✗, OOD and each set" : "ID✗"}: the share accepted. Measured on ${size(0)} ID✓ and ${size(1)} ID✗ (${ofId})${sets ? `; OOD: ${sets}` : ""}.${alone}`;
 }
 
 /** The table of one metric for each kind of input. */
@@ -182,13 +185,11 @@ export function makeSets() {
 
 function buildSets(table, scene) {
   const columns = [["wrong", "ID✗"], ...scene.model.sets.map((name, set) => [`set-${set}`, name])];
-  const head = el("tr", {}, el("th", { scope: "col", class: "first" }, "Score"),
-    ...columns.map(([, text]) => el("th", { scope: "col", title: text, class: "kind" }, el("span", { class: "clamp" }, text))));
-  table.replaceChildren(el("caption", {}, "One metric for each kind of input"), el("thead", {}, head), el("tbody"));
-  return new Map(scene.model.scores.map((score) => [score.index, rowOf(score, columns, swatch(score), el("span", {}, score.name))]));
+  return buildTable(table, scene, "One metric for each kind of input", columns,
+    (score) => ({ sign: swatch(score), name: el("span", {}, score.name) }));
 }
 
-/** What the figures of the second table rest on. */
+/** The part of the setting that the second table depends on. */
 export function detailKey(scene) {
   const { model, run, detail, level, alpha, beta } = scene.state;
   return [model, run, detail, detail === "auroc" ? "" : level, ...(["risk", "aurr"].includes(detail) ? [alpha, beta] : [])].join();
@@ -202,7 +203,7 @@ function detailOf(scene, score, set, runs = scene.runs) {
   });
 }
 
-/** How far one run's difference to the baseline may stray; of a metric the page cannot recompute only other runs tell. */
+/** Two standard errors of one run's difference to the baseline; unknown for a metric that the page cannot recompute. */
 function detailTwice(scene, score, set) {
   const { detail, alpha, beta } = scene.state;
   if (scene.several) return NaN;
@@ -230,8 +231,7 @@ function detailIn(scene, run, own, set) {
   const alone = aloneOf(scene, run, own, set);
   const at = reaching(alone, scene.recall);
   if (detail === "fpr") return (set === null ? alone.wrong : alone.ood)[at];
-  const [a, b] = metricParts(alone, detail, set === null ? 1 : alpha, at);
-  return beta * a + (1 - beta) * b;
+  return atBeta(metricParts(alone, detail, set === null ? 1 : alpha, at), beta);
 }
 
 function aloneOf(scene, run, own, set) {
@@ -254,7 +254,7 @@ function fillDetail(scene, cell, values, { mean: difference, spread: reach, nois
 function fixedNote(scene) {
   const { title, higher } = scene.data.metrics[scene.state.detail];
   const { alpha, beta } = scene.data.start;
-  return `${title} × 100 as evaluated, whatever the controls say; where α and β matter, at α = ${alpha}, β = ${beta} (ID✗: α = 1); ${higher ? "higher" : "lower"} is better.${scene.model.runs.length > 1 ? "" : " Of one run its noise is not known, and nothing is coloured."}`;
+  return `${title} × 100 as evaluated; the controls do not change it. Where α and β matter, it is at α = ${alpha}, β = ${beta} (ID✗: α = 1). ${higher ? "Higher" : "Lower"} is better.${scene.model.runs.length > 1 ? "" : " The noise of one run is not known, so nothing is coloured."}`;
 }
 
 function setsNote(scene) {
@@ -262,7 +262,7 @@ function setsNote(scene) {
   const setting = `α = ${Number(alpha.toFixed(4))}, β = ${Number(beta.toFixed(4))}`;
   const what = {
     auroc: "%AUROC against ID✓; higher is better.",
-    fpr: `Share let through at recall ${neat(scene.recall)}, in percent; lower is better.`,
+    fpr: `Share accepted at recall ${neat(scene.recall)}, in percent; lower is better.`,
     risk: `Risk at recall ${neat(scene.recall)} × 100 at ${setting} (ID✗: α = 1); lower is better.`,
     aurr: `AURR × 100 at ${setting} (ID✗: α = 1); lower is better.`,
   }[detail] ?? fixedNote(scene);

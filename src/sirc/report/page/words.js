@@ -41,7 +41,7 @@ export function metricName(metric, recall) {
   return metric === "risk" ? `Risk@${Number((100 * recall).toFixed(4))}` : metric.toUpperCase();
 }
 
-/** Whole numbers near these, that sum to the whole number near their sum. */
+/** Rounded numbers whose sum is the rounded sum. */
 function wholeParts(parts) {
   const total = Math.round(parts.reduce((sum, part) => sum + part, 0));
   const whole = parts.map(Math.floor);
@@ -51,7 +51,7 @@ function wholeParts(parts) {
   return whole;
 }
 
-/** What becomes of 1000 inputs: accepted and rejected, each right, wrong and of no class. */
+/** How many of 1000 inputs are accepted and rejected, each split into right, wrong and of no class. */
 export function thousand(scene, score) {
   const { alpha } = scene.state;
   const accuracy = mean(scene.runs.map((run) => run.accuracy));
@@ -112,7 +112,7 @@ function leadInWords(scene) {
   return `${by}: ${noise} (± ${noiseInWords(scene)} is ${hundredfold(lead.spread)}).${scene.model.runs.length > 1 ? "" : " One training run says nothing about the spread over runs."}`;
 }
 
-/** What the noise of a difference is measured by. */
+/** The measure of a difference's noise. */
 export function noiseInWords(scene) {
   const { length } = scene.model.runs;
   return length > 1 ? `2 std over ${length} runs` : "2 standard errors";
@@ -172,10 +172,10 @@ export const EXPLANATIONS = {
   mix: ["Mix of OOD sets", "What OOD input will look like: the share of each set in it. The buttons take all sets, or one group of them; boxes and sliders make a mix of your own."],
   overbeta: ["Against β", "How the chosen metric changes with the cost of the two mistakes: at fixed α a straight line, from only OOD input counting (0) to only ID✗ counting (1)."],
   baseline: ["Baseline", "The score that the others are compared with. Differences are to this one; negative is better where lower is better."],
-  list: ["The list", "Each score at its own threshold for the chosen recall. Risk: mean cost of an accepted input, β for ID✗, 1 − β for OOD. Coverage: accepted share of all input. ID✗, OOD and each set: the share of these that is let through. Difference: to the baseline, in the metric that the list is ordered by. ≈ marks a difference within noise: ± 2 std over training runs, run by run, includes 0; with one run, ± 2 standard errors, from the influence of each input. Threshold: accept an input whose score is at least this. Press a score's name to look at it alone."],
-  map: ["The map", "For every α and β, which score has the lowest value of the chosen metric. The paler the colour, the smaller its lead; it is full from a lead of 10% of the second's value. Dots: the lead over the second is within noise. The ring is the current setting; press anywhere on the map to move it. Where one colour fills the whole row at your β, α does not matter."],
+  list: ["The list", "Each score at its own threshold for the chosen recall. Risk: mean cost of an accepted input, β for ID✗, 1 − β for OOD. Coverage: accepted share of all input. ID✗, OOD and each set: the share of these that is accepted. Difference: to the baseline, in the metric that orders the list. ≈ marks a difference within noise: ± 2 std over training runs, run by run, includes 0; with one run, ± 2 standard errors, from the influence of each input. Threshold: accept an input whose score is at least this. Press the name of a score to see what it would do."],
+  map: ["The map", "For every α and β, which score has the lowest value of the chosen metric. The paler the colour, the smaller its lead; it is full from a lead of 10% of the second's value. Dots: the lead over the second is within noise. The ring is the current setting; press anywhere on the map to move it. If one colour fills the whole row at your β, α does not matter."],
   riskrecall: ["Risk and recall", "The risk at each recall of ID✓. Markers: the chosen recall. The oracle accepts ID✓ alone, with risk 0 at every recall. Bands: ± 2 std over training runs."],
   riskcoverage: ["Risk and coverage", "The risk against the share of all input that is accepted. The oracle accepts ID✓ first and then the cheaper mistakes: no score can be below it. Markers: the chosen recall. Bands: ± 2 std over training runs."],
-  sweeps: ["Against α and β", "How the chosen metric changes when the mixture or the costs change and all else stays. At fixed α it is a straight line in β."],
-  sets: ["Each kind of input", "AUROC: the chance that an ID✓ scores above an input of this kind, 50% is a coin. Share let through: what is accepted at the chosen recall. Risk and AURR: with this set alone as the OOD input (for ID✗: without OOD input). Best bold, second and third underlined. Blue is better than the baseline, orange worse."],
+  overalpha: ["Against α", "How the chosen metric changes with the share of ID input, all else the same."],
+  sets: ["Each kind of input", "AUROC: the chance that an ID✓ scores above an input of this kind, 50% is a coin toss. Share accepted: at the chosen recall. Risk and AURR: with this set alone as the OOD input (for ID✗: without OOD input). Best bold, second and third underlined. Blue is better than the baseline, orange worse."],
 };

@@ -41,7 +41,7 @@ NO_CELL: Final = Cell(math.nan, math.nan, 0, "")
 
 
 class Part(NamedTuple):
-    """The part of a table that fits into the space: some models, and the columns of some negatives."""
+    """A part of a table that fits the space: some models, and the columns of some negatives."""
 
     models: list[str]
     negatives: list[str]
@@ -57,7 +57,7 @@ class Table:
     cells: pd.DataFrame
     """model, score, negative, metric, alpha, beta, mean, two_std (NaN for one run), runs, low, high, mark"""
     of_id: Mapping[str, Mapping[str, tuple[float, float]]]
-    """For each model its metrics of the ID data that are known, such as the error, and their 2 std."""
+    """By model, its known metrics of the ID data, such as the error: mean and 2 std."""
     metrics: Sequence[str]
     negatives: Sequence[str]
     scores: Sequence[str]
@@ -85,7 +85,7 @@ class Table:
 
     @property
     def intervals(self) -> bool:
-        """Whether any figure has an interval, to be shown."""
+        """Whether any figure has an interval."""
         return bool(self.cells["low"].notna().any())
 
     @property
@@ -94,23 +94,23 @@ class Table:
         return list(self.of_id)
 
     def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
-        """One figure; without a mean where the results have none."""
+        """One figure; its mean is NaN where the results have none."""
         return self._grid.get((model, score, negative, metric), NO_CELL)
 
     def scores_of(self, model: str) -> list[str]:
-        """The scores that a model has any figure of."""
+        """The scores for which a model has figures."""
         has = {key[1] for key in self._grid if key[0] == model}
         return [score for score in self.scores if score in has]
 
     def negatives_of(self, model: str) -> list[str]:
-        """The negatives that a model has any figure of."""
+        """The negatives for which a model has figures."""
         has = {key[2] for key in self._grid if key[0] == model}
         return [negative for negative in self.negatives if negative in has]
 
     def parts(self, columns: int | None = None, rows: int | None = None) -> list[Part]:
-        """Tables of at most so many columns and rows of figures; models of other negatives have tables of their own.
+        """Split into tables of at most so many columns and rows; models with different negatives are kept apart.
 
-        ID✗ comes first in each that has room for two others, as what an OOD set's figures are weighed against.
+        ID✗ comes first in each table with room for two others, so that OOD figures can be weighed against it.
         """
         parts = []
         for negatives, same in groupby(self.models, self.negatives_of):
@@ -128,7 +128,7 @@ class Table:
         return formats.text(self, width)
 
     def csv(self) -> str:
-        """Tidy cells with their marks and the ID error, all as fractions, as stored results are."""
+        """Tidy cells with their marks and the ID error, all as fractions, like stored results."""
         frame = self.cells if self.intervals else self.cells.drop(columns=["low", "high"])
         frame = frame.copy()
         for label in reversed(dict.fromkeys(["error", *(label for known in self.of_id.values() for label in known)])):
@@ -187,6 +187,16 @@ def table(
     `negatives` and `scores` pick and order; by default ID✗, the OOD mean and every OOD set, and all scores, SIRC's
     first. Metrics of a mixture (`aurr`, `risk@95`…) are for one `alpha` and `beta`. Where results have columns `low`
     and `high`, as `Evaluation.intervals` gives them, these stand beside the figures of models with one run.
+
+    Example:
+        >>> import sirc
+        >>> from sirc.report.tables import table
+        >>> scores = {"msp": ([0.9, 0.8, 0.4], [True, True, False]), "energy": ([5, 6, 2], [True, True, False])}
+        >>> ev = sirc.evaluate(scores, ood={"far": {"msp": [0.3, 0.85], "energy": [1, 3]}})
+        >>> print(table(ev.table, metrics=["auroc"]).text().splitlines()[5].strip())
+        MSP      *100.00     _75.00    _75.00
+        >>> table(ev.table).cell("", "energy", "far", "auroc").mark
+        'bold'
     """
     figures = summarise(results)
     of_id = id_figures(figures)
@@ -201,7 +211,16 @@ def table(
 
 
 def save_tables(results: pd.DataFrame | Table, folder: PathLike, *, overwrite: bool = False) -> list[Path]:
-    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths."""
+    """Write `table.md`, `table.tex`, `table.html` and `table.csv` into a folder and give their paths.
+
+    Example:
+        >>> import tempfile, sirc
+        >>> from sirc.report.tables import save_tables
+        >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.4], [True, True, False])})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print([path.name for path in save_tables(ev.table, folder)])
+        ['table.md', 'table.tex', 'table.html', 'table.csv']
+    """
     made = results if isinstance(results, Table) else table(results)
     paths = [Path(folder) / f"table{suffix}" for suffix in (".md", ".tex", ".html", ".csv")]
     for path in paths:

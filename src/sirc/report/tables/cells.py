@@ -17,11 +17,11 @@ _METRICS_HINT = (
     " One of your own is known once its module is imported (`--import MODULE`); those of the ID data stand beside each "
     "model's name."
 )
-_DIGITS = 12  # means that differ beyond differ by rounding, and share a rank
+_DIGITS = 12  # decimals: means that agree in these differ by rounding alone, and share a rank
 
 
 def summarise(results: pd.DataFrame) -> pd.DataFrame:
-    """Every figure of the results over its model's seeds: `mean`, `two_std` (NaN for one seed), `runs`.
+    """Summarise each figure over the seeds of its model: `mean`, `two_std` (NaN for one seed), `runs`.
 
     Where results have intervals, `low` and `high` are those of models with one seed; else NaN.
 
@@ -55,7 +55,7 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def id_figures(figures: pd.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
-    """By model and metric of the ID data, such as the error: its mean and 2 std, of one score as they are the same."""
+    """Give mean and 2 std of the ID metrics, such as the error, by model; they are the same for every score."""
     found: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in figures["model"].unique()}
     rows = figures[figures["metric"].map(_is_of_id) & figures["mean"].notna()].drop_duplicates(["model", "metric"])
     for model, metric, mean, two_std in rows[["model", "metric", "mean", "two_std"]].itertuples(index=False):
@@ -71,7 +71,7 @@ def choose(
     alpha: float | None,
     beta: float | None,
 ) -> tuple[pd.DataFrame, dict[str, list[str]]]:
-    """The rows that were asked for, and the scores, negatives and metrics in the order in which they are shown."""
+    """Give the rows asked for, and the scores, negatives and metrics in the order in which they are shown."""
     known_metrics = [metric for metric in figures["metric"].unique() if not _is_of_id(metric)]
     if not known_metrics:
         raise ValueError("a table needs inputs to tell ID✓ from; no ID prediction is wrong, and there are no OOD sets.")
@@ -111,7 +111,7 @@ def is_sirc(score: str) -> bool:
 
 
 def _usual(known: list[str], metrics: list[str]) -> list[str]:
-    """ID✗, the mean and each OOD set; for metrics of a mixture, the unions and groups come first instead of ID✗."""
+    """ID✗, the OOD mean and each OOD set; metrics of a mixture have the pooled sets and groups first instead of ID✗."""
     sets = [name for name in known if name not in (WRONG, MEAN, POOLED, *_GROUPS)]
     if any(metric.of_negative for metric in map(find_metric, metrics) if metric):
         order = [WRONG, MEAN, *sets]
@@ -121,7 +121,7 @@ def _usual(known: list[str], metrics: list[str]) -> list[str]:
 
 
 def _is_of_id(label: str) -> bool:
-    """Whether a metric describes the ID data: no score has a better one, and it stands beside the model's name."""
+    """Whether a metric describes the ID data, and so stands beside the model's name."""
     metric = find_metric(label)
     return metric is not None and not metric.per_negative
 
@@ -135,7 +135,7 @@ def _among(what: str, wanted: Sequence[str], known: Sequence[str], hint: str = "
 
 
 def _at(rows: pd.DataFrame, name: str, wanted: float | None) -> pd.DataFrame:
-    """The rows at one α or β. Where it plays no part it is NaN, and the rows of ID✗ alone are at α = 1 by nature."""
+    """Keep the rows at one α or β, and those it does not touch: NaN, or ID✗ alone, which is at α = 1."""
     fixed = rows[name].isna() | ((rows["negative"] == WRONG) & (name == "alpha"))
     known = sorted(rows[name][~fixed].unique())
     if wanted is None and len(known) > 1:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sirc.report.tables import Part, Table
 
 CellText = tuple[str, str, str]
-"""The mark of a cell, its mean ×100, or a dash, and its 2 std, ±0.2, or interval, [80.1, 83.4], if it is shown."""
+"""A cell: its mark; its mean × 100, or a dash; its 2 std (±0.2) or interval ([80.1, 83.4]) where shown."""
 _MISSING = "–"
 _SIGNS = {"bold": "*", "underline": "_", "": ""}  # as in Markdown; before the number, so that points stay aligned
 _MARKDOWN_MARKS = {"bold": "**{}**", "underline": "<u>{}</u>", "": "{}"}
@@ -34,7 +34,7 @@ _GAP = 3  # between columns of text
 _NAME, _HEAD = 40, 20  # longer names are broken
 _COLUMNS, _ROWS = 12, 54  # of figures, on a page of LaTeX
 _LEFT = 3  # columns before the figures: model, group, method
-_PER_ROW = 2.2  # letters of a rotated line that are as long as a row is high
+_PER_ROW = 2.2  # letters of rotated text that are as long as a row is high
 _STYLE = """<style>
 .sirc-table { overflow-x: auto; font: 14px/1.5 system-ui, sans-serif; }
 .sirc-table table { border-collapse: collapse; border-block: 2px solid; margin-block: 1em; white-space: nowrap; }
@@ -81,7 +81,7 @@ _DOCUMENT = r"""\documentclass{article}
 
 
 def _rows(table: Table, part: Part, model: str) -> Iterator[tuple[str, list[CellText], bool]]:
-    """Each score, its figures, and whether the scores before it, and not this one, are SIRC's."""
+    """Give each score, its cells, and whether it is the first after SIRC's scores."""
     before = ""
     for score in table.scores_of(model):
         figures = [_figure(table, model, score, *column) for column in part.columns]
@@ -93,7 +93,7 @@ def _figure(table: Table, model: str, score: str, negative: str, metric: str) ->
     cell = table.cell(model, score, negative, metric)
     if math.isnan(cell.mean):
         return cell.mark, _MISSING, ""
-    # Percentages vary by tenths and more between runs; figures that are shown ×10² vary less.
+    # Percentages vary by tenths and more between runs; figures shown ×10² vary less.
     known = find_metric(metric)
     decimals = 1 if known and known.unit == "%" else 2
     beside = ""
@@ -105,7 +105,7 @@ def _figure(table: Table, model: str, score: str, negative: str, metric: str) ->
 
 
 def _about(table: Table, model: str, style: Style) -> str:
-    """The name of a model and its metrics of the ID data, as far as they are known."""
+    """The name of a model and its known metrics of the ID data."""
     return ", ".join(filter(None, (escape(model, style), _of_id(table, model, style))))
 
 
@@ -222,7 +222,7 @@ def markdown(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    """Any text so that Markdown shows it as it is, in a cell of a table too, and makes no link of an address."""
+    """Escape text so that Markdown shows it literally, also in a table, and makes no link of an address."""
     plain = html_escape(" ".join(escape(text, "text").split()), quote=False)
     return re.sub(r"([\\`*_\[\]|~$]|:(?=//)|(?<=www)\.)", r"\\\1", plain, flags=re.IGNORECASE)
 
@@ -262,7 +262,7 @@ def _html_cell(figure: CellText) -> str:
 
 
 def latex(table: Table, *, document: bool) -> str:
-    """The floats of all parts; the caption of the first says what they show."""
+    """The floats of all parts; the first caption says what they show."""
     parts = table.parts(_COLUMNS, _ROWS)
     captions = [_caption(table, "latex"), *["Continued."] * (len(parts) - 1)]
     body = "\n".join(_FLOAT % (words, _tabular(table, part)) for words, part in zip(captions, parts, strict=True))
@@ -297,7 +297,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _rule(table: Table, part: Part, start: int) -> str:
-    """A line below a group, broken between ID✗ and the OOD sets, as they answer two questions."""
+    """A rule below a group, broken between ID✗ and the OOD sets: they answer two questions."""
     last = _LEFT + len(part.columns)
     cut = _LEFT + len(table.metrics)
     if part.negatives[0] != WRONG or cut == last:

@@ -1,0 +1,52 @@
+"""The committed references are what their scripts write, and the gallery can be made."""
+
+import importlib
+import re
+
+import pytest
+
+from support.pages import ROOT, blocks_of
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """Import a script of docs/tools by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "tools"))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize(("name", "page"), [("cli_reference", "cli.md"), ("toml_reference", "toml.md")])
+def test_the_reference_is_what_its_script_writes(tool, name, page):
+    committed = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    up_to_date = committed == tool(name).page()
+    assert up_to_date, f"run `python docs/tools/{name}.py > docs/reference/{page}`"
+
+
+def test_the_reference_has_every_command_with_an_example(tool):
+    script = tool("cli_reference")
+    page = ROOT / "docs" / "reference" / "cli.md"
+    names = [f"sirc {name}" for name, _ in script.commands()]
+    assert re.findall("^## (.*)", page.read_text(encoding="utf-8"), re.MULTILINE) == names
+    examples = blocks_of(page, "sh")
+    assert len(examples) == len(names)
+    for name, example in zip(names, examples, strict=True):
+        assert example.startswith(f"{name} ") or example.strip() == name
+
+
+def test_the_reference_explains_every_key(tool):
+    script = tool("toml_reference")
+    for _, table in script.tables(script.Experiment, ()):
+        fields = [field.name for field in script.dataclasses.fields(table)]
+        assert list(script.meanings(table)) == fields
+
+
+@pytest.mark.slow
+def test_the_gallery_shows_a_picture_of_each_kind_of_figure(tool, tmp_path):
+    script = tool("gallery")
+    page, *pictures = script.write(tmp_path / "gallery")
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"\]\(([^)]*\.png)\)", text) == [picture.name for picture in pictures]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert "| SIRC(MSP, Res.) |" in text
+    drawn = {name for name in script.figures.__all__ if re.search(rf"figures\.{name}\(", text)}
+    assert {"densities", "separation", "risks", "sweeps", "changes", "plane", "plane_grid", "sample_images"} <= drawn
