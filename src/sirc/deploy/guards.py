@@ -21,7 +21,7 @@ from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, image_folder, printable, reader_of
 from sirc.deploy.saved import SAMPLE, calibration_sample
-from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
+from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled, watched
 from sirc.deploy.threshold import at_recall
 from sirc.errors import DataWarning, OnError, StoreError
 from sirc.extraction import extract, known_weights
@@ -145,10 +145,7 @@ def guard(
         data = [one.with_transform(transform) if _is_plain(one) else one for one in data]
     example = next((batch for one in reversed(data) if (batch := first_images(one)) is not None), None)
     if example is not None:
-        few = rows_of(example, slice(2))
-        _check_classes(names, _try_model(network, few))
-        if needs_features and not isinstance(head, Head):
-            head = _find_head(network, few, head)
+        head = _first_run(network, rows_of(example, slice(2)), head, names, find=bool(needs_features))
     run = partial(extract, network, features=bool(needs_features), batch_size=batch_size, workers=workers)
     run = partial(run, on_error=on_error, overwrite=overwrite, progress=show)
     with known_weights(network) as weights:
@@ -161,7 +158,8 @@ def guard(
             made: Rows = run(one, None if path is None else Path(path, name), head=head, name=name)
             return made
 
-        validation = None if val is None else as_rows("val", data[1])
+        with watched(network) as seen:
+            validation = None if val is None else as_rows("val", data[1])
         _require_labels("val", validation)
         if validation is not None:  # before the model runs on all of `train`
             _check_validation(validation, names, recall, delta)
@@ -191,7 +189,8 @@ def guard(
             )
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
-    made.calibrate(validation, images=example, recall=recall, delta=None if val is None else delta)
+    tried = seen[0] if seen else example
+    made.calibrate(validation, images=tried, recall=recall, delta=None if val is None else delta)
     about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
     made.remarks = tuple(filter(None, about))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
@@ -289,11 +288,17 @@ def _preparation(
         ) from error
 
 
-def _try_model(model: nn.Module, few: object) -> int:
-    """The number of outputs of a model that takes these inputs; one that does not is refused."""
+def _first_run(
+    model: nn.Module, few: object, head: Head | str | None, names: Sequence[str] | None, *, find: bool
+) -> Head | str | None:
+    """Refuse a model that does not take these inputs, or has not one output for each class; find its head if asked."""
     try:
-        with evaluating(model):
-            return model_logits(call_model(model, few)).shape[1]
+        found = _find_head(model, few, head) if find and not isinstance(head, Head) else None
+        if isinstance(found, Head):  # by a run
+            outputs = len(found.weight)
+        else:
+            with evaluating(model):
+                outputs = model_logits(call_model(model, few)).shape[1]
     except torch.cuda.OutOfMemoryError:
         raise
     except (RuntimeError, AssertionError) as error:  # as layers and timm's networks say that sizes do not fit
@@ -303,6 +308,8 @@ def _try_model(model: nn.Module, few: object) -> int:
             f"the model must take the images as they are prepared; {type(model).__name__} fails on some{shape} "
             f"({shorten(first_line(error), 200)}). Prepare them as for its training, `preprocess=…`."
         ) from error
+    _check_classes(names, outputs)
+    return head if found is None else found
 
 
 def _find_head(model: nn.Module, example: object, name: str | None) -> Head | str:

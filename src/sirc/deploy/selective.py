@@ -55,7 +55,8 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, tor
 _TF32 = 1e-2  # the tolerance of convolutions in TF32, where no images show it: it has the digits of float16
 _NOTHING = nullcontext()
 _FEW = 64  # rows whose decision takes a GPU less time than launching it does
-_TRIED = 16  # images that are run one at a time to see how much confidences change
+_TRIED = 16  # images that are run again to see how much confidences change
+_TRIED_FIRST = 4  # of them: the others are left out where these change by much less than is allowed anyway
 _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
 
 
@@ -69,6 +70,33 @@ class Decision(NamedTuple):
     accepted: Tensor
     """True where the confidence reaches the threshold."""
     logits: Tensor
+
+
+class Seen(NamedTuple):
+    """A batch that a model was given, and the first rows of the logits that it gave, where they are known."""
+
+    images: Any
+    logits: Tensor | None
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[list[Seen]]:
+    """Keep the largest batch that a model is given meanwhile, the first of equals; none where it did not run."""
+    seen: list[Seen] = []
+    largest = 0
+
+    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: object) -> None:
+        nonlocal largest
+        size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
+        if size > largest:
+            largest = size
+            seen[:] = [Seen([args] if args else named, model_logits(output)[:_TRIED].clone())]
+
+    handle = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 @final
@@ -234,9 +262,10 @@ class SelectiveClassifier(nn.Module):
         TF32, unless `torch.backends.cudnn.allow_tf32` is False here: four times what that changes is allowed for too,
         or a share of 1e-2 where there are no images.
         """
-        with self._watched() as seen:
+        with watched(self.model) as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
-        batches = list(seen.values()) if images is None else [images]
+        if images is not None:
+            seen = [images if isinstance(images, Seen) else Seen(images, None)]
         outputs = outputs if rows is None else outputs[rows]
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
@@ -247,7 +276,7 @@ class SelectiveClassifier(nn.Module):
             )
         # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
-        tolerance = self._tolerance(val, outputs, confidence, batches)
+        tolerance = self._tolerance(val, outputs, confidence, seen)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
         if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
             sets = ood.values() if isinstance(ood, Mapping) else [ood]
@@ -282,23 +311,6 @@ class SelectiveClassifier(nn.Module):
         self.calibration_correct = None if outputs.labels is None else outputs.correct.cpu()
         return self._with(threshold)
 
-    @contextmanager
-    def _watched(self) -> Iterator[dict[int, Any]]:
-        """Keep the largest batch that the model is given meanwhile, by its size."""
-        seen: dict[int, Any] = {}
-
-        def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
-            if size > max(seen, default=0):
-                seen.clear()
-                seen[size] = [args] if args else named
-
-        handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            yield seen
-        finally:
-            handle.remove()
-
     def tolerance(self, *dtypes: torch.dtype) -> float:
         """The share by which confidences may change with batch size, device and runtime.
 
@@ -306,7 +318,7 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: list[Any]) -> float:
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, seen: list[Seen]) -> float:
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
         if isinstance(val, OutputStore):
             from sirc.extraction import ran_in_half
@@ -317,23 +329,41 @@ class SelectiveClassifier(nn.Module):
         # A weight of more than two dimensions is a kernel, as a rule.
         kernels = any(x.ndim > 2 and x.dtype == torch.float32 for x in self.model.parameters())
         in_tf32 = kernels and may_convolve_in_tf32()
-        if in_tf32 and not batches:
+        if in_tf32 and not seen:
             return max(share, _TF32)
 
-        def widened(share: float, values: Tensor, others: Tensor) -> float:
+        def allowed(values: Tensor, others: Tensor) -> float:
+            """Four times the largest change."""
             change = (others - values).abs() / values.abs().clamp(min=scale)
-            return max(share, min(0.4, 4 * float(change.nan_to_num(0, 0).max())))
+            return min(0.4, 4 * float(change.nan_to_num(0, 0).max()))
 
-        for images in batches:
-            batch = self._score(images)[1][:_TRIED]
-            alone = [self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))]
-            share = widened(share, batch, torch.cat(alone))
+        widened, by_batch = share, 0.0
+        for batch in seen:
+            few, together = rows_of(batch.images, slice(_TRIED)), self._together(batch, outputs, confidence)
+            for i, value in enumerate(together):
+                if i == _TRIED_FIRST and by_batch < share / 10:
+                    break
+                alone = self._score(rows_of(few, slice(i, i + 1)))[1]
+                by_batch = max(by_batch, allowed(value, alone))
+            widened = max(widened, by_batch)
             if in_tf32:
-                with Convolutions(rounded=False):
-                    full = self._score(rows_of(images, slice(_TRIED)))[1]
+                if together.is_cuda:  # where convolutions were rounded already
+                    with Convolutions(rounded=False):
+                        together = self._score(few)[1]
                 with Convolutions(rounded=True):
-                    share = widened(share, full, self._score(rows_of(images, slice(_TRIED)))[1])
-        return share
+                    widened = max(widened, allowed(together, self._score(few)[1]))
+        return widened
+
+    def _together(self, batch: Seen, outputs: Outputs, confidence: Tensor) -> Tensor:
+        """The confidences of a batch's first images: those at hand where its logits are, or else by running it."""
+        if batch.logits is not None:
+            logits = batch.logits.to(outputs.logits)
+            found = (outputs.logits == logits[0]).all(1).nonzero().flatten().tolist()[:1]
+            for start in found:
+                rows = slice(start, start + len(logits))
+                if torch.equal(outputs.logits[rows], logits):
+                    return confidence[rows].to(batch.logits.device)
+        return self._score(batch.images)[1][:_TRIED]
 
     def set_threshold(self, value: float) -> Self:
         """Take a threshold from elsewhere, which promises nothing."""
