@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sirc._utils.files import PathLike
 from sirc.data import DatasetReader, Preprocess, printable, read_image
-from sirc.deploy.predict import COLUMNS, Decider, Rows
+from sirc.deploy.predict import COLUMNS, Decider, DecisionRows
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.errors import ImageError
 from sirc.outputs import Outputs
@@ -78,7 +78,7 @@ class DecideImages:
             )
         names = next((list(batch[name]) for name in ("path", "__key__") if name in batch), None)
         images = _Images([*zip(*(batch[name] for name in there), strict=True)], names, self._decider)
-        rows: Rows = {}
+        rows: DecisionRows = {}
         for reading in DatasetReader(images, self._decider.batch_size).read([range(len(images))]):
             rows |= self._decider.rows(reading)
         decisions = self._decider.table(rows).astype(dict.fromkeys(_TEXTS, "string"))  # even where all are missing

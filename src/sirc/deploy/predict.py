@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"]
-_Row: TypeAlias = tuple[bool, int | None, float | None, str, str]
-Rows: TypeAlias = dict[int, _Row]
+_DecisionRow: TypeAlias = tuple[bool, int | None, float | None, str, str]
+DecisionRows: TypeAlias = dict[int, _DecisionRow]
 """By the number of an image: accepted, label, confidence, reason and error."""
 _PIXELS = 178_956_970  # what PIL decodes at most
 
@@ -66,7 +66,7 @@ def predict_folder(
     images = FileSet(files.root, FileNames(names), name=files.name, transform=decider.prepare)
     size = decider.batch_size
     parts: Parts | None = None
-    rows: Rows = {}
+    rows: DecisionRows = {}
     if path is not None:
         work = {"batch": str(size), "preprocess": repr(decider.preprocess)}
         work["images"] = _digest_of_files(files.root, names)
@@ -81,7 +81,7 @@ def predict_folder(
     mine = [batch for batch in batches if batch.start not in rows][distributed.rank() :: distributed.world()]
     with distributed.failing_together():
         done, total = len(rows), len(rows) + sum(map(len, mine))
-        new: Rows = {}
+        new: DecisionRows = {}
         with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
             for reading in DatasetReader(images, size, workers).read(mine):
                 # One that is not there was deleted, or may not be read: no failure of the machine.
@@ -127,12 +127,12 @@ def _digest_of_files(root: PathLike, names: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _loaded(text: str) -> list[tuple[int, _Row]]:
+def _loaded(text: str) -> list[tuple[int, _DecisionRow]]:
     return [(index, tuple(row)) for index, row in json.loads(text)]
 
 
 @contextmanager
-def _kept(parts: Parts | None, rows: Mapping[int, _Row]) -> Iterator[Callable[[], None]]:
+def _kept(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
     """Write the rows that are new to parts, now and then when asked to, and where the work ends early."""
     count = 0
 
@@ -186,7 +186,7 @@ class Decider:
         check_pixels(image.size, self.preprocess, _PIXELS)
         return self._steps(image)
 
-    def rows(self, reading: IndexedBatch) -> Rows:
+    def rows(self, reading: IndexedBatch) -> DecisionRows:
         """The rows of a batch, by the number of the image."""
         broken = {item.index: item.why for item in reading.lost}
         try:
@@ -197,7 +197,7 @@ class Decider:
                 raise
             answers = []
             broken |= {index: str(error) for index in reading.index}
-        rows: Rows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
+        rows: DecisionRows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
         return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
 
     def _answers(self, images: Tensor) -> list[tuple[bool, int, float, str]]:
@@ -213,7 +213,7 @@ class Decider:
             label, confidence, accepted = (column.tolist() for column in decision[:3])
         return list(zip(accepted, label, confidence, reasons, strict=True))
 
-    def table(self, rows: Rows) -> pd.DataFrame:
+    def table(self, rows: DecisionRows) -> pd.DataFrame:
         """The rows with names of the classes, in the order of their numbers."""
         import pandas as pd
 

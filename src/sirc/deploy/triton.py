@@ -9,19 +9,6 @@ from sirc._utils.checks import check_path, check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.deploy.onnx import OnnxGraph, OnnxTensor
 
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "string": "STRING",
-}
-
 
 def write_triton(graph: PathLike, folder: PathLike, *, max_batch_size: int = 64, overwrite: bool = False) -> Path:
     """Write the folder that Triton, or KServe by it, serves a graph of `export_onnx` from; its name is the model's.
@@ -56,4 +43,5 @@ def _described(tensor: OnnxTensor) -> str:
     """One input or output; Triton counts no batches among the dimensions, and wants at least one."""
     sides = [-1 if side is None else side for side in tensor.shape[1:]]
     dims = f"dims: [ {', '.join(map(str, sides))} ]" if sides else "dims: [ 1 ] reshape: { shape: [ ] }"
-    return f"  {{ name: {json.dumps(tensor.name)} data_type: TYPE_{_CODES[tensor.dtype]} {dims} }}"
+    code = tensor.dtype.upper().replace("FLOAT", "FP")
+    return f"  {{ name: {json.dumps(tensor.name)} data_type: TYPE_{code} {dims} }}"

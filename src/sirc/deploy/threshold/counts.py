@@ -18,7 +18,7 @@ Counts = NDArray[np.int64]
 
 @final
 @dataclass(frozen=True)
-class Rows:
+class ConfidenceCounts:
     """The distinct confidences in falling order, and how many rows of each group are at or above each."""
 
     values: Floats
@@ -68,7 +68,7 @@ class Rows:
         return float("nan") if self.values[0] == np.inf else float("inf")
 
 
-def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> Rows:
+def count_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> ConfidenceCounts:
     """Check ID confidences, and OOD ones if given, and sort them; without labels, all rows count as correct."""
     values = as_confidences("confidence", confidence)
     scale = typical_size(values)
@@ -85,7 +85,7 @@ def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | N
         name: np.cumsum(groups == group, dtype=np.int64)[last] for group, name in enumerate(("correct", "wrong", "ood"))
     }
     sizes = {name: int(count[-1]) for name, count in counts.items() if name != "ood" or ood is not None}
-    return Rows(values[last], **counts, sizes=sizes, scale=scale)
+    return ConfidenceCounts(values[last], **counts, sizes=sizes, scale=scale)
 
 
 def as_confidences(name: str, values: ArrayLike) -> Floats:

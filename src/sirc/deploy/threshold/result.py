@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from sirc._utils.text import quoted
-from sirc.deploy.threshold.text import as_plain, percent, report
+from sirc.deploy.threshold.text import as_plain, percent_near, report
 
 _RULES = ("recall", "coverage", "risk", "cost", "given")
 _GROUPS = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD", "id": "ID"}
@@ -53,7 +53,9 @@ class Threshold:
             title = "Accept nothing"
         else:
             title = f"Accept where confidence ≥ {self.value:.6g}"
-        shares = [f"{name} {percent(self.estimates[key])}" for key, name in _ESTIMATES.items() if key in self.estimates]
+        shares = [
+            f"{name} {percent_near(self.estimates[key])}" for key, name in _ESTIMATES.items() if key in self.estimates
+        ]
         if "cost" in self.estimates:
             shares.append(f"cost {self.estimates['cost']:.6g} per input")
         parts = {

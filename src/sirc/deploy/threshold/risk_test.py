@@ -30,7 +30,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sirc.deploy.threshold.counts import Counts
+from sirc.deploy.threshold.counts import Counts, check_inner
 
 _STEPS = 512  # of the walk; more rows than that are tossed some at a time
 _START = 0.6  # the run starts where this share of r* would pass,
@@ -43,7 +43,17 @@ def rows_needed(risk: float, delta: float) -> int:
     return max(1, math.ceil(math.log(delta) / math.log1p(-risk) - 1e-9))
 
 
-class Limits:
+def require_rows(count: int | None, risk: float, delta: float) -> None:
+    """Refuse fewer rows than prove a risk; None is a number that is not known yet."""
+    needed = rows_needed(check_inner("risk", risk), check_inner("delta", delta))
+    if count is not None and count < needed:
+        raise ValueError(
+            f"a risk of {risk:g} with δ = {delta:g} needs at least {needed:,} ID rows, and no error among them; got "
+            f"{count:,}. Label more rows, or allow a larger risk or δ."
+        )
+
+
+class ErrorLimits:
     """The most errors among k rows that show a risk: at any k by `net`, at each k from `start` on by `run`."""
 
     def __init__(self, n: int, risk: float, delta: float) -> None:
@@ -86,7 +96,7 @@ class Limits:
         return np.maximum(bounds, -1)
 
 
-_limits = functools.lru_cache(maxsize=32)(Limits)
+_limits = functools.lru_cache(maxsize=32)(ErrorLimits)
 
 
 def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int:

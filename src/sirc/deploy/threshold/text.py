@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
-def percent(share: float) -> str:
+def percent_near(share: float) -> str:
     """0.95 as "95%": three digits, more near 1."""
     return f"{100 * share:.{_digits(share)}g}%"
 

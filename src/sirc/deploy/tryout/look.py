@@ -91,7 +91,7 @@ class Look:
             "confidence": confidence if confidence != LOWEST else None,
             "threshold": self._threshold if math.isfinite(self._threshold) else None,
             "reason": reason,
-            "words": self._accepted_words() if accepted else in_words(reason, confidence, self.guard.spec),
+            "words": self._accepted_words() if accepted else rejection_words(reason, confidence, self.guard.spec),
             "standing": self._standing(confidence),
             "top": self._top(decision.logits[0]),
             "nearest": [] if self._neighbours is None or features is None else self._neighbours.nearest(features[0]),
@@ -135,7 +135,7 @@ class Look:
         return f"Its confidence, {shown}, is higher than {' and '.join(parts)}."
 
 
-def in_words(reason: str, confidence: float, spec: str) -> str:
+def rejection_words(reason: str, confidence: float, spec: str) -> str:
     """Why an image is rejected, from the reason that `explain` gives."""
     if confidence == LOWEST:
         return "No confidence can be computed for it: what the network gives are no finite numbers."
