@@ -9,7 +9,6 @@ import copy
 import re
 import socket
 from collections.abc import Callable
-from importlib.resources import files
 
 import sirc
 from sirc._utils.files import PathLike
@@ -30,6 +29,7 @@ except ImportError as error:
     packages = "fastapi, uvicorn, Pillow, python-multipart and prometheus-client"
     raise missing_package("serving", packages, "serve") from error
 
+from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.service import Service
 from sirc.deploy.serve.uploads import Limits
 from sirc.deploy.serve.watch import Watch
@@ -40,18 +40,7 @@ _FILE = {"type": "string", "format": "binary"}
 _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}
 _CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
-_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_SAFE = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-    "Vary": "Accept",
-}
+_PAGE_HEADERS = {**safe_headers("data:"), "Cache-Control": "no-cache", "Vary": "Accept"}
 _WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
 
@@ -113,16 +102,10 @@ def make_app(
     @app.get("/", summary="What is served; for browsers, a page with the monitor's charts")
     async def about(request: Request) -> Response:
         if _wants_page(request.headers.get("accept", "")):
-            return _page("page.html")
+            return page_file(__package__, "page.html", _PAGE_HEADERS)
         return JSONResponse(service.about(), headers={"Vary": "Accept"})
 
-    @app.get("/page.css", include_in_schema=False)
-    async def style() -> Response:
-        return _page("page.css")
-
-    @app.get("/page.js", include_in_schema=False)
-    async def script() -> Response:
-        return _page("page.js")
+    add_page_files(app, __package__, _PAGE_HEADERS)
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
@@ -130,11 +113,6 @@ def make_app(
         return JSONResponse({"error": text, "kind": "http"}, error.status_code, headers=error.headers)
 
     return app
-
-
-def _page(name: str) -> Response:
-    """A file of the page: it runs no script and asks no server but this one."""
-    return Response(files(__package__).joinpath("page", name).read_bytes(), media_type=_PAGE[name], headers=_SAFE)
 
 
 def _wants_page(accept: str) -> bool:

@@ -24,7 +24,17 @@ from starlette.responses import JSONResponse, Response
 import sirc
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.deploy.selective import LOWEST
-from sirc.deploy.serve.uploads import BUSY, FORMATS, REQUEST, Limits, Reader, RefusedError, Upload, count_pixels, decode
+from sirc.deploy.serve.uploads import (
+    BUSY,
+    FORMATS,
+    REQUEST,
+    Limits,
+    RefusedError,
+    Upload,
+    UploadReader,
+    count_pixels,
+    decode,
+)
 from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
@@ -60,7 +70,7 @@ class Service:
         self.metrics.registry.register(watch)
         self.turns = Turns(limits.concurrency, limits.max_memory)
         self._geometry, self._normalise = model.preprocess.geometry(), model.preprocess.normalise()
-        self._reader = Reader(limits)
+        self._reader = UploadReader(limits)
         self._waiting, self._numbers = 0, itertools.count(1)
         self._probing, self._answered = asyncio.Lock(), -math.inf
 

@@ -70,7 +70,7 @@ class Upload(NamedTuple):
 
 
 @final
-class Reader:
+class UploadReader:
     """Reads requests; where too many are read or too much is held, the one that is silent for longest gives way."""
 
     def __init__(self, limits: Limits) -> None:
@@ -122,7 +122,7 @@ class Reader:
 class _Body:
     """The body of a request, read piece by piece."""
 
-    def __init__(self, request: Request, reader: Reader) -> None:
+    def __init__(self, request: Request, reader: UploadReader) -> None:
         self._headers = request.headers
         self._stream = request.stream()
         self._reader, self._limits = reader, reader.limits

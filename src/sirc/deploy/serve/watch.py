@@ -7,10 +7,11 @@ import logging
 import math
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,13 +30,16 @@ from sirc.errors import StoreError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+if sys.platform != "win32":
+    import fcntl
+
 _log = logging.getLogger("sirc.deploy.serve")
 SECONDS = 5.0  # between two writes: what a kill costs at most
 _POINTS = 256  # of the history at most: then every second one goes
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
-Row: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
+LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
 """A row of the log: the columns of `_schema`."""
 
 
@@ -52,6 +56,10 @@ class Watch:
         self.why_not = _why_not(model)
         """Why the monitor does not run, where it does not."""
         self._monitor: Monitor | None = None
+        with _held(self._state):
+            self._begin(model, log)
+
+    def _begin(self, model: OnnxModel, log: PathLike | None) -> None:
         if not self.why_not:
             assert model.calibration is not None
             if self._state is not None and self._state.exists():
@@ -79,7 +87,7 @@ class Watch:
             if self.log is not None:
                 self.log.add(self._rows(decision, reasons, request))
 
-    def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[Row]:
+    def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[LogRow]:
         words: Sequence[str | None] = reasons or [None] * len(decision.label)
         names = dict(enumerate(self._classes or ()))
         columns = zip(*(column.tolist() for column in decision), words, strict=True)
@@ -146,14 +154,15 @@ class Watch:
     @asynccontextmanager
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
-        task = asyncio.create_task(self._keep_writing())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await asyncio.to_thread(self._try_to_write)
+        with _held(self._state):
+            task = asyncio.create_task(self._keep_writing())
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                await asyncio.to_thread(self._try_to_write)
 
     async def _keep_writing(self) -> None:
         while True:
@@ -168,6 +177,27 @@ class Watch:
                     write()
             except Exception:
                 _log.exception("the %s cannot be written; it is tried again", what)
+
+
+@contextmanager
+def _held(state: Path | None) -> Iterator[None]:
+    """Keep a state for this service alone: two that share it would lose each other's counts."""
+    if state is None or sys.platform == "win32":
+        yield
+        return
+    # Beside the state, as each write replaces that. It stays: who deletes it may delete the lock of the next.
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with open(state.with_name(f".{state.name}.lock"), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name another "
+                "file for this one"
+            ) from error
+        except OSError:  # a file system without locks
+            _log.warning("'%s' cannot be locked here: let no other service have it", state)
+        yield
 
 
 def _point(now: float, report: Monitoring) -> tuple[float, ...]:
@@ -215,11 +245,11 @@ class DecisionLog:
         self.lost = 0
         """Rows that were given up, as nothing could be written for long."""
         self._lock, self._writing = threading.Lock(), threading.Lock()  # of the rows that wait, and of all else
-        self._waiting: list[Row] = []
-        self._rows: list[Row] = []  # of the newest file, and after these those to be written
+        self._waiting: list[LogRow] = []
+        self._rows: list[LogRow] = []  # of the newest file, and after these those to be written
         self._written, self._file = 0, _new_name(self.folder)
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, rows: list[LogRow]) -> None:
         """Keep rows for the next write."""
         with self._lock:
             room = max(0, _KEPT - len(self._waiting) - (len(self._rows) - self._written))
@@ -265,7 +295,7 @@ def _schema() -> pa.Schema:
     )
 
 
-def _table(rows: list[Row]) -> pa.Table:
+def _table(rows: list[LogRow]) -> pa.Table:
     import pyarrow as pa
 
     times, *others = map(list, zip(*rows, strict=True))
