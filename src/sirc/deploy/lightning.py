@@ -17,8 +17,9 @@ from sirc._utils.files import PathLike, refuse_existing
 from sirc._utils.imports import missing_package
 from sirc._utils.text import first_line
 from sirc._utils.warn import warn
-from sirc.deploy.guards import check_enough, first_images, guard
+from sirc.deploy.guards import check_enough, guard
 from sirc.deploy.selective import SelectiveClassifier
+from sirc.deploy.sources import first_images
 from sirc.evaluation import evaluate
 from sirc.extraction import extract
 from sirc.models import features_at, rows_of, unwrap
@@ -75,7 +76,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         ood: Mapping[str, Data] | None = None,
         path: PathLike = "guard.safetensors",
         score: str = "scod",
-        recall: float = 0.95,
+        recall: float | None = None,
         delta: float | None = 0.05,
         overwrite: bool = False,
         **options: Any,
@@ -96,7 +97,8 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """Refuse before the training what would fail after it."""
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
-            check_enough(self._val, self._options["recall"], self._options["delta"])
+            recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
+            check_enough(self._val, 0.95 if recall is None and risk is None else recall, risk, delta)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the figures; of a network that gets nothing right yet, or gives no finite numbers, a warning."""

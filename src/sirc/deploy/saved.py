@@ -98,6 +98,11 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
 
 def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the facts and the tensors of a saved classifier, on this machine or on the Hub, without its model."""
+    if str(path).endswith(".onnx"):
+        raise StoreError(
+            f"a saved classifier must be what `save`, `sirc guard` or `sirc calibrate` wrote; '{path}' is an exported "
+            f"graph, which has its network in it. Use it alone: `sirc predict FOLDER --onnx {path}`"
+        )
     tensors, metadata = read_safetensors(local_path(path))
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
 

@@ -6,10 +6,10 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias, final
+from typing import Any, NamedTuple, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
+from sirc.deploy.sources import Data, is_unprepared, opened
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
@@ -47,7 +48,6 @@ from sirc.scores import (
     working_dtype,
 )
 
-Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 LOWEST = -sys.float_info.max
 """The confidence of an input that none can be computed for, such as one that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
@@ -61,7 +61,15 @@ _MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above wh
 
 
 class Decision(NamedTuple):
-    """The decisions about a batch, one row for each input."""
+    """The decisions about a batch, one row for each input.
+
+    Example:
+        >>> import sirc, torch
+        >>> label, confidence, accepted = torch.tensor([2, 0]), torch.tensor([4.5, 1.5]), torch.tensor([True, False])
+        >>> decision = sirc.Decision(label, confidence, accepted, logits=torch.randn(2, 3))
+        >>> decision.label[decision.accepted]
+        tensor([2])
+    """
 
     label: Tensor
     """The predicted class, int64."""
@@ -101,16 +109,21 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
 
 @final
 class SelectiveClassifier(nn.Module):
-    """A classifier that may abstain: one forward of `model` gives labels, confidences and decisions.
-
-    ```python
-    sel = SelectiveClassifier(model, scorer, "sirc(entropy, residual)").calibrate(val, recall=0.95, delta=0.05)
-    label, confidence, accepted, logits = sel(images)
-    ```
+    """A classifier that may abstain: one forward pass of `model` gives labels, confidences and decisions.
 
     `spec` is one of the scorer's. Features are the input of `head`, the final linear layer: a `Head`, its name, or None
-    to find it on the first batch. `classes` names the columns of the logits; `preprocess` is how images are prepared.
-    The model is put into evaluation mode, and stays in it.
+    to find it on the first batch. `classes` names the columns of the logits; `preprocess` says how images are prepared.
+    The model is put into evaluation mode and stays there.
+
+    Example:
+        >>> import sirc, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model, images = torch.nn.Linear(4, 3), torch.randn(200, 4)
+        >>> val = [(images, model(images).argmax(1))]
+        >>> sel = sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").calibrate(val, recall=0.95, delta=0.05)
+        >>> label, confidence, accepted, logits = sel(images)
+        >>> torch.equal(accepted, confidence >= sel.threshold.value)
+        True
     """
 
     def __init__(
@@ -167,7 +180,15 @@ class SelectiveClassifier(nn.Module):
         return self._hook.name
 
     def forward(self, images: Any = None, /, **named: Any) -> Decision:
-        """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name."""
+        """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name.
+
+        Example:
+            >>> import sirc, torch
+            >>> model = torch.nn.Linear(4, 3)
+            >>> sel = sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").set_threshold(float("-inf"))
+            >>> sel(torch.zeros(2, 4)).accepted
+            tensor([True, True])
+        """
         self._check_threshold()
         if (images is None) == (not named):
             got = "both" if named else "neither"
@@ -245,8 +266,9 @@ class SelectiveClassifier(nn.Module):
     ) -> Self:
         """Set the threshold on labelled ID validation data; `self.threshold` has its guarantee.
 
-        `val` is `Outputs` or a store, or a loader or dataset of images and labels to run the model on; `rows` are the
-        numbers of those to use, all by default. `images` may be a batch of those that outputs were made of.
+        `val` is `Outputs` or a store, or images and labels to run the model on: a loader, a dataset, or the path of a
+        folder with one folder for each class. `rows` are the numbers of those to use, all by default. `images` may be a
+        batch of those that outputs were made of.
 
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
@@ -256,11 +278,20 @@ class SelectiveClassifier(nn.Module):
 
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
-        The threshold allows for confidences that change with batch size, device and runtime: by `self.tolerance` for
-        these outputs, and the precision of the forward pass if `val` is a store, which knows it; or, where there are
-        images and more is seen when some are run one at a time, four times that. GPUs round what a convolution reads to
-        TF32, unless `torch.backends.cudnn.allow_tf32` is False here: four times what that changes is allowed for too,
-        or a share of 1e-2 where there are no images.
+        Confidences change a little with batch size, device and runtime, and the threshold allows for it: by
+        `self.tolerance` for the types of these outputs (a store also knows the precision that it was computed in); or,
+        where there are images, by four times the change that is seen when some run one at a time, if that is more. GPUs
+        round the inputs of convolutions to TF32 unless `torch.backends.cudnn.allow_tf32` is False here: the threshold
+        allows for four times what that changes in some images, or for a share of 1e-2 where there are none.
+
+        Example:
+            >>> import sirc, torch
+            >>> _ = torch.manual_seed(0)
+            >>> logits = 3 * torch.randn(400, 3)
+            >>> val = sirc.Outputs(logits, labels=logits.argmax(1))
+            >>> sel = sirc.SelectiveClassifier(torch.nn.Linear(4, 3), sirc.Scorer("msp"), "msp")
+            >>> sel.calibrate(val, recall=0.9, delta=0.05).threshold.bounds
+            {'recall': 0.9}
         """
         with watched(self.model) as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
@@ -380,18 +411,26 @@ class SelectiveClassifier(nn.Module):
         return self
 
     def _as_outputs(self, data: Data, labelled: bool = True) -> Outputs:
-        if isinstance(data, OutputStore):
-            data.check_model(fingerprint(self.model))
-            data = data.load()
-        elif not isinstance(data, Outputs):
+        known = opened(data, self.classes, labelled=labelled)
+        if is_unprepared(known):
+            if self.preprocess is None:
+                raise ValueError(
+                    "images of a folder must be prepared as the model was trained; this classifier does not say how. "
+                    "Pass a dataset that prepares them, or give the classifier a `preprocess`"
+                )
+            known = known.with_transform(self.preprocess.test())
+        if isinstance(known, OutputStore):
+            known.check_model(fingerprint(self.model))
+            known = known.load()
+        elif not isinstance(known, Outputs):
             from sirc.extraction import extract
 
             features = self.scoring.needs_features
-            data = extract(self.model, data, head=self._hook.name, features=features, labels=labelled)
-        assert isinstance(data, Outputs)
-        if labelled and data.labels is None:
+            known = extract(self.model, known, head=self._hook.name, features=features, labels=labelled)
+        assert isinstance(known, Outputs)
+        if labelled and known.labels is None:
             raise ValueError("validation data must have labels, to know which predictions are right; these have none")
-        return data
+        return known
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
         """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.
@@ -444,14 +483,32 @@ class SelectiveClassifier(nn.Module):
         return super().__str__() if self.threshold is None else in_words(self)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model."""
+        """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model.
+
+        Example:
+            >>> import sirc, tempfile, torch
+            >>> path = f"{tempfile.mkdtemp()}/selective.safetensors"
+            >>> model = torch.nn.Linear(4, 3)
+            >>> sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").set_threshold(1.5).save(path)
+            >>> sirc.load_guard(path, model).threshold.value
+            1.5
+        """
         from sirc.deploy.saved import contents
 
         write_safetensors(path, *contents(self), overwrite=overwrite)
 
     @classmethod
     def load(cls, path: PathLike, model: nn.Module) -> SelectiveClassifier:
-        """Read what `save` wrote for this model, or `push_to_hub`: `hf://owner/name`; another model is refused."""
+        """Read what `save` wrote for this model, or `push_to_hub`: `hf://owner/name`; another model is refused.
+
+        Example:
+            >>> import sirc, tempfile, torch
+            >>> path = f"{tempfile.mkdtemp()}/selective.safetensors"
+            >>> model = torch.nn.Linear(4, 3)
+            >>> sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").set_threshold(1.5).save(path)
+            >>> sirc.SelectiveClassifier.load(path, model).spec
+            'msp'
+        """
         from sirc.deploy.saved import load
 
         check_type("model", model, nn.Module, "a torch.nn.Module")
@@ -487,8 +544,17 @@ class SelectiveClassifier(nn.Module):
         """Write one graph, images → label, confidence, accepted, logits, reason, for batches of any size, and test it.
 
         `example` is a batch as the model takes it: a tensor, or a dict, whose keys become the names of the inputs.
-        The reason is a number; `OnnxGraph.explain` has its words. Needs `pip install 'torch-sirc[onnx]'`. The metadata
-        of the file has what `save` writes.
+        The reason is a number; `OnnxGraph.explain` gives its words. The file's metadata hold what `save` writes. Needs
+        `pip install 'torch-sirc[onnx]'`.
+
+        Example:
+            >>> import sirc, tempfile, torch
+            >>> from sirc.deploy.onnx import OnnxGraph
+            >>> path = f"{tempfile.mkdtemp()}/model.onnx"
+            >>> sel = sirc.SelectiveClassifier(torch.nn.Linear(4, 3), sirc.Scorer("msp"), "msp").set_threshold(0.0)
+            >>> sel.export_onnx(path, torch.randn(2, 4))
+            >>> OnnxGraph(path).inputs
+            ['images']
         """
         from sirc.deploy.onnx import export
 

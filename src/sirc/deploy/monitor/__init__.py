@@ -1,4 +1,14 @@
-"""The monitor of production: test the acceptance rate and bound the OOD share, without labels."""
+"""The monitor of production: test the acceptance rate and bound the OOD share, without labels.
+
+Example:
+    >>> import numpy as np
+    >>> from sirc.deploy.monitor import monitor
+    >>> rng = np.random.default_rng(0)
+    >>> calibration, production = rng.normal(size=2000), rng.normal(size=1000) - 1
+    >>> found = monitor(calibration, production, threshold=-1.5)
+    >>> found.alarm, found.rate < found.promised
+    (True, True)
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ from sirc._utils.files import PathLike, read_header, read_safetensors, write_saf
 from sirc.deploy.monitor.betting import Bets, OodShare, interval_anywhere, rate_interval
 from sirc.deploy.threshold.counts import as_confidences, check_inner, sizes, typical_size
 from sirc.deploy.threshold.result import Threshold
-from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
+from sirc.deploy.threshold.text import as_plain, certainty, percent_above, percent_below, percent_near, report
 from sirc.errors import StoreError
 from sirc.metrics import as_scores, binomial_interval
 
@@ -62,7 +72,7 @@ class Monitoring:
     def words(self) -> tuple[str, dict[str, str]]:
         """The report as a title and its parts by name."""
         if not self.sizes["production"]:
-            return f"No production input yet; {percent(self.promised)} accepted was promised", {}
+            return f"No production input yet; {percent_near(self.promised)} accepted was promised", {}
         title = "No alarm: the acceptance rate is compatible with the promised one"
         if self.alarm:
             change = "fewer" if self.rate < self.promised else "more"
@@ -73,8 +83,8 @@ class Monitoring:
             least = f"with probability {certainty(self.delta)} at least {percent_below(self.ood_share)} of the input"
             share = f"{least} is not like the calibration's ID data"
         parts = {
-            "accepted": f"{percent(self.rate)} ({_limits(self.interval)} at any time)",
-            "promised": f"{percent(self.promised)} ({_limits(self.promised_interval)})",
+            "accepted": f"{percent_near(self.rate)} ({_limits(self.interval)} at any time)",
+            "promised": f"{percent_near(self.promised)} ({_limits(self.promised_interval)})",
             "evidence": f"e = {self.e_value:.3g}, p = {self.p_value:.3g}; the alarm is at p ≤ {self.delta / 2:g}",
             "OOD share": share,
             "rows": "{production:,} production inputs against {calibration:,} calibration rows".format(**self.sizes),
@@ -101,6 +111,17 @@ class Monitor:
     number, which may not. The alarm is raised when bets against every acceptance rate that the calibration leaves
     possible (`promised_interval`, at δ/2) reach a capital of 2/δ. If production is like the calibration, that ever
     happens with probability at most δ, however long and often one looks.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.deploy.monitor import Monitor
+        >>> watch = Monitor(np.linspace(0, 1, 1000), threshold=0.05)
+        >>> watch.update(np.full(20, 0.5))  # all accepted
+        False
+        >>> watch.update(np.zeros(20))  # all rejected
+        True
+        >>> watch.report().first_alarm, watch.inputs
+        (28, 40)
     """
 
     def __init__(self, calibration: ArrayLike, threshold: float | Threshold, delta: float = 0.05) -> None:
@@ -203,6 +224,14 @@ def monitor(
 
     Tests whether the acceptance rate is the promised one, and bounds the share of OOD input from below (if ID input has
     not changed). `Monitor` does the same step by step.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.deploy.monitor import monitor
+        >>> calibration = np.linspace(0, 1, 1000)
+        >>> production = np.random.default_rng(0).permutation(calibration)
+        >>> monitor(calibration, production, threshold=0.05).alarm
+        False
     """
     monitor = Monitor(calibration, threshold, delta)
     monitor.update(as_confidences("production", production))
