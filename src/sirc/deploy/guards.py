@@ -1,4 +1,4 @@
-"""Guards: one call from a trained model to a classifier that says "I don't know", and what it promises in words."""
+"""Guards: from a trained model to a classifier that says "I don't know", in one call."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ from sirc.outputs import Head, Outputs, OutputStore, Overwrite, warn_of_labels
 from sirc.progress import Progress, as_progress
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
-_HELD_OUT, _MOST_HELD_OUT, _SEED = 0.2, 10_000, 0  # of the training rows, where there is no validation data
-_BATCH = 8192  # stored rows that are read at a time
+_HELD_OUT, _MOST_HELD_OUT, _SEED = (
+    0.2,
+    10_000,
+    0,
+)  # the share and number of training rows that stand in for missing validation data
+_BATCH = 8192  # stored rows read at a time
 _NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
@@ -86,7 +90,7 @@ def guard(
 
     Args:
         model: a classifier, or its name as `sirc.models.named` takes it; or a list of classifiers, which become one
-            `sirc.models.Ensemble`. It runs where it is, and stays in evaluation mode.
+            `sirc.models.Ensemble`. It runs on the device it is on, and stays in evaluation mode.
         train: labelled ID data that the model was trained on, or data like it: a folder with one folder for each class,
             a dataset or a loader with the preprocessing of test time, outputs, or the path of outputs or of a store.
         val: labelled ID data, of the same kinds, that the model was not trained on. Without it a fifth of each class of
@@ -95,17 +99,17 @@ def guard(
         risk: or accept as much as possible with at most this share of errors among the ID inputs accepted.
         delta: the probability that the promise fails, or None to make none.
         score: the spec of the score.
-        head: the final linear layer, or its name (in an ensemble, that in each member); found if not given.
+        head: the final linear layer, or its name (in an ensemble, its name in each member); found if not given.
         classes: the class folders in the order of the model's outputs; by default sorted by name.
         preprocess: how images of folders are prepared; by default as a timm model, or a named one, was published. A
             dict holds what differs from that: `{"resize": 72, "crop": 64}`.
         path: a folder for the model's outputs. An interrupted call goes on from there, and memory does not grow with
             `train`; without it all outputs are in memory.
-        batch_size: images that the model sees at once, for folders and datasets.
+        batch_size: how many images of a folder or dataset the model sees at once.
         workers: processes that read images.
         device: where to move the model first.
         on_error: "stop" at an image that cannot be read, or "skip" it.
-        overwrite: delete what another call left in `path`.
+        overwrite: delete what an earlier call left in `path`.
         progress: whether to show bars and, at the end, the summary; by default at a terminal and in a notebook.
     """
     model = _together(model)
@@ -188,7 +192,7 @@ def guard(
         head = head_of(network, rows, name=head)
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
-        if ensemble:  # a remark says so
+        if ensemble:  # a remark says the same
             warnings.filterwarnings(
                 "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
             )
@@ -239,12 +243,12 @@ def _checked_goal(recall: float | None, risk: float | None, delta: float | None,
 
 
 def _together(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
-    """Several models as one; all else as it is."""
+    """Join several models into one; leave everything else as it is."""
     return Ensemble(model) if isinstance(model, list | tuple) else model  # type: ignore[return-value]
 
 
 def in_words(guard: SelectiveClassifier) -> str:
-    """What was done, what it promises and what it cannot promise, in about five lines."""
+    """Say in about five lines what was done, what is promised and what cannot be promised."""
     threshold, scorer, name = guard._check_threshold(), guard.scorer, type(guard.model).__name__
     fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
     reads = guard.scoring.needs_features and guard.head_name
@@ -285,7 +289,7 @@ def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preproces
 def _preparation(
     model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
 ) -> Preprocess:
-    """How images are prepared: as given, or as published with what is given to be different."""
+    """How images are prepared: as given, or as published but for the given differences."""
     if isinstance(given, Preprocess):
         return given
     try:
@@ -392,7 +396,7 @@ def _require_labels(name: str, rows: KnownOutputs | None) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """Some rows of others, read a batch at a time, as often as need be."""
+    """A selection of rows, read a batch at a time, as often as needed."""
 
     rows: KnownOutputs
     kept: Tensor
@@ -410,7 +414,7 @@ class _Kept:
 
 
 def _split(rows: KnownOutputs) -> tuple[Outputs, _Kept]:
-    """Hold out the same share of each class, chosen at random; also the rows that stay."""
+    """Hold out the same share of each class, chosen at random; return the rows held out and the rest."""
     _require_labels("train", rows)
     labels = np.concatenate([batch.labels.numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
     share = min(_HELD_OUT, _MOST_HELD_OUT / len(labels))
@@ -429,7 +433,7 @@ def _split(rows: KnownOutputs) -> tuple[Outputs, _Kept]:
 
 
 def _members(network: nn.Module) -> str:
-    """What becomes of the features of an ensemble, in a line."""
+    """One line about the features of an ensemble; nothing for other networks."""
     if not isinstance(network, Ensemble):
         return ""
     return (
@@ -439,7 +443,7 @@ def _members(network: nn.Module) -> str:
 
 
 def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
-    """For which S2 of the score SIRC's premise is seen to hold, in a line; nothing for a score that has none."""
+    """One line that says for which S2 scores SIRC's premise holds; nothing for a score without S2."""
     from sirc.evaluation.premise import check_assumptions
 
     spec, fitted = scorer.parsed(score), scorer.parameters.get(score, {})
@@ -460,7 +464,7 @@ def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
 
 
 def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
-    """What the validation rows lack, in a line."""
+    """One line about what the validation rows lack; nothing if they lack nothing."""
     assert rows.labels is not None
     if val is None:
         return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."

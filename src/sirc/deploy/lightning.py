@@ -1,4 +1,4 @@
-"""A callback for Lightning: figures of a score in each validation, and a guard at the end of the training."""
+"""A Lightning callback: logs a score's metrics in each validation and leaves a guard at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOGGED = ("auroc", "aurr")
 
 
 def _callback() -> Any:
-    """The class of Lightning's callbacks, from the one of its two packages that is imported already."""
+    """Lightning's class `Callback`, preferably from the package that is imported already: there are two."""
     for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -46,26 +46,26 @@ _Callback: Any = _callback()
 
 @final
 class GuardCallback(_Callback):  # type: ignore[misc]
-    """Logs in each validation how well a score tells what the network gets right, and leaves a guard at the end.
+    """Logs in each validation how well a score separates right from wrong and OOD, and leaves a guard at the end.
 
     ```python
     trainer = Trainer(callbacks=[GuardCallback(train, val, ood={"other": other}, path="guard.safetensors")])
     ```
 
     It logs `sirc/auroc/NEGATIVE` and `sirc/aurr/NEGATIVE`, where NEGATIVE is `wrong`, the name of an OOD set, or `OOD
-    mean`, as in `sirc.evaluate`. For that the network runs over all of this data in each validation, over `train` only
-    where the score learns from it: `score="msp"` does not. The guard is of the weights at the end.
+    mean`, as in `sirc.evaluate`. To do so, the network runs over `val` and `ood` in each validation, and over `train`
+    if the score learns from it; `score="msp"` does not. The guard is made with the last weights.
 
     Args:
         train: labelled ID data with the preprocessing of test time: a dataset, or a loader that does not shuffle.
-        val: the same of data that the network is not trained on.
-        ood: sets of data of no class, by name.
-        path: the file of the guard.
+        val: the same, of data that the network is not trained on.
+        ood: OOD sets, by name.
+        path: the file to write the guard to.
         score: the spec of the score.
         recall: as in `sirc.guard`.
         delta: as in `sirc.guard`.
         overwrite: replace the file of an earlier guard.
-        options: what else `sirc.guard` takes.
+        options: further arguments of `sirc.guard`.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         self._options = {"recall": recall, "delta": delta, **options}
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Refuse before the training what would fail after it."""
+        """Refuse before training what would fail after it."""
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
             recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
             check_enough(self._val, 0.95 if recall is None and risk is None else recall, risk, delta)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the figures; of a network that gets nothing right yet, or gives no finite numbers, a warning."""
+        """Log the metrics; warn if the network gets nothing right yet, or gives numbers that are not finite."""
         if trainer.sanity_checking:
             return
         try:
@@ -112,7 +112,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         pl_module.log_dict(figures, sync_dist=trainer.world_size > 1)
 
     def figures(self, model: nn.Module) -> dict[str, float]:
-        """The figures of the network as it is, by the name that they are logged under."""
+        """The metrics of the network as it is now, by the name they are logged under."""
         network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
         if features and not isinstance(head, Head):
             head = features_at(network, rows_of(first_images(self._val), slice(2)), name=head)

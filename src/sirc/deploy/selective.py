@@ -1,4 +1,4 @@
-"""SelectiveClassifier: a model with a confidence score and a calibrated threshold."""
+"""The selective classifier: a model with a confidence score and a calibrated threshold."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from sirc.scores import (
 )
 
 LOWEST = -sys.float_info.max
-"""The confidence of an input that none can be computed for, such as one that makes the network overflow."""
+"""The confidence where none can be computed, as for an input that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-_TF32 = 1e-2  # the tolerance of convolutions in TF32, where no images show it: it has the digits of float16
+_TF32 = 1e-2  # the tolerance of convolutions in TF32 where no images show it: TF32 has the digits of float16
 _NOTHING = nullcontext()
-_FEW = 64  # rows whose decision takes a GPU less time than launching it does
+_FEW = 64  # rows that a GPU decides about in less time than the launch takes
 _TRIED = 16  # images that are run again to see how much confidences change
-_TRIED_FIRST = 4  # of them: the others are left out where these change by much less than is allowed anyway
-_MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
+_TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
+_MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
 
 class Decision(NamedTuple):
@@ -153,9 +153,9 @@ class SelectiveClassifier(nn.Module):
         self.calibration: Tensor | None = None
         """Confidences of the ID rows that set the threshold, for `sirc.monitor`."""
         self.calibration_correct: Tensor | None = None
-        """Which of those rows were predicted right, where that is known."""
+        """Which of those rows the model predicted right, where that is known."""
         self.remarks: tuple[str, ...] = ()
-        """What else there is to know, in lines that `print` shows; `sirc.guard` has some."""
+        """Further lines that `print` shows; `sirc.guard` sets some."""
         self.model = model if is_parallel(model) else unwrap(model)
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
         self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
@@ -169,7 +169,7 @@ class SelectiveClassifier(nn.Module):
         self.eval()
 
     def _attach(self, head: Head | str) -> None:
-        # More may follow a layer that was named.
+        # Other layers may follow one that was named.
         name, last = (head, False) if isinstance(head, str) else (head.name, is_whole(self.model, head))
         hooks = self._hook.attach(self.model, name, last=last)
         weakref.finalize(self, hooks.close)  # the model outlives what wraps it
@@ -224,7 +224,7 @@ class SelectiveClassifier(nn.Module):
             self._find_head(images)
         try:
             self._hook.open()
-            # Entering it takes longer than asking.
+            # Entering `no_grad` takes longer than asking whether gradients are on.
             with torch.no_grad() if compiling or torch.is_grad_enabled() else _NOTHING:
                 logits = model_logits(call_model(model, images))
             features = None if self._headless else self._hook.take()
@@ -305,7 +305,7 @@ class SelectiveClassifier(nn.Module):
                 f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that the fit did "
                 "not see, or split the data"
             )
-        # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
+        # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
         tolerance = self._tolerance(val, outputs, confidence, seen)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
@@ -397,7 +397,7 @@ class SelectiveClassifier(nn.Module):
         return self._score(batch.images)[1][:_TRIED]
 
     def set_threshold(self, value: float) -> Self:
-        """Take a threshold from elsewhere, which promises nothing."""
+        """Set a threshold from elsewhere; it promises nothing."""
         number = check_number("threshold", value)
         self.calibration = self.calibration_correct = None
         text = "none: the threshold was given"
@@ -405,7 +405,7 @@ class SelectiveClassifier(nn.Module):
 
     def _with(self, threshold: Threshold) -> Self:
         self.threshold, self.remarks = threshold, ()
-        # Nothing is accepted whose confidence could not be computed, not even by a threshold of −∞.
+        # An input without a computable confidence is never accepted, not even by a threshold of −∞.
         self.scoring.limit.fill_(threshold.value if threshold.value != -math.inf else math.nextafter(LOWEST, 0))
         self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
         return self
@@ -435,14 +435,14 @@ class SelectiveClassifier(nn.Module):
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
         """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.
 
-        It is "softmax" if the input would be rejected even without the features' part, and "not computable" if there is
-        no confidence; accepted inputs have "".
+        The reason is "softmax" if the input would be rejected even without the features' part, "not computable" if it
+        has no confidence, and "" if it is accepted.
         """
         decision, numbers = self.explained(images)
         return decision, [self.scoring.reasons[number] for number in numbers.tolist()]
 
     def explained(self, images: Any) -> tuple[Decision, Tensor]:
-        """Decide, and give the numbers of the reasons among `scoring.reasons`: `explain` for a graph."""
+        """Decide, and give each reason as its index in `scoring.reasons`: `explain` for an exported graph."""
         self._check_threshold()
         logits, features = self.outputs(images)
         label, confidence, accepted, reason = self.scoring.explain(logits, features)
@@ -456,9 +456,9 @@ class SelectiveClassifier(nn.Module):
         title: str | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write a page about the labelled rows that set the threshold, with what this promises, and give its path.
+        """Write a page about the labelled rows that set the threshold and about the promise; return its path.
 
-        It tells nothing of OOD input, unless `ood` has sets of it to run the model on.
+        It says nothing about OOD input unless `ood` holds sets to run the model on, by name.
         """
         from sirc.evaluation import evaluate
 
@@ -522,12 +522,13 @@ class SelectiveClassifier(nn.Module):
         network: str | None = None,
         private: bool | None = None,
     ) -> str:
-        """Push what `save` writes to the Hugging Face Hub, with a card that says what it promises; give its address.
+        """Push what `save` writes to the Hugging Face Hub, with a card that says what it promises; return the address.
 
-        `sirc.load_guard` takes the address, `hf://owner/name@commit`, and without the commit the newest. The repository
-        is made if need be, `private` if it is to be. `onnx` is the path of this guard as a graph, to be pushed too.
-        `network` names the model on the card, as `sirc.load_guard` takes it. A README.md that sirc did not write stays,
-        and the card is then GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or `HF_TOKEN`.
+        `sirc.load_guard` takes the address, `hf://owner/name@commit`; without the commit it loads the newest. The
+        repository is created if it is missing, as `private` says. `onnx` is the path of this guard's exported graph, to
+        push it too. `network` names the model on the card, as `sirc.load_guard` takes it. A README.md that sirc did not
+        write stays, and the card becomes GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or
+        `HF_TOKEN`.
         """
         from sirc.deploy.hub import push
 
@@ -572,14 +573,14 @@ class SelectiveClassifier(nn.Module):
 
 
 def names_of(classes: Sequence[str] | None) -> list[str] | None:
-    """The names of the classes as a list, where there are any."""
+    """The class names as a list; None where none are given."""
     if classes is not None and not iterates(classes):
         raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
     return None if classes is None else [str(name) for name in classes]
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Refuse a model in which no features can be caught."""
+    """Refuse a compiled model: no features can be caught inside it."""
     if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
         raise ValueError(
             "`model` must not be compiled yet: features are caught inside it. Wrap the plain model, and compile the "
@@ -589,7 +590,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 @final
 class ConfidenceGraph(nn.Module):
-    """The confidence of a scorer for one spec, without its checks: the same numbers for a batch of any size.
+    """A scorer's confidence for one spec, without its checks: the same numbers for a batch of any size.
 
     Its buffers move between devices with the model, but keep their type when the model is halved.
     """
@@ -606,11 +607,11 @@ class ConfidenceGraph(nn.Module):
         if self.spec.has_bounded_first:
             drivers = ["softmax", *map(str, self.spec.args[1:])]
         self.reasons = ["", "not computable", *drivers]
-        """Why an input is rejected, in words; an accepted one has the first."""
+        """The words for a decision's reason; the first is for accepted inputs."""
         self._reads = array_reads([self.spec])
         scorer.only(spec).check_fitted()
         self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
-        # By spec and name. Tuned options, a, b and c are plain numbers, constants of the graph; else a buffer's name.
+        # By spec and name: the numbers of tuned options and of a, b and c, constants of the graph; or a buffer's name.
         self._values: dict[tuple[str, str], str | float | list[float]] = {}
         leaves = {str(leaf): leaf for leaf in needed_leaves([self.spec])}
         combined = [COMBINATIONS[part.name].compute for part in self.spec.walk() if not part.is_leaf]
@@ -621,11 +622,11 @@ class ConfidenceGraph(nn.Module):
                 if key not in leaves or option_of(leaves[key], name):
                     self._values[key, name] = float(value) if key in leaves else value.tolist()
                 else:
-                    # In the type that the model's features are projected in: a cast in each forward pass costs time.
+                    # In the type in which features are projected: a cast in each forward pass would cost time.
                     cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
                     self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
                     self.register_buffer(buffer, cast.clone(), persistent=False)
-        # The type of the features is also that of the buffers.
+        # The buffers are cast to the type of the features.
         self._given_features = self.needs_features or len(self._buffers) > 1
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
         self._repeats = Repeats()
@@ -640,7 +641,7 @@ class ConfidenceGraph(nn.Module):
     def decide(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
         """The label, the confidence and whether it reaches the threshold, of each row."""
         given = (logits,) if features is None or not self._given_features else (logits, features)
-        # A score of someone else's may do what no graph can; a replica of DataParallel lives for one call.
+        # A score from outside sirc may do what no CUDA graph can; a replica of DataParallel lives for one call.
         recorded = self._own and _few_on_gpu(logits) and "_is_replica" not in vars(self)
         return self._repeats(self._decide, *given) if recorded else self._decide(*given)
 
@@ -650,7 +651,7 @@ class ConfidenceGraph(nn.Module):
             return logits.argmax(-1), confidence, confidence >= self.limit
 
     def explain(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same as `decide`, and the number of each row's reason among `reasons`."""
+        """What `decide` gives, and the index of each row's reason in `reasons`."""
         with _precisely(logits.device):
             evaluator = self.evaluator(logits, features)
             confidence = self.confidence(evaluator)
@@ -667,7 +668,7 @@ class ConfidenceGraph(nn.Module):
         return self.confidence(self.evaluator(logits, features))
 
     def confidence(self, evaluator: Evaluator) -> Tensor:
-        """The confidence of each row of a batch: `LOWEST`, which is never accepted, where it is no finite number."""
+        """The confidence of each row; `LOWEST`, which is never accepted, where it is not finite."""
         confidence = evaluator.confidence(self.spec)
         return torch.where(confidence.abs() <= -LOWEST, confidence, self.lowest)
 
@@ -680,7 +681,7 @@ class ConfidenceGraph(nn.Module):
                 buffer = getattr(self, value)
                 value = buffer.to(dtype) if buffer.is_floating_point() else buffer
             parameters.setdefault(key, {})[name] = value
-        # Float64 in the pass over the logits on any device, as when the threshold was calibrated; on a GPU in a kernel.
+        # The logits are read in float64 on any device, as in the calibration; on a GPU by one kernel.
         softmax = Softmax.of(logits.double()) if _few_on_gpu(logits) else None
         return Evaluator(logits, features, self._reads, parameters, softmax=softmax, compile=False)
 

@@ -1,6 +1,6 @@
-"""The HTTP service over an exported graph: an image in, a decision out, with limits, health, counters and a monitor.
+"""The HTTP service of an exported graph: images in, decisions out, with limits and a monitor.
 
-`make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md tells what it answers.
+`make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md describes its answers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def make_app(
 ) -> FastAPI:
     """Make the service for a file that `export_onnx` wrote.
 
-    `state` is a file that keeps what the monitor has seen, to go on from after a restart; `log` is a folder,
-    `decisions.parquet`, that keeps what was decided, but no images. Both are written every few seconds while the
-    service runs. `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of
+    `state` is a file that keeps what the monitor has seen over a restart; one service has it at a time. `log` is a
+    folder, `decisions.parquet`, that keeps the decisions, but no images. Both are written every few seconds while the
+    service runs. `threads` is how many onnxruntime uses for a batch; 0 is one for each core. `limits` are the fields of
     `Limits`.
     """
     known = vars(Limits())
@@ -68,7 +68,7 @@ def make_app(
     watch = Watch(model, state, log)
     service = Service(model, most, watch)
     summary = "A classifier that knows when to keep quiet."
-    # The pages would load scripts from elsewhere.
+    # Without FastAPI's own pages, which load scripts from elsewhere.
     app = FastAPI(
         title="sirc",
         summary=summary,
@@ -116,7 +116,7 @@ def make_app(
 
 
 def _wants_page(accept: str) -> bool:
-    """Whether a client asks for HTML by name, and rather than for JSON, as browsers do."""
+    """Whether a client names HTML and prefers it to JSON, as browsers do."""
     weights: dict[str, float] = {}
     for part in accept.lower().split(","):
         kind, *options = (piece.strip() for piece in part.split(";"))
@@ -133,12 +133,12 @@ def run(
     quiet: bool = False,
     started: Callable[[str], object] = lambda _: None,
 ) -> None:
-    """Serve until stopped. `started` gets the address; with port 0 the system chooses the port."""
+    """Serve until stopped. `started` is called with the address; with port 0 the system chooses the port."""
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise OSError(f"'{host}' port {port} cannot be listened on: {error.strerror}. Choose another.") from error
-    # Pillow's usual blocks, of 16 MiB, would stay in the heap of each thread once they are freed.
+    # Pillow's default blocks, of 16 MiB, would stay in the heap of each thread after they are freed.
     Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
     disable_created_metrics()  # type: ignore[no-untyped-call]  # they are half of all series
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)

@@ -1,4 +1,4 @@
-"""Watch: the monitor of a service with its history and its state on disk, and the log of what was decided."""
+"""Watch: a service's monitor with its history and state on disk, and the log of decisions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if sys.platform != "win32":
     import fcntl
 
 _log = logging.getLogger("sirc.deploy.serve")
-SECONDS = 5.0  # between two writes: what a kill costs at most
-_POINTS = 256  # of the history at most: then every second one goes
+SECONDS = 5.0  # between two writes: the most that a kill loses
+_POINTS = 256  # of the history, at most: beyond that every second one is dropped
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
@@ -45,7 +45,7 @@ LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | N
 
 @final
 class Watch:
-    """Watches the decisions of a service, in the order of its answers; any thread may ask what it knows."""
+    """Watches a service's decisions in the order of its answers; any thread may ask for its state."""
 
     def __init__(self, model: OnnxModel, state: PathLike | None = None, log: PathLike | None = None) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
@@ -73,7 +73,7 @@ class Watch:
         self.write()  # now, so that a place that takes no file is told before the first request
 
     def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
-        """Take in the decisions about the images of one request."""
+        """Take the decisions about one request's images."""
         with self._lock:
             self._now = max(self._now, time.time())  # a clock may be set back; rows keep their order
             if self._monitor is not None:
@@ -94,7 +94,7 @@ class Watch:
         return [(self._now, request, image, row[0], names.get(row[0]), *row[1:]) for image, row in enumerate(columns)]
 
     def about(self) -> dict[str, object]:
-        """What the monitor has seen, in words and numbers, and how it came to that."""
+        """The monitor's report in words and numbers, with its history."""
         if self._monitor is None:
             return {"running": False, "title": "The monitor does not run", "words": {"why": self.why_not}}
         with self._lock:
@@ -170,7 +170,7 @@ class Watch:
             await asyncio.to_thread(self._try_to_write)
 
     def _try_to_write(self) -> None:
-        """Write what can be written: decisions are made all the same."""
+        """Write what can be written; log what cannot, as decisions go on."""
         for what, write in (("state", self._write_state), ("log", self.log and self.log.write)):
             try:
                 if write is not None:
@@ -206,7 +206,7 @@ def _point(now: float, report: Monitoring) -> tuple[float, ...]:
 
 
 def _why_not(model: OnnxModel) -> str:
-    """Why there is nothing to compare a graph's decisions with; nothing if there is."""
+    """Why there is nothing to compare a graph's decisions with; empty if there is."""
     if model.calibration is None and model.threshold.rule == "given":
         return "the threshold was given, not calibrated"
     if model.calibration is None:
@@ -223,10 +223,10 @@ def _history_in(path: Path) -> list[tuple[float, ...]]:
 
 @final
 class DecisionLog:
-    """A folder of Parquet files, to be read as one table: decisions with their time and request, never images.
+    """A folder of Parquet files that read as one table: decisions with time and request, never images.
 
-    The newest file is written anew, whole or not at all, with the rows that came since; when it is full, the next
-    begins.
+    Each write replaces the newest file, whole or not at all, with one that has the new rows too; when it is full, the
+    next begins.
     """
 
     def __init__(self, folder: PathLike) -> None:
@@ -243,10 +243,10 @@ class DecisionLog:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(f"'{folder}' may not be written. Mend that, or choose another place")
         self.lost = 0
-        """Rows that were given up, as nothing could be written for long."""
-        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the rows that wait, and of all else
+        """Rows that were given up because nothing could be written for long."""
+        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the waiting rows, and of the rest
         self._waiting: list[LogRow] = []
-        self._rows: list[LogRow] = []  # of the newest file, and after these those to be written
+        self._rows: list[LogRow] = []  # of the newest file, followed by those not yet written
         self._written, self._file = 0, _new_name(self.folder)
 
     def add(self, rows: list[LogRow]) -> None:
@@ -274,7 +274,7 @@ class DecisionLog:
 
 
 def _new_name(folder: Path) -> Path:
-    """A name that sorts by time, and that no other service takes."""
+    """A file name that sorts by time and that no other service uses."""
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}.parquet"
 
 

@@ -1,4 +1,4 @@
-"""Threshold: a threshold with its guarantee, printed and stored as JSON."""
+"""The threshold with its guarantee, printed and stored as JSON."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Threshold:
     """A threshold and its guarantee; `print` it for a report.
 
     `estimates` are measured on the calibration data; `bounds` hold with probability 1 − δ. If the rule cannot be kept,
-    `feasible` is False and `value` is +inf, which accepts nothing (NaN if a calibration confidence is itself +inf). A
-    "given" threshold promises nothing.
+    `feasible` is False and `value` is +inf, which accepts nothing (NaN if a calibration confidence is +inf). A "given"
+    threshold promises nothing.
     """
 
     value: float
@@ -44,7 +44,7 @@ class Threshold:
     guarantee: str
     advice: str
     margin: float = 0.0
-    """How far the value lies below the row that set it, as confidences change a little from run to run."""
+    """How far the value lies below the row that set it, since confidences change a little from run to run."""
 
     def __str__(self) -> str:
         if not (self.feasible or self.rule == "given"):

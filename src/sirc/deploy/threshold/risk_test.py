@@ -1,4 +1,4 @@
-"""Risk test: the thresholds whose share of errors is at most r*, by a test against a binomial random walk.
+"""The risk test: thresholds whose share of errors is at most r*, against a binomial random walk.
 
 Go down the confidences and count the errors X among the first k rows. Let F count the heads of k independent coins that
 fall on heads with probability r*.
@@ -33,9 +33,9 @@ import numpy as np
 from sirc.deploy.threshold.counts import Counts, check_inner
 
 _STEPS = 512  # of the walk; more rows than that are tossed some at a time
-_START = 0.6  # the run starts where this share of r* would pass,
-_LATEST = 3  # but not below a third of the rows
-_LOST = 1e-15  # the probability of what is left out above, in each step
+_START = 0.6  # the run starts where an error rate of this share of r* would pass,
+_LATEST = 3  # but at the latest after a third of the rows
+_LOST = 1e-15  # the probability cut off at the top in each step
 
 
 def rows_needed(risk: float, delta: float) -> int:
@@ -100,7 +100,7 @@ _limits = functools.lru_cache(maxsize=32)(ErrorLimits)
 
 
 def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int:
-    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value."""
+    """The index of the lowest value at which the risk is proved, or −1; counts are cumulative, by distinct value."""
     at = np.arange(len(wrong))
     limits = _limits(int(accepted[-1]), risk, delta)
     shown = wrong <= limits.at(limits.net, accepted)
@@ -119,7 +119,7 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
 def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> float:
     """The lowest risk for which `certified` finds a threshold, to a twentieth of a percent; 1 if there is none.
 
-    It is looked for below a target that is feasible, and above one that is not.
+    The search goes down from a feasible target, and up from an infeasible one.
     """
 
     def found(target: float) -> bool:

@@ -1,4 +1,4 @@
-"""Text and JSON of thresholds and monitors: rounded shares, wrapped reports, plain values."""
+"""Text and JSON of thresholds and monitors: rounded percentages, wrapped reports, plain values."""
 
 from __future__ import annotations
 

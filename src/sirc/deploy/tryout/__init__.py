@@ -1,6 +1,6 @@
-"""The page to try a guard on: drop an image, see its decision, the reason, and what it was compared with.
+"""The page to try a guard: drop an image, see the decision and its reason.
 
-`make_app(guard)` makes it, and `sirc try` runs it. docs/try.md tells what it shows.
+`make_app(guard)` makes it, and `sirc try` runs it. docs/try.md describes what it shows.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def make_app(
 ) -> FastAPI:
     """Make the page for a calibrated classifier that knows how images are prepared.
 
-    With `train`, the folder of its training images, and `outputs`, the store that `sirc.guard(…, path=…)` kept of them,
-    it shows those that are nearest. `local` answers only requests to this machine's own names, so that no website can
-    read them through the browser.
+    With `train`, the folder of the training images, and `outputs`, the store that `sirc.guard(…, path=…)` kept of them,
+    it shows the nearest ones. With `local` it answers only requests to this machine's own names, so that no website can
+    read the images through the browser.
     """
     if (train is None) != (outputs is None):
         raise ValueError("nearest training images need both `train`, their folder, and `outputs`, their store")
@@ -118,7 +118,7 @@ def make_app(
 
 
 def is_own_name(host: str) -> bool:
-    """Tell whether a host is this machine, as only itself can call it."""
+    """Whether a host name is one by which only this machine can call itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
