@@ -98,12 +98,13 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
 
 def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the facts and the tensors of a saved classifier, on this machine or on the Hub, without its model."""
-    if str(path).endswith(".onnx"):
+    place = local_path(path)
+    if place.suffix == ".onnx":
         raise StoreError(
             f"a saved classifier must be what `save`, `sirc guard` or `sirc calibrate` wrote; '{path}' is an exported "
             f"graph, which has its network in it. Use it alone: `sirc predict FOLDER --onnx {path}`"
         )
-    tensors, metadata = read_safetensors(local_path(path))
+    tensors, metadata = read_safetensors(place)
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
 
 

@@ -232,7 +232,7 @@ async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:
 
 @final
 class Turns:
-    """Threads and memory that requests share; light work goes first, and has a thread more to not wait for heavy work."""
+    """Threads and memory that requests share; light work goes first and has an extra thread, so it never waits long."""
 
     def __init__(self, threads: int, memory: int) -> None:
         self._pool = ThreadPoolExecutor(threads + 1, "sirc-serve")
