@@ -117,7 +117,7 @@ def guard(
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
-    recall = _checked_goal(recall, risk, delta, val)
+    recall = checked_recall(recall, risk, delta, val)
     show, needs_features = as_progress(progress), reads_features([parse(score)])
     if Needs.of([score]).val:
         raise ValueError(
@@ -125,7 +125,8 @@ def guard(
             "or fit it, `sirc.fit`, on others, and give it to a `sirc.SelectiveClassifier`"
         )
     names = names_of(classes)
-    if delta is not None and all(isinstance(one, str | Path) for one in (train, val)) and _same(train, val):
+    paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
+    if delta is not None and len(paths) == 1 and None not in paths:
         raise ValueError(
             f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
             "images, or none, or `delta=None` for an estimate alone"
@@ -183,19 +184,13 @@ def guard(
         )
         _check_validation(validation, names, recall, None, None)
     rows = validation.load() if isinstance(validation, OutputStore) else validation
-    if (
-        needs_features
-        and rows.features is not None
-        and not isinstance(head, Head)
-        and not isinstance(network, Ensemble)
-    ):
+    if needs_features and rows.features is not None and not ensemble and not isinstance(head, Head):
         head = head_of(network, rows, name=head)
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
         if ensemble:  # a remark says the same
-            warnings.filterwarnings(
-                "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
-            )
+            told = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
+            warnings.filterwarnings("ignore", told, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     tried = seen[0] if seen else example
@@ -230,7 +225,7 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
     return SelectiveClassifier.load(path, model)
 
 
-def _checked_goal(recall: float | None, risk: float | None, delta: float | None, val: object) -> float | None:
+def checked_recall(recall: float | None, risk: float | None, delta: float | None, val: object) -> float | None:
     """The recall to promise, 0.95 by default; None where a risk is asked for instead, and can be promised."""
     if risk is None:
         return 0.95 if recall is None else recall
@@ -382,10 +377,6 @@ def _check_validation(
             "are its classes in the order of the labels? Pass `classes=…`"
         )
     _require_rows(right if risk is None else len(rows), recall, risk, delta)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
 
 
 def _require_labels(name: str, rows: KnownOutputs | None) -> None:

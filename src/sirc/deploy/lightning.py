@@ -17,7 +17,7 @@ from sirc._utils.files import PathLike, refuse_existing
 from sirc._utils.imports import missing_package
 from sirc._utils.text import first_line
 from sirc._utils.warn import warn
-from sirc.deploy.guards import check_enough, guard
+from sirc.deploy.guards import check_enough, checked_recall, guard
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.sources import first_images
 from sirc.evaluation import evaluate
@@ -98,7 +98,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
             recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
-            check_enough(self._val, 0.95 if recall is None and risk is None else recall, risk, delta)
+            check_enough(self._val, checked_recall(recall, risk, delta, self._val), risk, delta)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the metrics; warn if the network gets nothing right yet, or gives numbers that are not finite."""

@@ -40,7 +40,7 @@ _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
 LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
-"""A row of the log: the columns of `_schema`."""
+"""A row of the log: the columns of `_table`."""
 
 
 @final
@@ -278,28 +278,19 @@ def _new_name(folder: Path) -> Path:
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}.parquet"
 
 
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("time", pa.timestamp("us", tz="UTC")),
-            ("request", pa.string()),
-            ("image", pa.int32()),
-            ("label", pa.int64()),
-            ("class", pa.string()),
-            ("confidence", pa.float64()),
-            ("accepted", pa.bool_()),
-            ("reason", pa.string()),
-        ]
-    )
-
-
 def _table(rows: list[LogRow]) -> pa.Table:
     import pyarrow as pa
 
-    times, *others = map(list, zip(*rows, strict=True))
-    columns: list[Any] = [[round(value * 1e6) for value in times], *others]
-    schema = _schema()
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.table(arrays, schema=schema)
+    types = {
+        "time": pa.timestamp("us", tz="UTC"),
+        "request": pa.string(),
+        "image": pa.int32(),
+        "label": pa.int64(),
+        "class": pa.string(),
+        "confidence": pa.float64(),
+        "accepted": pa.bool_(),
+        "reason": pa.string(),
+    }
+    columns: list[Any] = [*map(list, zip(*rows, strict=True))]
+    columns[0] = [round(seconds * 1e6) for seconds in columns[0]]
+    return pa.table([pa.array(*pair) for pair in zip(columns, types.values(), strict=True)], names=[*types])
