@@ -20,7 +20,7 @@ from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, printable
 from sirc.deploy.saved import SAMPLE, calibration_sample
-from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled, watched
+from sirc.deploy.selective import TRIED, SelectiveClassifier, names_of, refuse_compiled, watched
 from sirc.deploy.sources import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
@@ -153,9 +153,12 @@ def guard(
         preprocess = _preparation(network, known, preprocess)
         transform = preprocess.test()
         data = [one.with_transform(transform) if is_unprepared(one) else one for one in data]
-    example = next((batch for one in reversed(data) if (batch := first_images(one)) is not None), None)
-    if example is not None:
-        head = _first_run(network, rows_of(example, slice(2)), head, names, find=bool(needs_features))
+
+    def example(count: int) -> object:
+        return next((batch for one in reversed(data) if (batch := first_images(one, count)) is not None), None)
+
+    if (few := example(4)) is not None:
+        head = _first_run(network, rows_of(few, slice(2)), head, names, find=bool(needs_features))
     run = partial(extract, network, features=bool(needs_features), batch_size=batch_size, workers=workers)
     run = partial(run, on_error=on_error, overwrite=overwrite, progress=show)
     with known_weights(network) as weights:
@@ -193,7 +196,7 @@ def guard(
             warnings.filterwarnings("ignore", told, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
-    tried = seen[0] if seen else example
+    tried = seen[0] if seen else example(TRIED)
     made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
     about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
     made.remarks = tuple(filter(None, about))

@@ -26,7 +26,7 @@ from sirc.models import features_at, rows_of, unwrap
 from sirc.outputs import Head
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
-Data: TypeAlias = Dataset[Any] | Iterable[object]
+Batches: TypeAlias = Dataset[Any] | Iterable[object]
 _LOGGED = ("auroc", "aurr")
 
 
@@ -70,10 +70,10 @@ class GuardCallback(_Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        train: Data,
-        val: Data,
+        train: Batches,
+        val: Batches,
         *,
-        ood: Mapping[str, Data] | None = None,
+        ood: Mapping[str, Batches] | None = None,
         path: PathLike = "guard.safetensors",
         score: str = "scod",
         recall: float | None = None,
@@ -115,7 +115,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """The metrics of the network as it is now, by the name they are logged under."""
         network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
         if features and not isinstance(head, Head):
-            head = features_at(network, rows_of(first_images(self._val), slice(2)), name=head)
+            head = features_at(network, rows_of(first_images(self._val, 4), slice(2)), name=head)
         reading = {key: self._options[key] for key in ("batch_size", "workers", "on_error") if key in self._options}
         run = partial(extract, network, head=head, features=features, progress=False, **reading)
         scorer = Scorer(self._score)

@@ -55,14 +55,14 @@ def load_model(uri: str) -> OnnxGraph:
     return OnnxGraph(folder / Model.load(folder).flavors["python_function"]["data"])
 
 
-def _load_pyfunc(path: str) -> _Images | _Arrays:
+def _load_pyfunc(path: str) -> _ImageModel | _ArrayModel:
     """Load the model; MLflow calls this by name."""
     graph = OnnxGraph(path)
-    return _Images(path) if graph.takes_images else _Arrays(graph)
+    return _ImageModel(path) if graph.takes_images else _ArrayModel(graph)
 
 
 @final
-class _Images:
+class _ImageModel:
     """Decisions about the files of images, with the method that MLflow calls."""
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class _Images:
 
 
 @final
-class _Arrays:
+class _ArrayModel:
     """Decisions about what the network takes, with the method that MLflow calls."""
 
     def __init__(self, graph: OnnxGraph) -> None:

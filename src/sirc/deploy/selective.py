@@ -55,7 +55,7 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, tor
 _TF32 = 1e-2  # the tolerance of convolutions in TF32 where no images show it: TF32 has the digits of float16
 _NOTHING = nullcontext()
 _FEW = 64  # rows that a GPU decides about in less time than the launch takes
-_TRIED = 16  # images that are run again to see how much confidences change
+TRIED = 16  # images that are run again to see how much confidences change
 _TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
 _MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
@@ -98,7 +98,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
         size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
         if size > largest:
             largest = size
-            seen[:] = [Seen([args] if args else named, model_logits(output)[:_TRIED].clone())]
+            seen[:] = [Seen([args] if args else named, model_logits(output)[:TRIED].clone())]
 
     handle = model.register_forward_hook(note, with_kwargs=True)
     try:
@@ -370,7 +370,7 @@ class SelectiveClassifier(nn.Module):
 
         widened, by_batch = share, 0.0
         for batch in seen:
-            few, together = rows_of(batch.images, slice(_TRIED)), self._together(batch, outputs, confidence)
+            few, together = rows_of(batch.images, slice(TRIED)), self._together(batch, outputs, confidence)
             for i, value in enumerate(together):
                 if i == _TRIED_FIRST and by_batch < share / 10:
                     break
@@ -394,7 +394,7 @@ class SelectiveClassifier(nn.Module):
                 rows = slice(start, start + len(logits))
                 if torch.equal(outputs.logits[rows], logits):
                     return confidence[rows].to(batch.logits.device)
-        return self._score(batch.images)[1][:_TRIED]
+        return self._score(batch.images)[1][:TRIED]
 
     def set_threshold(self, value: float) -> Self:
         """Set a threshold from elsewhere; it promises nothing."""

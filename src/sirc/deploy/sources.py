@@ -16,7 +16,6 @@ from sirc.outputs import STORE_FILE, Outputs, OutputStore
 KnownOutputs: TypeAlias = Outputs | OutputStore
 Data: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | KnownOutputs
 """A folder of images, a dataset, a loader, or outputs: in memory, in a file, or in a store."""
-_EXAMPLE = 16  # inputs of an example batch
 
 
 def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool = True) -> Any:
@@ -42,12 +41,12 @@ def size_of(source: Any) -> int:
     return 0 if known is None else len(known)
 
 
-def first_images(source: Any) -> object:
-    """Read a few inputs; None where there are none, or where reading them would use them up."""
+def first_images(source: Any, count: int) -> object:
+    """Read the first inputs, fewer where some are broken; None where reading them would use them up."""
     if source is None or isinstance(source, KnownOutputs | Iterator | Mapping) or hasattr(source, "__array__"):
         return None  # `extract` refuses a single batch in words
-    reader = reader_of(source, batch_size=_EXAMPLE, workers=0)
+    reader = reader_of(source, batch_size=count, workers=0)
     if reader is None:
-        return rows_of(next(iter(source), None), slice(_EXAMPLE)) if isinstance(source, Iterable) else None
-    spans = [range(start, min(start + _EXAMPLE, len(reader))) for start in range(0, len(reader), _EXAMPLE)]
+        return rows_of(next(iter(source), None), slice(count)) if isinstance(source, Iterable) else None
+    spans = (range(start, min(start + count, len(reader))) for start in range(0, len(reader), count))
     return next((got.batch for span in spans for got in reader.read([span], workers=0) if got.batch is not None), None)
