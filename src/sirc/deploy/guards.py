@@ -121,15 +121,15 @@ def guard(
     show, needs_features = as_progress(progress), reads_features([parse(score)])
     if Needs.of([score]).val:
         raise ValueError(
-            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another, "
-            "or fit it, `sirc.fit`, on others, and give it to a `sirc.SelectiveClassifier`"
+            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another "
+            "score, or fit this one on other rows, `sirc.fit(…)`, for a `sirc.SelectiveClassifier`"
         )
     names = names_of(classes)
     paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
     if delta is not None and len(paths) == 1 and None not in paths:
         raise ValueError(
             f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
-            "images, or none, or `delta=None` for an estimate alone"
+            "images, or no `val`, or `delta=None` for an estimate without a promise"
         )
     data = [opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:
@@ -356,8 +356,7 @@ def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
     if names is not None and len(names) != outputs:
         raise ValueError(
             f"the model must have one output for each class; it has {outputs}, and there are {len(names)} classes: "
-            f"{shorten(', '.join(names))}. Pass `classes=…`, the names of the folders in the order of the outputs, and "
-            "of those that have none"
+            f"{shorten(', '.join(names))}. Pass `classes=…`, a name for each output in order: its folder's or any other"
         )
 
 
