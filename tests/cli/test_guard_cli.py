@@ -82,6 +82,14 @@ def test_a_guard_is_exported_for_the_service(here, command, monkeypatch):
     assert "images (n, 3, 12, 12)" in out
 
 
+def test_a_risk_that_cannot_be_shown_writes_nothing(here, command):
+    code, out, err = command("guard", NETWORK, "train", "val", *FEW[:4], "--risk", 0.1, "--score", "msp", "--quiet")
+    assert code == 1
+    assert "It accepts nothing: no threshold keeps the promise." in out
+    assert "nothing was written, as no threshold keeps this promise" in err
+    assert not Path("guard.safetensors").exists()
+
+
 def test_a_function_of_one_s_own_makes_the_network(here, command):
     code, out, err = command("guard", "guarded_model:mostly_blue", "train", *FEW, "--plain", "--score", "msp")
     assert code == 0, err
@@ -109,6 +117,10 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
         (("guard", NETWORK, "train", "val", "--classes", "two.txt"), "`classes` must name every class folder"),
         (("guard", NETWORK, "train", "val", "--head", "fd", "--resize", 12, "--crop", 12), "Did you mean `fc`"),
         (("predict", "new", "--model", "weights.safetensors", "--run", NETWORK), "is not a saved selective classifier"),
+        (("predict", "new", "--model", "model.onnx", "--run", NETWORK), "`sirc predict FOLDER --onnx model.onnx`"),
+        (("guard", NETWORK, "train", "val", "--risk", 0.1, "--plain"), "`--plain` is not for `--risk`"),
+        (("guard", NETWORK, "train", "--risk", 0.1), "`--risk` is a promise about new inputs, which needs VAL"),
+        (("guard", NETWORK, "train", "val", "--resize", 12), "`--crop` must be at most `--resize`"),
     ],
 )
 def test_mistakes_are_answered_in_words(here, command, words, told):

@@ -243,6 +243,39 @@ def test_folders_have_their_classes_and_the_preparation_of_a_timm_model(folders)
 
 
 @pytest.mark.usefixtures("quiet_labels")
+def test_a_folder_sets_another_threshold(folders):
+    model = mostly_blue()
+    guard = sirc.guard(model, folders / "train", folders / "val", recall=0.5, delta=None, score="msp")
+    before = guard.calibration
+    guard.calibrate(folders / "val", coverage=0.5)
+    assert torch.allclose(guard.calibration, before)
+    assert guard.threshold.rule == "coverage"
+    with pytest.raises(ValueError, match=r"this classifier does not say how\. Pass a dataset"):
+        SelectiveClassifier(model, guard.scorer, "msp").calibrate(folders / "val", recall=0.5)
+
+
+def test_a_risk_may_be_promised_instead():
+    made = sirc.guard(trained(), TRAIN, VAL, risk=0.1)
+    assert made.threshold.rule == "risk"
+    assert made.threshold.bounds == {"risk": 0.1}
+    accepted = made.calibration >= made.threshold.value
+    assert (~made.calibration_correct[accepted]).double().mean() < 0.1
+    assert "at most 10% of the accepted ID inputs are errors" in str(made)
+
+
+def test_rows_at_hand_are_the_reference_of_the_tolerance():
+    model, runs = trained(), []
+    handle = model.register_forward_pre_hook(lambda _, args: runs.append(len(args[0])))
+    try:
+        sirc.guard(model, TRAIN, VAL)
+    finally:
+        handle.remove()
+    # Two to find the head, all rows once in batches of 64, and four alone: no other batch runs again.
+    assert sorted(runs)[:5] == [1, 1, 1, 1, 2]
+    assert sum(runs) == 4 + 2 + len(TRAIN) + len(VAL)
+
+
+@pytest.mark.usefixtures("quiet_labels")
 def test_a_broken_image_stops_it_or_is_skipped(tmp_path):
     for part in ("train", "val"):
         write_images(tmp_path / part, 30)
@@ -308,6 +341,19 @@ BAD = {
         lambda here: (None, here / "train", here / "val"),
         {"recall": 0.99},
         r"needs at least 299 ID✓ rows; got 60",
+    ),
+    "too few rows for a risk": (
+        lambda _: (None, TRAIN, data(40, 3)),
+        {"risk": 0.01},
+        r"a risk of 0.01 with δ = 0.05 needs at least 299 ID rows, and no error among them; got 40",
+    ),
+    "a recall and a risk": (lambda _: (None, TRAIN, VAL), {"recall": 0.9, "risk": 0.1}, "give `recall` or `risk`, not"),
+    "a risk without a promise": (lambda _: (None, TRAIN, VAL), {"risk": 0.1, "delta": None}, "which needs `delta`"),
+    "a risk of known rows": (lambda _: (None, TRAIN), {"risk": 0.1}, "which needs `val`; got None. Pass labelled data"),
+    "a crop with black edges": (
+        lambda here: (mostly_blue(), here / "train", here / "val"),
+        {"preprocess": {"resize": 12, "crop": 24}, "recall": 0.5},
+        "`crop` must be at most `resize`, as a larger crop has black edges; got 24 and 12",
     ),
     "an odd recall": (lambda _: (None, TRAIN, VAL), {"recall": 95}, r"`recall` must lie in \[0, 1\]; got 95"),
     "an odd delta": (lambda _: (None, TRAIN, VAL), {"delta": 1}, r"`delta` must lie strictly between 0 and 1"),

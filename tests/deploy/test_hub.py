@@ -132,7 +132,7 @@ def test_nothing_but_the_guard_is_fetched(hub):
         ),
         ("hf://me/flowers@v9", r"'me/flowers' must have the revision that is asked for, .*; got 'v9'"),
         ("hf://me/empty", r"'me/empty' on the Hub must have a `guard.safetensors`; it has none"),
-        ("hf://me/gated", r"'me/gated' is read by those whom its owner lets"),
+        ("hf://me/gated", r"'me/gated' is open only to those whom its owner admits"),
         ("hf://flowers", r"must be `hf://owner/name` or `hf://owner/name@revision`; got 'hf://flowers'"),
         ("hf://me/flowers/model.onnx", r"must be `hf://owner/name`"),
         ("hf://me/flowers@", r"must be `hf://owner/name`"),

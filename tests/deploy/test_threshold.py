@@ -16,7 +16,7 @@ from scipy import stats
 from sirc import Ranking
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk, risk_test
 from sirc.deploy.threshold import text as words
-from sirc.deploy.threshold.counts import as_rows
+from sirc.deploy.threshold.counts import count_rows
 from support.examples import examples
 
 small = examples(80)
@@ -192,7 +192,7 @@ def test_a_risk_s_threshold_is_the_lowest_in_the_net_or_the_run(tolerance, decim
 def test_of_all_sequences_of_tosses_few_enough_pass(n, risk, delta):
     tosses = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
     chances = (risk**tosses * (1 - risk) ** (1 - tosses)).prod(1)
-    heads, limits, sizes = tosses.cumsum(1), risk_test.Limits(n, risk, delta), np.arange(1, n + 1)
+    heads, limits, sizes = tosses.cumsum(1), risk_test.ErrorLimits(n, risk, delta), np.arange(1, n + 1)
     net, run = limits.at(limits.net, sizes), limits.at(limits.run, sizes)
     assert np.all(np.diff(run) <= 1)
     caught = (heads <= net).any(1)
@@ -203,7 +203,7 @@ def test_of_all_sequences_of_tosses_few_enough_pass(n, risk, delta):
 
 def test_more_rows_are_tossed_some_at_a_time_with_no_more_passing():
     n, risk, delta = 600, 0.05, 0.1
-    limits, sizes = risk_test.Limits(n, risk, delta), np.arange(1, n + 1)
+    limits, sizes = risk_test.ErrorLimits(n, risk, delta), np.arange(1, n + 1)
     net, run, _ = limits_by_loops(n, risk, delta)
     for own, one in ((limits.net, net), (limits.run, run)):
         values = limits.at(own, sizes)
@@ -653,7 +653,7 @@ def test_a_promised_risk_holds_where_right_rows_sink_and_errors_rise():
 def test_errors_are_raised_to_where_a_threshold_may_find_them(share):
     rng = np.random.default_rng(3)
     confidence, correct = rng.normal(size=300).round(1), rng.random(300) < 0.7
-    rows = as_rows(confidence, correct)
+    rows = count_rows(confidence, correct)
     values, accepted, wrong = rows.with_errors_raised(share)
     for value, both, errors in zip(values, accepted, wrong, strict=True):
         low = value - share * max(abs(value), rows.scale)

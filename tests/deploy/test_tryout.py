@@ -16,7 +16,7 @@ import sirc
 from sirc.data import Preprocess
 from sirc.deploy.selective import LOWEST
 from sirc.deploy.tryout import is_own_name, make_app
-from sirc.deploy.tryout.look import histogram, in_words
+from sirc.deploy.tryout.look import histogram, rejection_words
 from support.tiny_selective import CLASSES, PREPROCESS, SPEC, calibrated, encoded, pixels
 from support.tryouts import COUNT, write_training
 
@@ -249,7 +249,7 @@ def test_without_rows_there_is_no_histogram():
     ],
 )
 def test_a_reason_is_told_in_words(reason, spec, words):
-    assert words in in_words(reason, 0.0, spec)
+    assert words in rejection_words(reason, 0.0, spec)
 
 
 def test_the_nearest_training_images_are_those_at_the_smallest_angle(near, guard, training):

@@ -1,5 +1,6 @@
 """The service watches itself: its monitor, the state that survives, the log of decisions, and the page about it."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -156,6 +157,18 @@ def test_the_state_of_another_graph_or_of_none_is_refused(model, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises((OSError, StoreError), match="folder"):
         Watch(model, tmp_path / "folder")
+
+
+def test_a_state_is_that_of_one_service_at_a_time(model, tmp_path):
+    path = tmp_path / "monitor.safetensors"
+
+    async def two() -> None:
+        async with Watch(model, path).running(None):
+            with pytest.raises(StoreError, match=r"must be the state of one service; another one that runs has it"):
+                Watch(model, path)
+
+    asyncio.run(two())
+    Watch(model, path)  # the first has ended
 
 
 def test_an_old_graph_serves_without_a_monitor_and_says_so(tmp_path):

@@ -67,9 +67,12 @@ def guard(
     val: Annotated[
         Path | None, Argument(metavar="VAL", help="The same, but not trained on: they set the threshold.")
     ] = None,
-    recall: Annotated[float, Option(help="Accept at least this share of what the model gets right.")] = 0.95,
+    recall: Annotated[
+        float | None, Option(help="Accept at least this share of what the model gets right. [0.95]")
+    ] = None,
+    risk: Annotated[float | None, Option(help="Or: at most this share of errors among accepted ID input.")] = None,
     delta: Annotated[float, Option(help="The promise holds with probability 1 − δ.")] = 0.05,
-    plain: Annotated[bool, Option("--plain", help="Only the estimate, without a promise.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Only the estimate, without a promise (not with --risk).")] = False,
     score: Annotated[str, Option(metavar="SPEC", help="The score.")] = "scod",
     head: Annotated[str | None, Option(metavar="LAYER", help="The last linear layer. Default: it is found.")] = None,
     classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the logits.")] = None,
@@ -98,19 +101,22 @@ def guard(
     from sirc.data import Source, class_names
     from sirc.deploy import guard as make
 
+    _refuse_plain_risk(plain, risk)
     for file in filter(None, (out, report)):
         refuse_existing(file, overwrite)
     names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())
     with on_device(device, quiet) as (where, progress):
         made = make(
-            model, train, val, recall=recall, delta=None if plain else delta, score=score, head=head, classes=names,
+            model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,
+            classes=names,
             preprocess={name: side for name, side in (("resize", resize), ("crop", crop)) if side} or None, path=path,
             batch_size=batch_size, workers=workers, device=where, on_error="skip" if on_error == "skip" else "stop",
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
-            made.save(out, overwrite=overwrite)
             result(str(made))
+            _require_feasible(made)
+            made.save(out, overwrite=overwrite)
             if report is not None:
                 result(str(made.report(report, overwrite=overwrite)))
             result(str(out))
@@ -167,8 +173,7 @@ def calibrate(
     target = target or ({"recall": 0.95} if alpha is None else {})
     if len(target) > 1:
         raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(target)}.")
-    if plain and risk is not None:
-        raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
+    _refuse_plain_risk(plain, risk)
     for name, value in {**target, "delta": delta}.items():
         if not 0 < value <= 1 or (name == "delta" and value == 1):
             raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
@@ -203,14 +208,22 @@ def calibrate(
             promise = {**target, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
             promise["ood"] = outside or _ood_outputs(study, chosen_run, model)
         selective.calibrate(data, rows=rows, **promise)
-    assert selective.threshold is not None
-    if selective.threshold.feasible:
-        selective.save(out, overwrite=overwrite)
     result(f"{spec}\n{selective.threshold}")
-    if not selective.threshold.feasible:
+    _require_feasible(selective)
+    selective.save(out, overwrite=overwrite)
+    result(str(out))
+
+
+def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
+    if plain and risk is not None:
+        raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
+
+
+def _require_feasible(classifier: SelectiveClassifier) -> None:
+    """End the command where no threshold keeps the promise."""
+    if classifier.threshold is None or not classifier.threshold.feasible:
         say("error: nothing was written, as no threshold keeps this promise; see the advice above")
         raise typer.Exit(1)
-    result(str(out))
 
 
 def predict(

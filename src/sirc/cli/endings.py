@@ -57,7 +57,7 @@ _WORDS: dict[str, dict[str, str]] = {
 # Arguments that errors name without a value.
 _NAMES = {
     "evaluate": {"test": "--id", "train": "--train", "val": "--val", "spill": "--spill"},
-    "guard": {"train": "TRAIN", "val": "VAL"},
+    "guard": {"train": "TRAIN", "val": "VAL"} | {name: f"--{name}" for name in ("recall", "risk", "resize", "crop")},
 }
 _SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
 

@@ -1,4 +1,4 @@
-"""Callables for batches of a distributed engine, such as Ray Data's `map_batches`: decisions, confidences."""
+"""Batches of a distributed engine, such as Ray Data: callables that decide or score."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sirc._utils.files import PathLike
 from sirc.data import DatasetReader, Preprocess, printable, read_image
-from sirc.deploy.predict import COLUMNS, Decider, Rows
+from sirc.deploy.predict import COLUMNS, Decider, DecisionRows
 from sirc.deploy.selective import SelectiveClassifier
 from sirc.errors import ImageError
 from sirc.outputs import Outputs
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Batch: TypeAlias = Mapping[str, Any]
-"""Columns by name: arrays, or those of a data frame."""
+"""Columns by name: a dict of arrays, or a data frame."""
 _TEXTS = ("class", "reason", "error")
 
 
 class DecideImages:
-    """Decides about batches of encoded images; other columns stay, and those of `sirc predict` follow.
+    """Decides about batches of encoded images; keeps the other columns and adds those of `sirc predict`.
 
     ```python
     photos = ray.data.read_binary_files("photos", include_paths=True)
     photos.map_batches(DecideImages("model.onnx"), batch_size=64).write_parquet("decisions")
     ```
 
-    `classifier` is the path of an exported graph, which every machine must have, a function that loads a calibrated
-    classifier, or a calibrated classifier. `column` holds the bytes of image files, or dicts with these as `bytes`; of
-    several columns a row has its image in any. An image that cannot be read has its error, and is not accepted.
-    `keep` names the columns that stay, by default all but those of the images.
+    `classifier` is a calibrated classifier, a function that loads one, or the path of an exported graph, which must be
+    on every machine. `column` holds the bytes of image files, or dicts with these as `bytes`; with several columns, a
+    row has its image in any of them. An image that cannot be read gets an error and is not accepted. `keep` names the
+    columns to keep, by default all but those of the images.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class DecideImages:
 
     @cached_property
     def _decider(self) -> Decider:
-        # Loaded with the first batch: this object goes to other machines before.
+        # Loaded with the first batch: before that, this object is sent to other machines.
         made = self.classifier
         if callable(made) and not isinstance(made, SelectiveClassifier):
             made = made()
         return Decider(made, self.preprocess, batch_size=1 << 30, threads=torch.get_num_threads())
 
     def __call__(self, batch: Batch) -> pd.DataFrame:
-        """The decisions about one batch, which the network sees at once."""
+        """Decide about one batch, all of it in one forward pass."""
         import pandas as pd
 
         there = [name for name in self.columns if name in batch]
@@ -78,7 +78,7 @@ class DecideImages:
             )
         names = next((list(batch[name]) for name in ("path", "__key__") if name in batch), None)
         images = _Images([*zip(*(batch[name] for name in there), strict=True)], names, self._decider)
-        rows: Rows = {}
+        rows: DecisionRows = {}
         for reading in DatasetReader(images, self._decider.batch_size).read([range(len(images))]):
             rows |= self._decider.rows(reading)
         decisions = self._decider.table(rows).astype(dict.fromkeys(_TEXTS, "string"))  # even where all are missing
@@ -88,7 +88,7 @@ class DecideImages:
 
 @final
 class _Images(Dataset[Tensor]):
-    """Encoded images, each in one of some cells, as the network takes them."""
+    """Encoded images, each in one of the cells of its row, prepared for the network."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]], names: Sequence[object] | None, decider: Decider) -> None:
         self._rows, self._names, self._decider = rows, names, decider
@@ -110,8 +110,8 @@ class _Images(Dataset[Tensor]):
 class ScoreOutputs:
     """Scores batches of outputs: columns `logits` and, where scores need them, `features`.
 
-    The other columns stay, and `prediction` and one for each score follow. `scorer` is a `Scorer`, or the path of one,
-    which every machine must have.
+    It keeps the other columns and adds `prediction` and one column for each score. `scorer` is a `Scorer`, or the path
+    of one, which must be on every machine.
     """
 
     def __init__(self, scorer: Scorer | PathLike) -> None:

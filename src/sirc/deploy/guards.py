@@ -1,28 +1,29 @@
-"""Guards: one call from a trained model to a classifier that says "I don't know", and what it promises in words."""
+"""Guards: from a trained model to a classifier that says "I don't know", in one call."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from sirc._utils.checks import check_device, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
-from sirc.data import ImageSet, Preprocess, image_folder, printable, reader_of
+from sirc.data import ImageSet, Preprocess, printable
 from sirc.deploy.saved import SAMPLE, calibration_sample
-from sirc.deploy.selective import SelectiveClassifier, names_of, refuse_compiled
+from sirc.deploy.selective import TRIED, SelectiveClassifier, names_of, refuse_compiled, watched
+from sirc.deploy.sources import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.threshold import at_recall
+from sirc.deploy.threshold.risk_test import require_rows
 from sirc.errors import DataWarning, OnError, StoreError
 from sirc.extraction import extract, known_weights
 from sirc.models import (
@@ -37,25 +38,26 @@ from sirc.models import (
     rows_of,
     unwrap,
 )
-from sirc.outputs import STORE_FILE, Head, Outputs, OutputStore, Overwrite, warn_of_labels
+from sirc.outputs import Head, Outputs, OutputStore, Overwrite, warn_of_labels
 from sirc.progress import Progress, as_progress
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
-Source: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | Outputs | OutputStore
-"""A folder of images, a dataset, a loader, or outputs: in memory, in a file, or in a store."""
-Rows: TypeAlias = Outputs | OutputStore
-_HELD_OUT, _MOST_HELD_OUT, _SEED = 0.2, 10_000, 0  # of the training rows, where there is no validation data
-_BATCH = 8192  # stored rows that are read at a time
-_EXAMPLE = 16  # inputs of an example batch
+_HELD_OUT, _MOST_HELD_OUT, _SEED = (
+    0.2,
+    10_000,
+    0,
+)  # the share and number of training rows that stand in for missing validation data
+_BATCH = 8192  # stored rows read at a time
 _NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
 def guard(
     model: nn.Module | str | Sequence[nn.Module],
-    train: Source,
-    val: Source | None = None,
+    train: Data,
+    val: Data | None = None,
     *,
-    recall: float = 0.95,
+    recall: float | None = None,
+    risk: float | None = None,
     delta: float | None = 0.05,
     score: str = "scod",
     head: Head | str | None = None,
@@ -69,39 +71,45 @@ def guard(
     overwrite: Overwrite = False,
     progress: Progress | bool | None = None,
 ) -> SelectiveClassifier:
-    """Make a trained model say "I don't know": fit a score on `train`, set its threshold on `val`, say what that means.
+    """Make a trained model say "I don't know": fit a score on `train` and set its threshold on `val`.
 
-    ```python
-    guard = sirc.guard(model, "data/train", "data/val")
-    label, confidence, accepted, logits = guard(images)
-    ```
+    The guard accepts at least `recall` of the inputs to come that the model gets right, with probability 1 − `delta`
+    over the draw of `val`; with `delta=None` it does so on `val`. `print(guard)` says what was done, what it promises
+    and what it cannot promise; so does the progress, where that is shown. `guard.report(path)` writes a page,
+    `guard.save(path)` a file that `sirc.load_guard` reads.
 
-    It accepts at least `recall` of the inputs to come that the model gets right, with probability 1 − `delta` over the
-    draw of `val`; with `delta=None` it does so on `val`. `print(guard)` says what was done, what it promises and what
-    it cannot; so does the progress, where that is shown. `guard.report(path)` writes a page, `guard.save(path)` a file
-    that `sirc.load_guard` reads.
+    Example:
+        >>> import sirc, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model, images = torch.nn.Linear(4, 3), torch.randn(900, 4)
+        >>> train, val = ([(some, model(some).argmax(1))] for some in images.split(450))
+        >>> guard = sirc.guard(model, train, val, score="msp", progress=False)
+        >>> label, confidence, accepted, logits = guard(images)
+        >>> guard.threshold.bounds, bool(accepted.double().mean() > 0.9)
+        ({'recall': 0.95}, True)
 
     Args:
         model: a classifier, or its name as `sirc.models.named` takes it; or a list of classifiers, which become one
-            `sirc.models.Ensemble`. It runs where it is, and stays in evaluation mode.
-        train: labelled ID data, that the model was trained on or is like it: a folder with one folder for each class, a
-            dataset or a loader with the preprocessing of test time, outputs, or the path of outputs or of a store.
-        val: the same of labelled ID data that the model was not trained on. Without it a fifth of each class of `train`
-            (10,000 rows at most) sets the threshold; the model knows these rows, so that nothing is promised.
-        recall: the share of what the model gets right that is to be accepted.
+            `sirc.models.Ensemble`. It runs on the device it is on, and stays in evaluation mode.
+        train: labelled ID data that the model was trained on, or data like it: a folder with one folder for each class,
+            a dataset or a loader with the preprocessing of test time, outputs, or the path of outputs or of a store.
+        val: labelled ID data, of the same kinds, that the model was not trained on. Without it a fifth of each class of
+            `train` (10,000 rows at most) sets the threshold; the model knows these rows, so nothing is promised.
+        recall: accept at least this share of what the model gets right; 0.95 if neither this nor `risk` is given.
+        risk: or accept as much as possible with at most this share of errors among the ID inputs accepted.
         delta: the probability that the promise fails, or None to make none.
         score: the spec of the score.
-        head: the final linear layer, or its name (in an ensemble, that in each member); found if not given.
+        head: the final linear layer, or its name (in an ensemble, its name in each member); found if not given.
         classes: the class folders in the order of the model's outputs; by default sorted by name.
-        preprocess: how images of folders are prepared; by default as a model of timm, or a named one, was published. A
-            dict has what is different: `{"resize": 72, "crop": 64}`.
-        path: a folder for outputs of the model. An interrupted call goes on from there, and memory does not grow with
+        preprocess: how images of folders are prepared; by default as a timm model, or a named one, was published. A
+            dict holds what differs from that: `{"resize": 72, "crop": 64}`.
+        path: a folder for the model's outputs. An interrupted call goes on from there, and memory does not grow with
             `train`; without it all outputs are in memory.
-        batch_size: images that the model sees at once, for folders and datasets.
+        batch_size: how many images of a folder or dataset the model sees at once.
         workers: processes that read images.
         device: where to move the model first.
         on_error: "stop" at an image that cannot be read, or "skip" it.
-        overwrite: delete what another call left in `path`.
+        overwrite: delete what an earlier call left in `path`.
         progress: whether to show bars and, at the end, the summary; by default at a terminal and in a notebook.
     """
     model = _together(model)
@@ -109,24 +117,26 @@ def guard(
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
+    recall = checked_recall(recall, risk, delta, val)
     show, needs_features = as_progress(progress), reads_features([parse(score)])
     if Needs.of([score]).val:
         raise ValueError(
-            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another, "
-            "or fit it, `sirc.fit`, on others, and give it to a `sirc.SelectiveClassifier`"
+            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another "
+            "score, or fit this one on other rows, `sirc.fit(…)`, for a `sirc.SelectiveClassifier`"
         )
     names = names_of(classes)
-    if delta is not None and all(isinstance(one, str | Path) for one in (train, val)) and _same(train, val):
+    paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
+    if delta is not None and len(paths) == 1 and None not in paths:
         raise ValueError(
             f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
-            "images, or none, or `delta=None` for an estimate alone"
+            "images, or no `val`, or `delta=None` for an estimate without a promise"
         )
-    data = [_opened(source, names) for source in (train, val)]
+    data = [opened(source, names) for source in (train, val)]
     if names is None and isinstance(data[0], ImageSet) and data[0].classes:
         names = list(data[0].classes)
     if names is not None:
         data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
-    check_enough(data[1], recall, delta)
+    check_enough(data[1], recall, risk, delta)
     known: Preprocess | None = None
     if isinstance(model, str):
         model, known = _named(model, names)
@@ -139,34 +149,35 @@ def guard(
             f"a score of an ensemble must do without the head, as no one layer makes its logits; {which} needs it. "
             "Take `scod`, or S2 scores such as `mahalanobis_pp`, `knn` and `l1`"
         )
-    if any(map(_is_plain, data)) or preprocess is not None:
+    if any(map(is_unprepared, data)) or preprocess is not None:
         preprocess = _preparation(network, known, preprocess)
         transform = preprocess.test()
-        data = [one.with_transform(transform) if _is_plain(one) else one for one in data]
-    example = next((batch for one in reversed(data) if (batch := first_images(one)) is not None), None)
-    if example is not None:
-        few = rows_of(example, slice(2))
-        _check_classes(names, _try_model(network, few))
-        if needs_features and not isinstance(head, Head):
-            head = _find_head(network, few, head)
+        data = [one.with_transform(transform) if is_unprepared(one) else one for one in data]
+
+    def example(count: int) -> object:
+        return next((batch for one in reversed(data) if (batch := first_images(one, count)) is not None), None)
+
+    if (few := example(4)) is not None:
+        head = _first_run(network, rows_of(few, slice(2)), head, names, find=bool(needs_features))
     run = partial(extract, network, features=bool(needs_features), batch_size=batch_size, workers=workers)
     run = partial(run, on_error=on_error, overwrite=overwrite, progress=show)
     with known_weights(network) as weights:
 
-        def as_rows(name: str, one: Any) -> Rows:
+        def outputs_of(name: str, one: Any) -> KnownOutputs:
             if isinstance(one, OutputStore):
                 one.check_model(weights)
-            if isinstance(one, Rows):
+            if isinstance(one, KnownOutputs):
                 return one
-            made: Rows = run(one, None if path is None else Path(path, name), head=head, name=name)
+            made: KnownOutputs = run(one, None if path is None else Path(path, name), head=head, name=name)
             return made
 
-        validation = None if val is None else as_rows("val", data[1])
+        with watched(network) as seen:
+            validation = None if val is None else outputs_of("val", data[1])
         _require_labels("val", validation)
         if validation is not None:  # before the model runs on all of `train`
-            _check_validation(validation, names, recall, delta)
-        training = as_rows("train", data[0])
-    fitted: Rows | _Kept = training
+            _check_validation(validation, names, recall, risk, delta)
+        training = outputs_of("train", data[0])
+    fitted: KnownOutputs | _Kept = training
     if validation is None:
         validation, fitted = _split(training)
         warn(
@@ -174,24 +185,19 @@ def guard(
             "model was trained on them, and is surer of them than of new inputs: of those it will accept fewer than "
             "these figures say, and nothing is promised. Pass labelled data that it was not trained on as `val`"
         )
-        _check_validation(validation, names, recall, None)
+        _check_validation(validation, names, recall, None, None)
     rows = validation.load() if isinstance(validation, OutputStore) else validation
-    if (
-        needs_features
-        and rows.features is not None
-        and not isinstance(head, Head)
-        and not isinstance(network, Ensemble)
-    ):
+    if needs_features and rows.features is not None and not ensemble and not isinstance(head, Head):
         head = head_of(network, rows, name=head)
     place = next(network.parameters(), rows.logits).device
     with warnings.catch_warnings():
-        if ensemble:  # a remark says so
-            warnings.filterwarnings(
-                "ignore", "`scod` does with fewer witnesses: `residual`, `vim`: `head`", DataWarning
-            )
+        if ensemble:  # a remark says the same
+            told = "`scod` does with fewer witnesses: `residual`, `vim`: `head`"
+            warnings.filterwarnings("ignore", told, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
-    made.calibrate(validation, images=example, recall=recall, delta=None if val is None else delta)
+    tried = seen[0] if seen else example(TRIED)
+    made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
     about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
     made.remarks = tuple(filter(None, about))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
@@ -204,6 +210,15 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
 
     `path` is a file, or the address of a guard on the Hub: `hf://owner/name`, or `hf://owner/name@revision`. The guard
     of an ensemble is read with the list of its members, in the same order.
+
+    Example:
+        >>> import sirc, tempfile, torch
+        >>> path = f"{tempfile.mkdtemp()}/guard.safetensors"
+        >>> model, images = torch.nn.Linear(4, 3), torch.randn(200, 4)
+        >>> val = [(images, model(images).argmax(1))]
+        >>> sirc.guard(model, val, val, score="msp", progress=False).save(path)
+        >>> sirc.load_guard(path, model).spec
+        'msp'
     """
     model = _together(model)
     if isinstance(model, str):
@@ -213,13 +228,25 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
     return SelectiveClassifier.load(path, model)
 
 
+def checked_recall(recall: float | None, risk: float | None, delta: float | None, val: object) -> float | None:
+    """The recall to promise, 0.95 by default; None where a risk is asked for instead, and can be promised."""
+    if risk is None:
+        return 0.95 if recall is None else recall
+    if recall is not None:
+        raise ValueError(f"give `recall` or `risk`, not both; got recall={recall:g} and risk={risk:g}")
+    if delta is None or val is None:
+        missing, way = ("`delta`", "Pass 0.05, say") if delta is None else ("`val`", "Pass labelled data that is new")
+        raise ValueError(f"`risk` is a promise about new inputs, which needs {missing}; got None. {way}")
+    return None
+
+
 def _together(model: nn.Module | str | Sequence[nn.Module]) -> nn.Module | str:
-    """Several models as one; all else as it is."""
+    """Join several models into one; leave everything else as it is."""
     return Ensemble(model) if isinstance(model, list | tuple) else model  # type: ignore[return-value]
 
 
 def in_words(guard: SelectiveClassifier) -> str:
-    """What was done, what it promises and what it cannot promise, in about five lines."""
+    """Say in about five lines what was done, what is promised and what cannot be promised."""
     threshold, scorer, name = guard._check_threshold(), guard.scorer, type(guard.model).__name__
     fitted = f", fitted on {scorer.fitted_rows:,} training rows" if scorer.fitted_rows else ""
     reads = guard.scoring.needs_features and guard.head_name
@@ -249,16 +276,6 @@ def in_words(guard: SelectiveClassifier) -> str:
     return "\n".join(map(printable, lines))  # the names of classes may hold anything
 
 
-def _opened(source: Any, classes: Sequence[str] | None) -> Any:
-    """A path as images, a store or outputs; all else as it is."""
-    if not isinstance(source, str | Path):
-        return source
-    place = Path(source)
-    if (place / STORE_FILE).exists():
-        return OutputStore(place)
-    return Outputs.load(place) if place.is_file() else image_folder(place, classes=classes)
-
-
 def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preprocess | None]:
     try:
         return named(text, None if names is None else len(names))
@@ -267,19 +284,15 @@ def _named(text: str, names: Sequence[str] | None) -> tuple[nn.Module, Preproces
         raise StoreError(re.sub(r"pass `num_classes=\d+`", counted, str(error))) from error
 
 
-def _is_plain(source: object) -> bool:
-    return isinstance(source, ImageSet) and source.transform is None
-
-
 def _preparation(
     model: nn.Module, known: Preprocess | None, given: Preprocess | Mapping[str, Any] | None
 ) -> Preprocess:
-    """How images are prepared: as given, or as published with what is given to be different."""
+    """How images are prepared: as given, or as published but for the given differences."""
     if isinstance(given, Preprocess):
         return given
     try:
         known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
-        return replace(known, **(given or {}))
+        made = replace(known, **(given or {}))
     except TypeError as error:
         raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     except ValueError as error:
@@ -287,13 +300,25 @@ def _preparation(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         ) from error
+    if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
+        raise ValueError(
+            f"`crop` must be at most `resize`, as a larger crop has black edges; got {made.crop} and {made.resize}. "
+            "Give both, or a `sirc.data.Preprocess` where the model was trained with such edges"
+        )
+    return made
 
 
-def _try_model(model: nn.Module, few: object) -> int:
-    """The number of outputs of a model that takes these inputs; one that does not is refused."""
+def _first_run(
+    model: nn.Module, few: object, head: Head | str | None, names: Sequence[str] | None, *, find: bool
+) -> Head | str | None:
+    """Refuse a model that does not take these inputs, or has not one output for each class; find its head if asked."""
     try:
-        with evaluating(model):
-            return model_logits(call_model(model, few)).shape[1]
+        found = _find_head(model, few, head) if find and not isinstance(head, Head) else None
+        if isinstance(found, Head):  # by a run
+            outputs = len(found.weight)
+        else:
+            with evaluating(model):
+                outputs = model_logits(call_model(model, few)).shape[1]
     except torch.cuda.OutOfMemoryError:
         raise
     except (RuntimeError, AssertionError) as error:  # as layers and timm's networks say that sizes do not fit
@@ -303,6 +328,8 @@ def _try_model(model: nn.Module, few: object) -> int:
             f"the model must take the images as they are prepared; {type(model).__name__} fails on some{shape} "
             f"({shorten(first_line(error), 200)}). Prepare them as for its training, `preprocess=…`."
         ) from error
+    _check_classes(names, outputs)
+    return head if found is None else found
 
 
 def _find_head(model: nn.Module, example: object, name: str | None) -> Head | str:
@@ -312,40 +339,35 @@ def _find_head(model: nn.Module, example: object, name: str | None) -> Head | st
         raise ValueError(f'{error} Or take a score that needs no features, `score="msp"`.') from error
 
 
-def check_enough(val: Any, recall: float, delta: float | None) -> None:
-    """Refuse what is too little validation data even if all of it were predicted right, before hours are spent."""
-    size = _size(val)
-    at_recall(np.arange(size or 1), np.ones(size or 1, dtype=bool), recall, delta=delta if size else None)
+def check_enough(val: Any, recall: float | None, risk: float | None, delta: float | None) -> None:
+    """Refuse too little validation data, even if all predictions were right, before hours are spent."""
+    _require_rows(size_of(val), recall, risk, delta)
 
 
-def _size(source: Any) -> int:
-    """The number of rows; 0 where it is not known."""
-    known = source if isinstance(source, Rows) else reader_of(source, batch_size=1, workers=0)
-    return 0 if known is None else len(known)
-
-
-def first_images(source: Any) -> object:
-    """A few inputs of what has any; None where reading them would use them up."""
-    if source is None or isinstance(source, Rows | Iterator | Mapping) or hasattr(source, "__array__"):
-        return None  # `extract` refuses a single batch in words
-    reader = reader_of(source, batch_size=_EXAMPLE, workers=0)
-    if reader is None:
-        return rows_of(next(iter(source), None), slice(_EXAMPLE)) if isinstance(source, Iterable) else None
-    spans = [range(start, min(start + _EXAMPLE, len(reader))) for start in range(0, len(reader), _EXAMPLE)]
-    return next((got.batch for span in spans for got in reader.read([span], workers=0) if got.batch is not None), None)
+def _require_rows(count: int, recall: float | None, risk: float | None, delta: float | None) -> None:
+    """Refuse a promise that this many rows cannot support: right ones for a recall, any for a risk; 0 is not known."""
+    if risk is not None and delta is not None:
+        require_rows(count or None, risk, delta)
+    elif recall is not None:
+        at_recall(np.arange(count or 1), np.ones(count or 1, dtype=bool), recall, delta=delta if count else None)
 
 
 def _check_classes(names: Sequence[str] | None, outputs: int) -> None:
     if names is not None and len(names) != outputs:
         raise ValueError(
             f"the model must have one output for each class; it has {outputs}, and there are {len(names)} classes: "
-            f"{shorten(', '.join(names))}. Pass `classes=…`, the names of the folders in the order of the outputs, and "
-            "of those that have none"
+            f"{shorten(', '.join(names))}. Pass `classes=…`, a name for each output in order: its folder's or any other"
         )
 
 
-def _check_validation(validation: Rows, names: Sequence[str] | None, recall: float, delta: float | None) -> None:
-    """Require classes that fit and right predictions enough for the promise; warn of labels in another order."""
+def _check_validation(
+    validation: KnownOutputs,
+    names: Sequence[str] | None,
+    recall: float | None,
+    risk: float | None,
+    delta: float | None,
+) -> None:
+    """Require classes that fit and enough rows for the promise; warn of labels in another order."""
     rows = validation.load() if isinstance(validation, OutputStore) else validation
     assert rows.labels is not None
     _check_classes(names, rows.num_classes)
@@ -356,14 +378,10 @@ def _check_validation(validation: Rows, names: Sequence[str] | None, recall: flo
             f"the model must get some of the validation rows right; of {len(rows):,} it gets none. Is it trained, and "
             "are its classes in the order of the labels? Pass `classes=…`"
         )
-    at_recall(np.arange(right), np.ones(right, dtype=bool), recall, delta=delta)
+    _require_rows(right if risk is None else len(rows), recall, risk, delta)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
-
-
-def _require_labels(name: str, rows: Rows | None) -> None:
+def _require_labels(name: str, rows: KnownOutputs | None) -> None:
     if rows is not None and not (rows.has_labels if isinstance(rows, OutputStore) else rows.labels is not None):
         raise ValueError(f"`{name}` must have labels, to know which predictions are right; it has none")
 
@@ -371,9 +389,9 @@ def _require_labels(name: str, rows: Rows | None) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """Some rows of others, read a batch at a time, as often as need be."""
+    """A selection of rows, read a batch at a time, as often as needed."""
 
-    rows: Rows
+    rows: KnownOutputs
     kept: Tensor
 
     def __len__(self) -> int:
@@ -388,8 +406,8 @@ class _Kept:
                 yield batch[part]
 
 
-def _split(rows: Rows) -> tuple[Outputs, _Kept]:
-    """Hold out the same share of each class, chosen at random; also the rows that stay."""
+def _split(rows: KnownOutputs) -> tuple[Outputs, _Kept]:
+    """Hold out the same share of each class, chosen at random; return the rows held out and the rest."""
     _require_labels("train", rows)
     labels = np.concatenate([batch.labels.numpy() for batch in rows.batches(_BATCH) if batch.labels is not None])
     share = min(_HELD_OUT, _MOST_HELD_OUT / len(labels))
@@ -408,7 +426,7 @@ def _split(rows: Rows) -> tuple[Outputs, _Kept]:
 
 
 def _members(network: nn.Module) -> str:
-    """What becomes of the features of an ensemble, in a line."""
+    """One line about the features of an ensemble; nothing for other networks."""
     if not isinstance(network, Ensemble):
         return ""
     return (
@@ -418,7 +436,7 @@ def _members(network: nn.Module) -> str:
 
 
 def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
-    """For which S2 of the score SIRC's premise is seen to hold, in a line; nothing for a score that has none."""
+    """One line that says for which S2 scores SIRC's premise holds; nothing for a score without S2."""
     from sirc.evaluation.premise import check_assumptions
 
     spec, fitted = scorer.parsed(score), scorer.parameters.get(score, {})
@@ -439,7 +457,7 @@ def _premise(scorer: Scorer, score: str, rows: Outputs) -> str:
 
 
 def _cost(val: object, rows: Outputs, names: Sequence[str] | None) -> str:
-    """What the validation rows lack, in a line."""
+    """One line about what the validation rows lack; nothing if they lack nothing."""
     assert rows.labels is not None
     if val is None:
         return "The threshold was set on training rows that were held out: the model knows them, and is surer of them."

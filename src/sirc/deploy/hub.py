@@ -1,4 +1,4 @@
-"""Guards on the Hugging Face Hub: pushed with a card that says what they promise, and fetched by their address."""
+"""Guards on the Hugging Face Hub: pushed with a card, fetched by their address."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _LOG_IN = "Log in with `hf auth login`, or set `HF_TOKEN`"
 
 
 def local_path(path: PathLike) -> Path:
-    """The path of a saved guard on this machine; that of `hf://owner/name` or `hf://owner/name@revision` is fetched.
+    """The path of a saved guard on this machine; `hf://owner/name` or `hf://owner/name@revision` is fetched first.
 
-    Only the file `guard.safetensors` is, which is data; it is kept in the Hub's cache, and used from there offline.
+    Only the file `guard.safetensors` is fetched: data, no code. The Hub's cache keeps it for use offline.
     """
     text = check_path("path", path).as_posix()  # of two slashes a path keeps one
     if not text.startswith("hf:/"):
@@ -51,7 +51,7 @@ def local_path(path: PathLike) -> Path:
 def push(
     guard: SelectiveClassifier, repo_id: str, *, onnx: PathLike | None, network: str | None, private: bool | None
 ) -> str:
-    """Push a guard and its card in one commit, and give the address of that commit."""
+    """Push a guard and its card in one commit; return the address of that commit."""
     check_type("repo_id", repo_id, str, "the name of a repository, `owner/name`")
     if not re.fullmatch(rf"{_REPO}|[\w.-]+", repo_id):
         raise ValueError(f"`repo_id` must be `owner/name`, or the name alone of one of yours; got {shorten(repo_id)!r}")
@@ -78,7 +78,7 @@ def push(
 
 
 def card(guard: SelectiveClassifier, repo_id: str, *, network: str | None, graph: bool) -> bytes:
-    """What a stranger reads first, in Markdown: how to load the guard, what it does, promises and cannot promise."""
+    """The card in Markdown: how to load the guard, what it does, promises and cannot promise."""
     from sirc.models import fingerprint
 
     done, accepts, promise, *remarks, cannot = html.escape(str(guard), quote=False).splitlines()
@@ -140,13 +140,13 @@ def _check_graph(guard: SelectiveClassifier, path: PathLike) -> None:
 
 
 def _card_name(api: HfApi, repo_id: str) -> str:
-    """The card's file: a README.md that someone else wrote, for a model that lies there too, stays."""
+    """The name of the card's file: README.md, unless someone else wrote one there, which stays."""
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         there = Path(api.hf_hub_download(repo_id, _CARD)).read_text(encoding="utf-8", errors="replace")
     except EntryNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError):  # not there either, but the Hub did not answer
+        if isinstance(error, LocalEntryNotFoundError):  # the Hub did not answer, so that nobody knows
             raise
         return _CARD
     return _CARD if _SIGNED in there else _OTHER_CARD
@@ -164,7 +164,7 @@ def _api() -> HfApi:
 
 @contextmanager
 def _in_words(repo_id: str, revision: str | None = None) -> Iterator[None]:
-    """Say what the Hub's errors mean, and the way out."""
+    """Turn the Hub's errors into ours, with the way out."""
     from huggingface_hub import errors
 
     # The HTTP client below differs between versions of huggingface_hub, and so do the errors of a lost connection.
@@ -173,7 +173,7 @@ def _in_words(repo_id: str, revision: str | None = None) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise PermissionError(
-            f"'{repo_id}' is read by those whom its owner lets: ask on its page. {_LOG_IN}"
+            f"'{repo_id}' is open only to those whom its owner admits: ask on its page. {_LOG_IN}"
         ) from error
     except errors.RepositoryNotFoundError as error:
         text = f"there is no model '{repo_id}' on the Hub, or it is private. Check the name. {_LOG_IN}, if it is yours"

@@ -1,4 +1,4 @@
-"""A callback for Lightning: figures of a score in each validation, and a guard at the end of the training."""
+"""A Lightning callback: logs a score's metrics in each validation and leaves a guard at the end."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from sirc._utils.files import PathLike, refuse_existing
 from sirc._utils.imports import missing_package
 from sirc._utils.text import first_line
 from sirc._utils.warn import warn
-from sirc.deploy.guards import check_enough, first_images, guard
+from sirc.deploy.guards import check_enough, checked_recall, guard
 from sirc.deploy.selective import SelectiveClassifier
+from sirc.deploy.sources import first_images
 from sirc.evaluation import evaluate
 from sirc.extraction import extract
 from sirc.models import features_at, rows_of, unwrap
 from sirc.outputs import Head
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
-Data: TypeAlias = Dataset[Any] | Iterable[object]
+Batches: TypeAlias = Dataset[Any] | Iterable[object]
 _LOGGED = ("auroc", "aurr")
 
 
 def _callback() -> Any:
-    """The class of Lightning's callbacks, from the one of its two packages that is imported already."""
+    """Lightning's class `Callback`, preferably from the package that is imported already: there are two."""
     for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -45,37 +46,37 @@ _Callback: Any = _callback()
 
 @final
 class GuardCallback(_Callback):  # type: ignore[misc]
-    """Logs in each validation how well a score tells what the network gets right, and leaves a guard at the end.
+    """Logs in each validation how well a score separates right from wrong and OOD, and leaves a guard at the end.
 
     ```python
     trainer = Trainer(callbacks=[GuardCallback(train, val, ood={"other": other}, path="guard.safetensors")])
     ```
 
     It logs `sirc/auroc/NEGATIVE` and `sirc/aurr/NEGATIVE`, where NEGATIVE is `wrong`, the name of an OOD set, or `OOD
-    mean`, as in `sirc.evaluate`. For that the network runs over all of this data in each validation, over `train` only
-    where the score learns from it: `score="msp"` does not. The guard is of the weights at the end.
+    mean`, as in `sirc.evaluate`. To do so, the network runs over `val` and `ood` in each validation, and over `train`
+    if the score learns from it; `score="msp"` does not. The guard is made with the last weights.
 
     Args:
         train: labelled ID data with the preprocessing of test time: a dataset, or a loader that does not shuffle.
-        val: the same of data that the network is not trained on.
-        ood: sets of data of no class, by name.
-        path: the file of the guard.
+        val: the same, of data that the network is not trained on.
+        ood: OOD sets, by name.
+        path: the file to write the guard to.
         score: the spec of the score.
         recall: as in `sirc.guard`.
         delta: as in `sirc.guard`.
         overwrite: replace the file of an earlier guard.
-        options: what else `sirc.guard` takes.
+        options: further arguments of `sirc.guard`.
     """
 
     def __init__(
         self,
-        train: Data,
-        val: Data,
+        train: Batches,
+        val: Batches,
         *,
-        ood: Mapping[str, Data] | None = None,
+        ood: Mapping[str, Batches] | None = None,
         path: PathLike = "guard.safetensors",
         score: str = "scod",
-        recall: float = 0.95,
+        recall: float | None = None,
         delta: float | None = 0.05,
         overwrite: bool = False,
         **options: Any,
@@ -93,13 +94,14 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         self._options = {"recall": recall, "delta": delta, **options}
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Refuse before the training what would fail after it."""
+        """Refuse before training what would fail after it."""
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
-            check_enough(self._val, self._options["recall"], self._options["delta"])
+            recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
+            check_enough(self._val, checked_recall(recall, risk, delta, self._val), risk, delta)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the figures; of a network that gets nothing right yet, or gives no finite numbers, a warning."""
+        """Log the metrics; warn if the network gets nothing right yet, or gives numbers that are not finite."""
         if trainer.sanity_checking:
             return
         try:
@@ -110,10 +112,10 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         pl_module.log_dict(figures, sync_dist=trainer.world_size > 1)
 
     def figures(self, model: nn.Module) -> dict[str, float]:
-        """The figures of the network as it is, by the name that they are logged under."""
+        """The metrics of the network as it is now, by the name they are logged under."""
         network, features, head = unwrap(model), bool(reads_features([self._spec])), self._options.get("head")
         if features and not isinstance(head, Head):
-            head = features_at(network, rows_of(first_images(self._val), slice(2)), name=head)
+            head = features_at(network, rows_of(first_images(self._val, 4), slice(2)), name=head)
         reading = {key: self._options[key] for key in ("batch_size", "workers", "on_error") if key in self._options}
         run = partial(extract, network, head=head, features=features, progress=False, **reading)
         scorer = Scorer(self._score)

@@ -1,4 +1,4 @@
-"""An exported graph as an MLflow model: images or arrays in, a table of decisions out, and nothing is pickled."""
+"""MLflow models of exported graphs: images or arrays in, a table of decisions out, no pickle."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _AT_ONCE = 64  # images that the network sees
 
 
 def save_model(graph: PathLike, path: PathLike, **options: Any) -> None:
-    """Write a graph of `export_onnx` as an MLflow model into a new folder; `mlflow.pyfunc.load_model` reads it.
+    """Write a graph of `export_onnx` as an MLflow model into a new folder, for `mlflow.pyfunc.load_model`.
 
-    A graph that knows how its images are prepared takes a table with their files in the column `bytes`, and gives the
-    columns of `sirc predict`. Any other takes what its network took, an array or a dict of them. The signature says
-    which, the metadata what the threshold promises. `options` go to `mlflow.pyfunc.save_model`.
+    If the graph knows how images are prepared, the model takes a table with image files in the column `bytes` and gives
+    the columns of `sirc predict`. Otherwise it takes what the network took, an array or a dict of arrays. The signature
+    says which, and the metadata say what the threshold promises. `options` go to `mlflow.pyfunc.save_model`.
     """
     with _known_signature() as pyfunc:
         pyfunc.save_model(path=Path(path), **_described(graph, **options))
 
 
 def log_model(graph: PathLike, name: str = "model", **options: Any) -> ModelInfo:
-    """Log a graph as `save_model` writes it in the current run; `options` go to `mlflow.pyfunc.log_model`.
+    """Log a graph in the current run, as `save_model` writes it; `options` go to `mlflow.pyfunc.log_model`.
 
-    With `registered_model_name="flowers"` it is registered too.
+    `registered_model_name="flowers"` registers it too.
     """
     with _known_signature() as pyfunc:
         made: ModelInfo = pyfunc.log_model(name=name, **_described(graph, **options))
@@ -46,7 +46,7 @@ def log_model(graph: PathLike, name: str = "model", **options: Any) -> ModelInfo
 
 
 def load_model(uri: str) -> OnnxGraph:
-    """Read the graph itself, with its `threshold` and `classes`, from where MLflow keeps it."""
+    """Load the graph itself, with its `threshold` and `classes`, from where MLflow keeps it."""
     _pyfunc()
     from mlflow.artifacts import download_artifacts
     from mlflow.models import Model
@@ -55,14 +55,14 @@ def load_model(uri: str) -> OnnxGraph:
     return OnnxGraph(folder / Model.load(folder).flavors["python_function"]["data"])
 
 
-def _load_pyfunc(path: str) -> _Images | _Arrays:
-    """What MLflow calls to load the model."""
+def _load_pyfunc(path: str) -> _ImageModel | _ArrayModel:
+    """Load the model; MLflow calls this by name."""
     graph = OnnxGraph(path)
-    return _Images(path) if graph.takes_images else _Arrays(graph)
+    return _ImageModel(path) if graph.takes_images else _ArrayModel(graph)
 
 
 @final
-class _Images:
+class _ImageModel:
     """Decisions about the files of images, with the method that MLflow calls."""
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class _Images:
 
 
 @final
-class _Arrays:
+class _ArrayModel:
     """Decisions about what the network takes, with the method that MLflow calls."""
 
     def __init__(self, graph: OnnxGraph) -> None:
@@ -98,10 +98,10 @@ class _Arrays:
 
 
 def _described(graph: PathLike, **options: Any) -> dict[str, Any]:
-    """What MLflow is to keep of a graph, and what the caller adds or has otherwise."""
+    """What MLflow keeps of a graph, with what the caller adds or overrides."""
     from sirc import __version__
 
-    opened = OnnxGraph(graph)  # says in words what is no graph of ours
+    opened = OnnxGraph(graph)  # refuses what is no graph of ours
     extras = "onnx,vision" if opened.takes_images else "onnx"
     threshold = opened.threshold
     told = {"score": opened.spec, "threshold": threshold.value, "promise": threshold.guarantee}
@@ -135,7 +135,7 @@ def _signature(graph: OnnxGraph) -> ModelSignature:
 
 @contextmanager
 def _known_signature() -> Iterator[Any]:
-    """MLflow's pyfunc, without its warning that it wants an example to check the signature with."""
+    """MLflow's pyfunc without the warning that no input example was given."""
     pyfunc = _pyfunc()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*An input example was not provided")
@@ -144,7 +144,7 @@ def _known_signature() -> Iterator[Any]:
 
 def _pyfunc() -> Any:
     try:
-        with warnings.catch_warnings(action="ignore"):  # about MLflow's own types
+        with warnings.catch_warnings(action="ignore"):  # warnings about MLflow's own types
             import mlflow.pyfunc
     except ImportError as error:
         raise missing_package("an MLflow model", "mlflow", "mlflow") from error

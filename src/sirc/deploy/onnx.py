@@ -1,4 +1,4 @@
-"""ONNX: a calibrated classifier as one graph, from images to decisions; written with a digest, checked and run."""
+"""ONNX graphs of calibrated classifiers, from images to decisions: written, checked and run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def export(
     overwrite: bool,
     opset: int | None = None,
 ) -> None:
-    """Export, and compare with the module on the example, whole and in other batch sizes."""
+    """Export, and compare with the module on the example in several batch sizes."""
     refuse_existing(path, overwrite)
     try:
         import onnx
@@ -54,7 +54,7 @@ def export(
     inputs = _inputs(example)
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
-    selective(example)  # finds the head, and says early what is wrong
+    selective(example)  # finds the head, and fails early
     size = torch.export.Dim("batch")
     with _silenced(), torch.no_grad():
         program = torch.onnx.export(
@@ -82,9 +82,9 @@ def export(
 
 @final
 class _Explaining(nn.Module):
-    """A classifier that gives the numbers of its reasons too, and takes its inputs by position.
+    """A classifier that also gives the index of each reason, and takes its inputs by position.
 
-    The exporter cannot compare sizes of tensors inside a dict.
+    By position, as the exporter cannot compare the sizes of tensors inside a dict.
     """
 
     def __init__(self, selective: SelectiveClassifier, names: list[str]) -> None:
@@ -97,14 +97,14 @@ class _Explaining(nn.Module):
 
 
 def described(selective: SelectiveClassifier) -> str:
-    """What a graph says of itself: what `save` writes, the words of its reasons, and the calibration's confidences."""
+    """A graph's metadata: what `save` writes, the words of the reasons, and the calibration's confidences."""
     rows = None if selective.calibration is None else calibration_sample(selective.calibration).numpy().astype("<f8")
     kept = None if rows is None else base64.b64encode(rows.tobytes()).decode()
     return json.dumps({**about(selective), "reasons": selective.scoring.reasons, "confidences": kept})
 
 
 def _inputs(example: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs of the graph by name: one called images, or those of a dict but its labels."""
+    """The inputs of the graph by name: one called images, or those of a dict without its labels."""
     named = {"images": example} if isinstance(example, Tensor) else example
     if isinstance(named, Mapping):
         inputs = {name: value for name, value in named.items() if name not in LABEL_KEYS}
@@ -155,22 +155,22 @@ def _check(session: Any, selective: SelectiveClassifier, inputs: dict[str, Tenso
 
 
 def _seal(body: bytes | memoryview) -> bytes:
-    """The end of a file: the digest of all bytes before it, as one more entry of the graph's metadata in protobuf."""
+    """The end of a file: the digest of all bytes before it, as a further metadata entry in protobuf."""
     entry = b"\x0a%c%s\x12\x40%s" % (len(_SEAL), _SEAL, hashlib.sha256(body).hexdigest().encode())
     return b"\x72%c%s" % (len(entry), entry)
 
 
 def _is_sealed(data: bytes) -> bool:
-    """Tell whether a file is as it was written; a file of an earlier version, or from elsewhere, has no seal."""
+    """Whether a file is as it was written; a file of an earlier version, or from elsewhere, has no seal."""
     if data.endswith(_seal(memoryview(data)[: -len(_seal(b""))])):
         return True
-    if _SEAL in data:  # known before onnxruntime is let near it
+    if _SEAL in data:  # refused before onnxruntime reads it
         raise StoreError("its digest tells that graph, weights, threshold or classes were changed since")
     return False
 
 
 def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
-    """What a graph says of its calibration."""
+    """Read what a graph says about its calibration."""
     metadata = session.get_modelmeta().custom_metadata_map
     facts = metadata.get(_FACTS)
     if facts is None:
@@ -210,7 +210,7 @@ class OnnxTensor(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> OnnxTensor:
-        """What onnxruntime says of it."""
+        """Read it from what onnxruntime gives."""
         kind = value.type[len("tensor(") : -1]
         sides = (side if isinstance(side, int) else None for side in value.shape)
         return cls(value.name, {"float": "float32", "double": "float64"}.get(kind, kind), tuple(sides))
@@ -237,7 +237,7 @@ class OnnxGraph:
         options.log_severity_level = 3
         # Threads that spin while they wait would take the cores from other requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        data = Path(path).read_bytes()  # the bytes that are checked are run, whatever becomes of the file
+        data = Path(path).read_bytes()  # what is checked is what runs, even if the file changes meanwhile
         try:
             sealed = _is_sealed(data)
             try:
@@ -277,7 +277,7 @@ class OnnxGraph:
 
     @property
     def gives(self) -> list[OnnxTensor]:
-        """The outputs; a call gives some of them."""
+        """The outputs; a call returns some of them."""
         return [OnnxTensor.of(value) for value in self._session.get_outputs()]
 
     @property
@@ -290,9 +290,9 @@ class OnnxGraph:
         return self.explain(batch)[0]
 
     def explain(self, batch: ArrayLike | Mapping[str, ArrayLike]) -> tuple[OnnxDecision, list[str] | None]:
-        """Decide, and give the reason of each rejection in the words of `SelectiveClassifier.explain`.
+        """Decide, and give each rejection's reason in the words of `SelectiveClassifier.explain`.
 
-        A graph that an earlier version exported gives decisions and no reasons: None.
+        A graph that an earlier version exported has no reasons: None.
         """
         named = batch if isinstance(batch, Mapping) else {"images": batch}
         if not set(self.inputs) <= set(named):
@@ -306,7 +306,7 @@ class OnnxGraph:
 
 
 def _fitting(taken: OnnxTensor, values: ArrayLike) -> Tensor:
-    """Values for an input of a graph, of the type and shape that it takes."""
+    """Check that values have the type and shape of an input of the graph."""
     name, dtype, shape = taken
     x = as_tensor(name, values).cpu()
     if dtype_name(x.dtype) != dtype:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLUMNS = ["path", "accepted", "label", "class", "confidence", "reason", "error"]
-_Row: TypeAlias = tuple[bool, int | None, float | None, str, str]
-Rows: TypeAlias = dict[int, _Row]
-"""By the number of an image: accepted, label, confidence, reason and error."""
+_DecisionRow: TypeAlias = tuple[bool, int | None, float | None, str, str]
+DecisionRows: TypeAlias = dict[int, _DecisionRow]
+"""Accepted, label, confidence, reason and error, by the number of the image."""
 _PIXELS = 178_956_970  # what PIL decodes at most
 
 
@@ -48,16 +48,16 @@ def predict_folder(
     workers: int = 0,
     progress: Progress = SILENT,
 ) -> pd.DataFrame:
-    """Decide about every image below a folder, by a calibrated classifier or the path of an exported graph.
+    """Decide about every image below a folder with a calibrated classifier, or with an exported graph by its path.
 
     The columns are path, accepted, label, class, confidence, reason and error; rows are sorted by path. The reason of a
     rejection is "softmax", or the S2 that took the confidence away; a graph that an earlier version exported gives only
-    "rejected". An image that cannot be read has its error, no label, and is not accepted. `preprocess` is needed where
-    the classifier has none.
+    "rejected". An image that cannot be read gets an error and no label, and is not accepted. `preprocess` is needed
+    where the classifier has none.
 
-    With `path` the table is written there as CSV. Decisions that an interrupted call made are kept in a hidden folder
-    beside it, and the same call goes on from there; `overwrite=True` replaces the file and begins anew. Inside
-    `sirc.distributed.process_group()` the processes share the images, and each gets the whole table.
+    With `path` the table is written there as CSV. An interrupted call keeps its decisions in a hidden folder beside the
+    file, and the same call goes on from there; `overwrite=True` replaces the file and starts again. Inside
+    `sirc.distributed.process_group()` the processes share the images, and each returns the whole table.
     """
     distributed.require_joined("predict_folder")
     decider = Decider(classifier, preprocess, batch_size)
@@ -66,7 +66,7 @@ def predict_folder(
     images = FileSet(files.root, FileNames(names), name=files.name, transform=decider.prepare)
     size = decider.batch_size
     parts: Parts | None = None
-    rows: Rows = {}
+    rows: DecisionRows = {}
     if path is not None:
         work = {"batch": str(size), "preprocess": repr(decider.preprocess)}
         work["images"] = _digest_of_files(files.root, names)
@@ -76,15 +76,15 @@ def predict_folder(
                 parts.remove()
         with distributed.failing_together():
             rows = dict(pair for _, about in parts.read() for pair in _loaded(about["rows"]))
-            refuse_existing(path, overwrite or bool(rows))  # who began to replace a file may go on
+            refuse_existing(path, overwrite or bool(rows))  # a call that began to replace a file may go on
     batches = [range(len(names))[start : start + size] for start in range(0, len(names), size)]
     mine = [batch for batch in batches if batch.start not in rows][distributed.rank() :: distributed.world()]
     with distributed.failing_together():
         done, total = len(rows), len(rows) + sum(map(len, mine))
-        new: Rows = {}
+        new: DecisionRows = {}
         with progress.task(distributed.of_process("predict"), total, done=done) as task, _kept(parts, new) as keep:
             for reading in DatasetReader(images, size, workers).read(mine):
-                # One that is not there was deleted, or may not be read: no failure of the machine.
+                # A file that is gone, or may not be read, is no failure of the machine.
                 there = [item for item in reading.lost if os.access(images.path(item.index), os.R_OK)]
                 raise_fatal(there, images.where)
                 new |= decider.rows(reading)
@@ -109,7 +109,7 @@ def save_decisions(table: pd.DataFrame, path: PathLike, *, overwrite: bool = Fal
 
 
 def _digest_of(classifier: SelectiveClassifier | PathLike) -> str:
-    """A digest of all that a classifier decides by."""
+    """A digest of everything that a classifier's decisions depend on."""
     if isinstance(classifier, SelectiveClassifier):
         return content_digest(*contents(classifier))
     with open(classifier, "rb") as file:
@@ -117,23 +117,23 @@ def _digest_of(classifier: SelectiveClassifier | PathLike) -> str:
 
 
 def _digest_of_files(root: PathLike, names: Sequence[str]) -> str:
-    """A digest of the images' names, sizes and times of change."""
+    """A digest of the images' names, sizes and modification times."""
     digest = hashlib.sha256()
     for name in names:
         digest.update(os.fsencode(name) + b"\0")
-        with suppress(OSError):  # a link that leads nowhere is a broken image
+        with suppress(OSError):  # a dangling link is a broken image
             found = os.stat(Path(root, name))
             digest.update(f"{found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
-def _loaded(text: str) -> list[tuple[int, _Row]]:
+def _loaded(text: str) -> list[tuple[int, _DecisionRow]]:
     return [(index, tuple(row)) for index, row in json.loads(text)]
 
 
 @contextmanager
-def _kept(parts: Parts | None, rows: Mapping[int, _Row]) -> Iterator[Callable[[], None]]:
-    """Write the rows that are new to parts, now and then when asked to, and where the work ends early."""
+def _kept(parts: Parts | None, rows: Mapping[int, _DecisionRow]) -> Iterator[Callable[[], None]]:
+    """Write new rows to parts, when the caller asks and it is time, and when the work ends early."""
     count = 0
 
     def write() -> None:
@@ -152,7 +152,7 @@ def _kept(parts: Parts | None, rows: Mapping[int, _Row]) -> Iterator[Callable[[]
 
 @final
 class Decider:
-    """A classifier, or an exported graph, with the preparation of its images; decides about broken ones too."""
+    """A classifier or exported graph with its preprocessing; gives a row for broken images too."""
 
     def __init__(
         self,
@@ -182,22 +182,22 @@ class Decider:
         self.batch_size = check_positive("batch_size", batch_size) if self.one_size else 1
 
     def prepare(self, image: Image) -> Tensor:
-        """Prepare an image, unless that would take too much memory."""
+        """Prepare an image; refuse one that would take too much memory."""
         check_pixels(image.size, self.preprocess, _PIXELS)
         return self._steps(image)
 
-    def rows(self, reading: IndexedBatch) -> Rows:
+    def rows(self, reading: IndexedBatch) -> DecisionRows:
         """The rows of a batch, by the number of the image."""
         broken = {item.index: item.why for item in reading.lost}
         try:
             answers = self._answers(reading.batch) if isinstance(reading.batch, Tensor) else []
         except (ImageError, RuntimeError) as error:
-            # A model may be unable to take one image of any size; in a batch of equal sizes the fault is its own.
+            # A model may fail on an image of an odd size; on a batch of equal sizes the fault is the model's.
             if isinstance(error, RuntimeError) and self.one_size:
                 raise
             answers = []
             broken |= {index: str(error) for index in reading.index}
-        rows: Rows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
+        rows: DecisionRows = {index: (*row, "") for index, row in zip(reading.index, answers, strict=False)}
         return rows | {index: (False, None, None, "", why) for index, why in broken.items()}
 
     def _answers(self, images: Tensor) -> list[tuple[bool, int, float, str]]:
@@ -213,8 +213,8 @@ class Decider:
             label, confidence, accepted = (column.tolist() for column in decision[:3])
         return list(zip(accepted, label, confidence, reasons, strict=True))
 
-    def table(self, rows: Rows) -> pd.DataFrame:
-        """The rows with names of the classes, in the order of their numbers."""
+    def table(self, rows: DecisionRows) -> pd.DataFrame:
+        """The rows as a table with class names, in the order of the images' numbers."""
         import pandas as pd
 
         classes = dict[int | None, str](enumerate(self._model.classes or ()))
@@ -225,15 +225,15 @@ class Decider:
 
 @final
 class PixelsError(ImageError):
-    """An image that would take more memory than it may."""
+    """An image that would take too much memory."""
 
 
 def check_pixels(size: tuple[int, int], preprocess: Preprocess, max_pixels: int) -> int:
-    """The pixels of an image, as it is or once its shorter side is scaled, if that is more; too many are refused."""
+    """Count an image's pixels, before or after scaling, whichever are more; refuse too many."""
     width, height = size
     if width * height > max_pixels:
         raise PixelsError(f"it has {width} × {height} pixels; at most {max_pixels:,} are taken. Scale it down")
-    # One pixel high and a million wide, an image has few bytes; with the shorter side at 256 it would fill the memory.
+    # An image one pixel high and a million wide is small; scaled to a shorter side of 256 it would fill the memory.
     short, wanted = min(width, height), preprocess.resize
     scaled = math.ceil(width * height * (wanted / short) ** 2) if isinstance(wanted, int) and short else 0
     if scaled > max_pixels:

@@ -1,4 +1,4 @@
-"""Saved classifiers: one file with everything but the model, which it knows by its fingerprint."""
+"""Saved classifiers: one file with everything but the model, known by its fingerprint."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
 
 _VERSION = 1
-SAMPLE = 100_000  # calibration confidences, for monitoring; of more, a random sample
+SAMPLE = 100_000  # calibration confidences kept for monitoring, at most; a random sample of more
 
 
 def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a file holds: the scorer's tensors and the calibration's confidences, and all else as JSON."""
+    """What a file holds: the scorer's tensors, the calibration's confidences, and the rest as JSON."""
     scorer, spec = selective.scorer, selective.scorer.parsed(selective.spec)
     used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
@@ -76,7 +76,7 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
     if (actual := fingerprint(model)) != facts.get("model"):
         raise StoreError(
             f"'{path}' was calibrated for another model: its fingerprint is {facts.get('model')}, this one's is "
-            f"{actual}. A threshold holds for the weights it was set with: load those, or calibrate anew"
+            f"{actual}. A threshold holds for the weights it was set with: load those, or calibrate again"
         )
     try:
         sizes = {name: facts[name] for name in ("num_classes", "num_features", "fitted_rows")}
@@ -98,14 +98,20 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
 
 def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the facts and the tensors of a saved classifier, on this machine or on the Hub, without its model."""
-    tensors, metadata = read_safetensors(local_path(path))
+    place = local_path(path)
+    if place.suffix == ".onnx":
+        raise StoreError(
+            f"a saved classifier must be what `save`, `sirc guard` or `sirc calibrate` wrote; '{path}' is an exported "
+            f"graph, which has its network in it. Use it alone: `sirc predict FOLDER --onnx {path}`"
+        )
+    tensors, metadata = read_safetensors(place)
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
 
 
 def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
     """The confidences that set the threshold of a saved classifier or of an exported graph, and the threshold.
 
-    There are none where it was given; graphs that an earlier version exported have none either.
+    No confidences come with a threshold that was given, or with a graph that an earlier version exported.
     """
     if str(path).endswith(".onnx"):
         from sirc.deploy.onnx import OnnxGraph
@@ -117,7 +123,7 @@ def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
 
 
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
-    """Make the preprocessing that was written as JSON."""
+    """Read the preprocessing from its JSON values."""
     plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in (values or {}).items()}
     return None if values is None else Preprocess(**plain)
 
@@ -129,7 +135,7 @@ def _quantiles(confidences: Tensor | None) -> list[float] | None:
 
 
 def calibration_sample(confidences: Tensor | None) -> Tensor:
-    """The confidences that a file keeps, in their order: all, or a random sample of many; none where there are none."""
+    """The confidences that a file keeps: all in their order, or a random sample of many; none without a calibration."""
     if confidences is None:
         return torch.empty(0, dtype=torch.float64)
     values = confidences.double().cpu()

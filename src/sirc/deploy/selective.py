@@ -1,4 +1,4 @@
-"""SelectiveClassifier: a model with a confidence score and a calibrated threshold."""
+"""The selective classifier: a model with a confidence score and a calibrated threshold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias, final
+from typing import Any, NamedTuple, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
+from sirc.deploy.sources import Data, is_unprepared, opened
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError
@@ -47,20 +48,28 @@ from sirc.scores import (
     working_dtype,
 )
 
-Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 LOWEST = -sys.float_info.max
-"""The confidence of an input that none can be computed for, such as one that makes the network overflow."""
+"""The confidence where none can be computed, as for an input that makes the network overflow."""
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-_TF32 = 1e-2  # the tolerance of convolutions in TF32, where no images show it: it has the digits of float16
+_TF32 = 1e-2  # the tolerance of convolutions in TF32 where no images show it: TF32 has the digits of float16
 _NOTHING = nullcontext()
-_FEW = 64  # rows whose decision takes a GPU less time than launching it does
-_TRIED = 16  # images that are run one at a time to see how much confidences change
-_MAX_OVERLAP = 0.01  # share of calibration rows among the fitting rows above which a guarantee is refused
+_FEW = 64  # rows that a GPU decides about in less time than the launch takes
+TRIED = 16  # images that are run again to see how much confidences change
+_TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
+_MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
 
 class Decision(NamedTuple):
-    """The decisions about a batch, one row for each input."""
+    """The decisions about a batch, one row for each input.
+
+    Example:
+        >>> import sirc, torch
+        >>> label, confidence, accepted = torch.tensor([2, 0]), torch.tensor([4.5, 1.5]), torch.tensor([True, False])
+        >>> decision = sirc.Decision(label, confidence, accepted, logits=torch.randn(2, 3))
+        >>> decision.label[decision.accepted]
+        tensor([2])
+    """
 
     label: Tensor
     """The predicted class, int64."""
@@ -71,18 +80,50 @@ class Decision(NamedTuple):
     logits: Tensor
 
 
+class Seen(NamedTuple):
+    """A batch that a model was given, and the first rows of the logits that it gave, where they are known."""
+
+    images: Any
+    logits: Tensor | None
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[list[Seen]]:
+    """Keep the largest batch that a model is given meanwhile, the first of equals; none where it did not run."""
+    seen: list[Seen] = []
+    largest = 0
+
+    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: object) -> None:
+        nonlocal largest
+        size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
+        if size > largest:
+            largest = size
+            seen[:] = [Seen([args] if args else named, model_logits(output)[:TRIED].clone())]
+
+    handle = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
 @final
 class SelectiveClassifier(nn.Module):
-    """A classifier that may abstain: one forward of `model` gives labels, confidences and decisions.
-
-    ```python
-    sel = SelectiveClassifier(model, scorer, "sirc(entropy, residual)").calibrate(val, recall=0.95, delta=0.05)
-    label, confidence, accepted, logits = sel(images)
-    ```
+    """A classifier that may abstain: one forward pass of `model` gives labels, confidences and decisions.
 
     `spec` is one of the scorer's. Features are the input of `head`, the final linear layer: a `Head`, its name, or None
-    to find it on the first batch. `classes` names the columns of the logits; `preprocess` is how images are prepared.
-    The model is put into evaluation mode, and stays in it.
+    to find it on the first batch. `classes` names the columns of the logits; `preprocess` says how images are prepared.
+    The model is put into evaluation mode and stays there.
+
+    Example:
+        >>> import sirc, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model, images = torch.nn.Linear(4, 3), torch.randn(200, 4)
+        >>> val = [(images, model(images).argmax(1))]
+        >>> sel = sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").calibrate(val, recall=0.95, delta=0.05)
+        >>> label, confidence, accepted, logits = sel(images)
+        >>> torch.equal(accepted, confidence >= sel.threshold.value)
+        True
     """
 
     def __init__(
@@ -112,9 +153,9 @@ class SelectiveClassifier(nn.Module):
         self.calibration: Tensor | None = None
         """Confidences of the ID rows that set the threshold, for `sirc.monitor`."""
         self.calibration_correct: Tensor | None = None
-        """Which of those rows were predicted right, where that is known."""
+        """Which of those rows the model predicted right, where that is known."""
         self.remarks: tuple[str, ...] = ()
-        """What else there is to know, in lines that `print` shows; `sirc.guard` has some."""
+        """Further lines that `print` shows; `sirc.guard` sets some."""
         self.model = model if is_parallel(model) else unwrap(model)
         first = next((weight for weight in model.parameters() if weight.is_floating_point()), None)
         self.scoring = ConfidenceGraph(scorer, spec, torch.float32 if first is None else first.dtype)
@@ -128,7 +169,7 @@ class SelectiveClassifier(nn.Module):
         self.eval()
 
     def _attach(self, head: Head | str) -> None:
-        # More may follow a layer that was named.
+        # Other layers may follow one that was named.
         name, last = (head, False) if isinstance(head, str) else (head.name, is_whole(self.model, head))
         hooks = self._hook.attach(self.model, name, last=last)
         weakref.finalize(self, hooks.close)  # the model outlives what wraps it
@@ -139,7 +180,15 @@ class SelectiveClassifier(nn.Module):
         return self._hook.name
 
     def forward(self, images: Any = None, /, **named: Any) -> Decision:
-        """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name."""
+        """Classify a batch: a tensor, whatever batch the model's loader gives, or what the model takes by name.
+
+        Example:
+            >>> import sirc, torch
+            >>> model = torch.nn.Linear(4, 3)
+            >>> sel = sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").set_threshold(float("-inf"))
+            >>> sel(torch.zeros(2, 4)).accepted
+            tensor([True, True])
+        """
         self._check_threshold()
         if (images is None) == (not named):
             got = "both" if named else "neither"
@@ -175,7 +224,7 @@ class SelectiveClassifier(nn.Module):
             self._find_head(images)
         try:
             self._hook.open()
-            # Entering it takes longer than asking.
+            # Entering `no_grad` takes longer than asking whether gradients are on.
             with torch.no_grad() if compiling or torch.is_grad_enabled() else _NOTHING:
                 logits = model_logits(call_model(model, images))
             features = None if self._headless else self._hook.take()
@@ -217,8 +266,9 @@ class SelectiveClassifier(nn.Module):
     ) -> Self:
         """Set the threshold on labelled ID validation data; `self.threshold` has its guarantee.
 
-        `val` is `Outputs` or a store, or a loader or dataset of images and labels to run the model on; `rows` are the
-        numbers of those to use, all by default. `images` may be a batch of those that outputs were made of.
+        `val` is `Outputs` or a store, or images and labels to run the model on: a loader, a dataset, or the path of a
+        folder with one folder for each class. `rows` are the numbers of those to use, all by default. `images` may be a
+        batch of those that outputs were made of.
 
         `recall`, `coverage`: the highest threshold that accepts at least that share of ID✓, or of ID input; with
         `delta` it does so on future data with probability 1 − δ. `risk`: the largest coverage whose share of errors is
@@ -228,15 +278,25 @@ class SelectiveClassifier(nn.Module):
 
         A guarantee is refused if more than 1% of the rows were used to fit `spec` (see `Scorer.seen`).
 
-        The threshold allows for confidences that change with batch size, device and runtime: by `self.tolerance` for
-        these outputs, and the precision of the forward pass if `val` is a store, which knows it; or, where there are
-        images and more is seen when some are run one at a time, four times that. GPUs round what a convolution reads to
-        TF32, unless `torch.backends.cudnn.allow_tf32` is False here: four times what that changes is allowed for too,
-        or a share of 1e-2 where there are no images.
+        Confidences change a little with batch size, device and runtime, and the threshold allows for it: by
+        `self.tolerance` for the types of these outputs (a store also knows the precision that it was computed in); or,
+        where there are images, by four times the change that is seen when some run one at a time, if that is more. GPUs
+        round the inputs of convolutions to TF32 unless `torch.backends.cudnn.allow_tf32` is False here: the threshold
+        allows for four times what that changes in some images, or for a share of 1e-2 where there are none.
+
+        Example:
+            >>> import sirc, torch
+            >>> _ = torch.manual_seed(0)
+            >>> logits = 3 * torch.randn(400, 3)
+            >>> val = sirc.Outputs(logits, labels=logits.argmax(1))
+            >>> sel = sirc.SelectiveClassifier(torch.nn.Linear(4, 3), sirc.Scorer("msp"), "msp")
+            >>> sel.calibrate(val, recall=0.9, delta=0.05).threshold.bounds
+            {'recall': 0.9}
         """
-        with self._watched() as seen:
+        with watched(self.model) as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
-        batches = list(seen.values()) if images is None else [images]
+        if images is not None:
+            seen = [images if isinstance(images, Seen) else Seen(images, None)]
         outputs = outputs if rows is None else outputs[rows]
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
@@ -245,9 +305,9 @@ class SelectiveClassifier(nn.Module):
                 f"{share:.0%} of these {len(outputs)} rows are among them. Pass validation data that the fit did "
                 "not see, or split the data"
             )
-        # In float64 on any device, as the graph that decides does it: a row that sets the threshold must reach it.
+        # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
-        tolerance = self._tolerance(val, outputs, confidence, batches)
+        tolerance = self._tolerance(val, outputs, confidence, seen)
         goals = sum(goal is not None for goal in (recall, coverage, risk))
         if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
             sets = ood.values() if isinstance(ood, Mapping) else [ood]
@@ -282,23 +342,6 @@ class SelectiveClassifier(nn.Module):
         self.calibration_correct = None if outputs.labels is None else outputs.correct.cpu()
         return self._with(threshold)
 
-    @contextmanager
-    def _watched(self) -> Iterator[dict[int, Any]]:
-        """Keep the largest batch that the model is given meanwhile, by its size."""
-        seen: dict[int, Any] = {}
-
-        def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
-            if size > max(seen, default=0):
-                seen.clear()
-                seen[size] = [args] if args else named
-
-        handle = self.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            yield seen
-        finally:
-            handle.remove()
-
     def tolerance(self, *dtypes: torch.dtype) -> float:
         """The share by which confidences may change with batch size, device and runtime.
 
@@ -306,7 +349,7 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: list[Any]) -> float:
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, seen: list[Seen]) -> float:
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
         if isinstance(val, OutputStore):
             from sirc.extraction import ran_in_half
@@ -317,26 +360,44 @@ class SelectiveClassifier(nn.Module):
         # A weight of more than two dimensions is a kernel, as a rule.
         kernels = any(x.ndim > 2 and x.dtype == torch.float32 for x in self.model.parameters())
         in_tf32 = kernels and may_convolve_in_tf32()
-        if in_tf32 and not batches:
+        if in_tf32 and not seen:
             return max(share, _TF32)
 
-        def widened(share: float, values: Tensor, others: Tensor) -> float:
+        def allowed(values: Tensor, others: Tensor) -> float:
+            """Four times the largest change."""
             change = (others - values).abs() / values.abs().clamp(min=scale)
-            return max(share, min(0.4, 4 * float(change.nan_to_num(0, 0).max())))
+            return min(0.4, 4 * float(change.nan_to_num(0, 0).max()))
 
-        for images in batches:
-            batch = self._score(images)[1][:_TRIED]
-            alone = [self._score(rows_of(images, slice(i, i + 1)))[1] for i in range(len(batch))]
-            share = widened(share, batch, torch.cat(alone))
+        widened, by_batch = share, 0.0
+        for batch in seen:
+            few, together = rows_of(batch.images, slice(TRIED)), self._together(batch, outputs, confidence)
+            for i, value in enumerate(together):
+                if i == _TRIED_FIRST and by_batch < share / 10:
+                    break
+                alone = self._score(rows_of(few, slice(i, i + 1)))[1]
+                by_batch = max(by_batch, allowed(value, alone))
+            widened = max(widened, by_batch)
             if in_tf32:
-                with Convolutions(rounded=False):
-                    full = self._score(rows_of(images, slice(_TRIED)))[1]
+                if together.is_cuda:  # where convolutions were rounded already
+                    with Convolutions(rounded=False):
+                        together = self._score(few)[1]
                 with Convolutions(rounded=True):
-                    share = widened(share, full, self._score(rows_of(images, slice(_TRIED)))[1])
-        return share
+                    widened = max(widened, allowed(together, self._score(few)[1]))
+        return widened
+
+    def _together(self, batch: Seen, outputs: Outputs, confidence: Tensor) -> Tensor:
+        """The confidences of a batch's first images: those at hand where its logits are, or else by running it."""
+        if batch.logits is not None:
+            logits = batch.logits.to(outputs.logits)
+            found = (outputs.logits == logits[0]).all(1).nonzero().flatten().tolist()[:1]
+            for start in found:
+                rows = slice(start, start + len(logits))
+                if torch.equal(outputs.logits[rows], logits):
+                    return confidence[rows].to(batch.logits.device)
+        return self._score(batch.images)[1][:TRIED]
 
     def set_threshold(self, value: float) -> Self:
-        """Take a threshold from elsewhere, which promises nothing."""
+        """Set a threshold from elsewhere; it promises nothing."""
         number = check_number("threshold", value)
         self.calibration = self.calibration_correct = None
         text = "none: the threshold was given"
@@ -344,36 +405,44 @@ class SelectiveClassifier(nn.Module):
 
     def _with(self, threshold: Threshold) -> Self:
         self.threshold, self.remarks = threshold, ()
-        # Nothing is accepted whose confidence could not be computed, not even by a threshold of −∞.
+        # An input without a computable confidence is never accepted, not even by a threshold of −∞.
         self.scoring.limit.fill_(threshold.value if threshold.value != -math.inf else math.nextafter(LOWEST, 0))
         self._calibrated_for = None if threshold.delta is None else fingerprint(self.model)
         return self
 
     def _as_outputs(self, data: Data, labelled: bool = True) -> Outputs:
-        if isinstance(data, OutputStore):
-            data.check_model(fingerprint(self.model))
-            data = data.load()
-        elif not isinstance(data, Outputs):
+        known = opened(data, self.classes, labelled=labelled)
+        if is_unprepared(known):
+            if self.preprocess is None:
+                raise ValueError(
+                    "images of a folder must be prepared as the model was trained; this classifier does not say how. "
+                    "Pass a dataset that prepares them, or give the classifier a `preprocess`"
+                )
+            known = known.with_transform(self.preprocess.test())
+        if isinstance(known, OutputStore):
+            known.check_model(fingerprint(self.model))
+            known = known.load()
+        elif not isinstance(known, Outputs):
             from sirc.extraction import extract
 
             features = self.scoring.needs_features
-            data = extract(self.model, data, head=self._hook.name, features=features, labels=labelled)
-        assert isinstance(data, Outputs)
-        if labelled and data.labels is None:
+            known = extract(self.model, known, head=self._hook.name, features=features, labels=labelled)
+        assert isinstance(known, Outputs)
+        if labelled and known.labels is None:
             raise ValueError("validation data must have labels, to know which predictions are right; these have none")
-        return data
+        return known
 
     def explain(self, images: Any) -> tuple[Decision, list[str]]:
         """Decide, and for each rejection name what drove it: "softmax", or the S2 that took the confidence away.
 
-        It is "softmax" if the input would be rejected even without the features' part, and "not computable" if there is
-        no confidence; accepted inputs have "".
+        The reason is "softmax" if the input would be rejected even without the features' part, "not computable" if it
+        has no confidence, and "" if it is accepted.
         """
         decision, numbers = self.explained(images)
         return decision, [self.scoring.reasons[number] for number in numbers.tolist()]
 
     def explained(self, images: Any) -> tuple[Decision, Tensor]:
-        """Decide, and give the numbers of the reasons among `scoring.reasons`: `explain` for a graph."""
+        """Decide, and give each reason as its index in `scoring.reasons`: `explain` for an exported graph."""
         self._check_threshold()
         logits, features = self.outputs(images)
         label, confidence, accepted, reason = self.scoring.explain(logits, features)
@@ -387,9 +456,9 @@ class SelectiveClassifier(nn.Module):
         title: str | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write a page about the labelled rows that set the threshold, with what this promises, and give its path.
+        """Write a page about the labelled rows that set the threshold and about the promise; return its path.
 
-        It tells nothing of OOD input, unless `ood` has sets of it to run the model on.
+        It says nothing about OOD input unless `ood` holds sets to run the model on, by name.
         """
         from sirc.evaluation import evaluate
 
@@ -414,14 +483,32 @@ class SelectiveClassifier(nn.Module):
         return super().__str__() if self.threshold is None else in_words(self)
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model."""
+        """Write scorer, threshold, guarantee, class names, preprocessing and the model's fingerprint; not the model.
+
+        Example:
+            >>> import sirc, tempfile, torch
+            >>> path = f"{tempfile.mkdtemp()}/selective.safetensors"
+            >>> model = torch.nn.Linear(4, 3)
+            >>> sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").set_threshold(1.5).save(path)
+            >>> sirc.load_guard(path, model).threshold.value
+            1.5
+        """
         from sirc.deploy.saved import contents
 
         write_safetensors(path, *contents(self), overwrite=overwrite)
 
     @classmethod
     def load(cls, path: PathLike, model: nn.Module) -> SelectiveClassifier:
-        """Read what `save` wrote for this model, or `push_to_hub`: `hf://owner/name`; another model is refused."""
+        """Read what `save` wrote for this model, or `push_to_hub`: `hf://owner/name`; another model is refused.
+
+        Example:
+            >>> import sirc, tempfile, torch
+            >>> path = f"{tempfile.mkdtemp()}/selective.safetensors"
+            >>> model = torch.nn.Linear(4, 3)
+            >>> sirc.SelectiveClassifier(model, sirc.Scorer("msp"), "msp").set_threshold(1.5).save(path)
+            >>> sirc.SelectiveClassifier.load(path, model).spec
+            'msp'
+        """
         from sirc.deploy.saved import load
 
         check_type("model", model, nn.Module, "a torch.nn.Module")
@@ -435,12 +522,13 @@ class SelectiveClassifier(nn.Module):
         network: str | None = None,
         private: bool | None = None,
     ) -> str:
-        """Push what `save` writes to the Hugging Face Hub, with a card that says what it promises; give its address.
+        """Push what `save` writes to the Hugging Face Hub, with a card that says what it promises; return the address.
 
-        `sirc.load_guard` takes the address, `hf://owner/name@commit`, and without the commit the newest. The repository
-        is made if need be, `private` if it is to be. `onnx` is the path of this guard as a graph, to be pushed too.
-        `network` names the model on the card, as `sirc.load_guard` takes it. A README.md that sirc did not write stays,
-        and the card is then GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or `HF_TOKEN`.
+        `sirc.load_guard` takes the address, `hf://owner/name@commit`; without the commit it loads the newest. The
+        repository is created if it is missing, as `private` says. `onnx` is the path of this guard's exported graph, to
+        push it too. `network` names the model on the card, as `sirc.load_guard` takes it. A README.md that sirc did not
+        write stays, and the card becomes GUARD.md. Needs `pip install 'torch-sirc[hub]'`, and `hf auth login` or
+        `HF_TOKEN`.
         """
         from sirc.deploy.hub import push
 
@@ -457,8 +545,17 @@ class SelectiveClassifier(nn.Module):
         """Write one graph, images → label, confidence, accepted, logits, reason, for batches of any size, and test it.
 
         `example` is a batch as the model takes it: a tensor, or a dict, whose keys become the names of the inputs.
-        The reason is a number; `OnnxGraph.explain` has its words. Needs `pip install 'torch-sirc[onnx]'`. The metadata
-        of the file has what `save` writes.
+        The reason is a number; `OnnxGraph.explain` gives its words. The file's metadata hold what `save` writes. Needs
+        `pip install 'torch-sirc[onnx]'`.
+
+        Example:
+            >>> import sirc, tempfile, torch
+            >>> from sirc.deploy.onnx import OnnxGraph
+            >>> path = f"{tempfile.mkdtemp()}/model.onnx"
+            >>> sel = sirc.SelectiveClassifier(torch.nn.Linear(4, 3), sirc.Scorer("msp"), "msp").set_threshold(0.0)
+            >>> sel.export_onnx(path, torch.randn(2, 4))
+            >>> OnnxGraph(path).inputs
+            ['images']
         """
         from sirc.deploy.onnx import export
 
@@ -476,14 +573,14 @@ class SelectiveClassifier(nn.Module):
 
 
 def names_of(classes: Sequence[str] | None) -> list[str] | None:
-    """The names of the classes as a list, where there are any."""
+    """The class names as a list; None where none are given."""
     if classes is not None and not iterates(classes):
         raise ValueError(f"`classes` must be a list of names; got {type(classes).__name__}")
     return None if classes is None else [str(name) for name in classes]
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Refuse a model in which no features can be caught."""
+    """Refuse a compiled model: no features can be caught inside it."""
     if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
         raise ValueError(
             "`model` must not be compiled yet: features are caught inside it. Wrap the plain model, and compile the "
@@ -493,7 +590,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 @final
 class ConfidenceGraph(nn.Module):
-    """The confidence of a scorer for one spec, without its checks: the same numbers for a batch of any size.
+    """A scorer's confidence for one spec, without its checks: the same numbers for a batch of any size.
 
     Its buffers move between devices with the model, but keep their type when the model is halved.
     """
@@ -510,11 +607,11 @@ class ConfidenceGraph(nn.Module):
         if self.spec.has_bounded_first:
             drivers = ["softmax", *map(str, self.spec.args[1:])]
         self.reasons = ["", "not computable", *drivers]
-        """Why an input is rejected, in words; an accepted one has the first."""
+        """The words for a decision's reason; the first is for accepted inputs."""
         self._reads = array_reads([self.spec])
         scorer.only(spec).check_fitted()
         self.register_buffer("limit", torch.tensor(float("inf"), dtype=torch.float64), persistent=False)
-        # By spec and name. Tuned options, a, b and c are plain numbers, constants of the graph; else a buffer's name.
+        # By spec and name: the numbers of tuned options and of a, b and c, constants of the graph; or a buffer's name.
         self._values: dict[tuple[str, str], str | float | list[float]] = {}
         leaves = {str(leaf): leaf for leaf in needed_leaves([self.spec])}
         combined = [COMBINATIONS[part.name].compute for part in self.spec.walk() if not part.is_leaf]
@@ -525,11 +622,11 @@ class ConfidenceGraph(nn.Module):
                 if key not in leaves or option_of(leaves[key], name):
                     self._values[key, name] = float(value) if key in leaves else value.tolist()
                 else:
-                    # In the type that the model's features are projected in: a cast in each forward pass costs time.
+                    # In the type in which features are projected: a cast in each forward pass would cost time.
                     cast = value.detach().to(working_dtype(dtype)) if value.is_floating_point() else value.detach()
                     self._values[key, name] = buffer = f"parameter_{len(self._buffers) - 1}"
                     self.register_buffer(buffer, cast.clone(), persistent=False)
-        # The type of the features is also that of the buffers.
+        # The buffers are cast to the type of the features.
         self._given_features = self.needs_features or len(self._buffers) > 1
         self.register_buffer("lowest", torch.tensor(LOWEST, dtype=torch.float64), persistent=False)
         self._repeats = Repeats()
@@ -544,7 +641,7 @@ class ConfidenceGraph(nn.Module):
     def decide(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
         """The label, the confidence and whether it reaches the threshold, of each row."""
         given = (logits,) if features is None or not self._given_features else (logits, features)
-        # A score of someone else's may do what no graph can; a replica of DataParallel lives for one call.
+        # A score from outside sirc may do what no CUDA graph can; a replica of DataParallel lives for one call.
         recorded = self._own and _few_on_gpu(logits) and "_is_replica" not in vars(self)
         return self._repeats(self._decide, *given) if recorded else self._decide(*given)
 
@@ -554,7 +651,7 @@ class ConfidenceGraph(nn.Module):
             return logits.argmax(-1), confidence, confidence >= self.limit
 
     def explain(self, logits: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same as `decide`, and the number of each row's reason among `reasons`."""
+        """What `decide` gives, and the index of each row's reason in `reasons`."""
         with _precisely(logits.device):
             evaluator = self.evaluator(logits, features)
             confidence = self.confidence(evaluator)
@@ -571,7 +668,7 @@ class ConfidenceGraph(nn.Module):
         return self.confidence(self.evaluator(logits, features))
 
     def confidence(self, evaluator: Evaluator) -> Tensor:
-        """The confidence of each row of a batch: `LOWEST`, which is never accepted, where it is no finite number."""
+        """The confidence of each row; `LOWEST`, which is never accepted, where it is not finite."""
         confidence = evaluator.confidence(self.spec)
         return torch.where(confidence.abs() <= -LOWEST, confidence, self.lowest)
 
@@ -584,7 +681,7 @@ class ConfidenceGraph(nn.Module):
                 buffer = getattr(self, value)
                 value = buffer.to(dtype) if buffer.is_floating_point() else buffer
             parameters.setdefault(key, {})[name] = value
-        # Float64 in the pass over the logits on any device, as when the threshold was calibrated; on a GPU in a kernel.
+        # The logits are read in float64 on any device, as in the calibration; on a GPU by one kernel.
         softmax = Softmax.of(logits.double()) if _few_on_gpu(logits) else None
         return Evaluator(logits, features, self._reads, parameters, softmax=softmax, compile=False)
 

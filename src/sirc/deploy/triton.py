@@ -1,4 +1,4 @@
-"""Triton's folder of a model: an exported graph, and a config.pbtxt with the graph's own names, types and sizes."""
+"""Triton model folders: an exported graph and the config.pbtxt that describes it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,12 @@ from sirc._utils.checks import check_path, check_positive
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.deploy.onnx import OnnxGraph, OnnxTensor
 
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "string": "STRING",
-}
-
 
 def write_triton(graph: PathLike, folder: PathLike, *, max_batch_size: int = 64, overwrite: bool = False) -> Path:
-    """Write the folder that Triton, or KServe by it, serves a graph of `export_onnx` from; its name is the model's.
+    """Write the folder from which Triton or KServe serves a graph of `export_onnx`; the model has the folder's name.
 
-    Requests are put together in batches of up to `max_batch_size`, which a guard's threshold allows for. Triton gives
-    label, confidence, accepted and reason in the shape (n, 1).
+    Triton joins requests into batches of up to `max_batch_size`, for which the threshold allows. It gives label,
+    confidence, accepted and reason in the shape (n, 1).
     """
     place = check_path("folder", folder)
     check_positive("max_batch_size", max_batch_size)
@@ -53,7 +40,8 @@ def config(graph: OnnxGraph, name: str, max_batch_size: int) -> str:
 
 
 def _described(tensor: OnnxTensor) -> str:
-    """One input or output; Triton counts no batches among the dimensions, and wants at least one."""
+    """One input or output; Triton leaves the batch out of the dimensions, and wants at least one other."""
     sides = [-1 if side is None else side for side in tensor.shape[1:]]
     dims = f"dims: [ {', '.join(map(str, sides))} ]" if sides else "dims: [ 1 ] reshape: { shape: [ ] }"
-    return f"  {{ name: {json.dumps(tensor.name)} data_type: TYPE_{_CODES[tensor.dtype]} {dims} }}"
+    code = tensor.dtype.upper().replace("FLOAT", "FP")
+    return f"  {{ name: {json.dumps(tensor.name)} data_type: TYPE_{code} {dims} }}"

@@ -1,4 +1,14 @@
-"""The monitor of production: test the acceptance rate and bound the OOD share, without labels."""
+"""The production monitor: tests the acceptance rate and bounds the OOD share, without labels.
+
+Example:
+    >>> import numpy as np
+    >>> from sirc.deploy.monitor import monitor
+    >>> rng = np.random.default_rng(0)
+    >>> calibration, production = rng.normal(size=2000), rng.normal(size=1000) - 1
+    >>> found = monitor(calibration, production, threshold=-1.5)
+    >>> found.alarm, found.rate < found.promised
+    (True, True)
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ from sirc._utils.files import PathLike, read_header, read_safetensors, write_saf
 from sirc.deploy.monitor.betting import Bets, OodShare, interval_anywhere, rate_interval
 from sirc.deploy.threshold.counts import as_confidences, check_inner, sizes, typical_size
 from sirc.deploy.threshold.result import Threshold
-from sirc.deploy.threshold.text import as_plain, certainty, percent, percent_above, percent_below, report
+from sirc.deploy.threshold.text import as_plain, certainty, percent_above, percent_below, percent_near, report
 from sirc.errors import StoreError
 from sirc.metrics import as_scores, binomial_interval
 
@@ -47,12 +57,12 @@ class Monitoring:
     """The share of calibration rows accepted."""
     promised_interval: tuple[float, float]
     """Contains the calibration population's acceptance rate with probability 1 − δ/2: Clopper–Pearson's interval,
-    or, for a `Threshold` of least cost, that of Dvoretzky, Kiefer and Wolfowitz, valid at all thresholds at once. It is
-    wider by the rows which a change within the margin of the `Threshold` takes to its other side."""
+    or, for a `Threshold` of least cost, that of Dvoretzky, Kiefer and Wolfowitz, valid at all thresholds at once. It
+    allows for rows that cross the threshold by a change within its margin."""
     e_value: float
     """The capital of bets against every rate in `promised_interval`, now."""
     p_value: float
-    """1/(the most that capital has been), at most 1; the alarm is at δ/2."""
+    """1 over the largest capital so far, at most 1; the alarm is raised at δ/2."""
     ood_share: float
     """With probability 1 − δ at least this share of the input is not ID; 0 if nothing could be shown."""
     delta: float
@@ -62,7 +72,7 @@ class Monitoring:
     def words(self) -> tuple[str, dict[str, str]]:
         """The report as a title and its parts by name."""
         if not self.sizes["production"]:
-            return f"No production input yet; {percent(self.promised)} accepted was promised", {}
+            return f"No production input yet; {percent_near(self.promised)} accepted was promised", {}
         title = "No alarm: the acceptance rate is compatible with the promised one"
         if self.alarm:
             change = "fewer" if self.rate < self.promised else "more"
@@ -73,8 +83,8 @@ class Monitoring:
             least = f"with probability {certainty(self.delta)} at least {percent_below(self.ood_share)} of the input"
             share = f"{least} is not like the calibration's ID data"
         parts = {
-            "accepted": f"{percent(self.rate)} ({_limits(self.interval)} at any time)",
-            "promised": f"{percent(self.promised)} ({_limits(self.promised_interval)})",
+            "accepted": f"{percent_near(self.rate)} ({_limits(self.interval)} at any time)",
+            "promised": f"{percent_near(self.promised)} ({_limits(self.promised_interval)})",
             "evidence": f"e = {self.e_value:.3g}, p = {self.p_value:.3g}; the alarm is at p ≤ {self.delta / 2:g}",
             "OOD share": share,
             "rows": "{production:,} production inputs against {calibration:,} calibration rows".format(**self.sizes),
@@ -101,6 +111,17 @@ class Monitor:
     number, which may not. The alarm is raised when bets against every acceptance rate that the calibration leaves
     possible (`promised_interval`, at δ/2) reach a capital of 2/δ. If production is like the calibration, that ever
     happens with probability at most δ, however long and often one looks.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.deploy.monitor import Monitor
+        >>> watch = Monitor(np.linspace(0, 1, 1000), threshold=0.05)
+        >>> watch.update(np.full(20, 0.5))  # all accepted
+        False
+        >>> watch.update(np.zeros(20))  # all rejected
+        True
+        >>> watch.report().first_alarm, watch.inputs
+        (28, 40)
     """
 
     def __init__(self, calibration: ArrayLike, threshold: float | Threshold, delta: float = 0.05) -> None:
@@ -111,27 +132,27 @@ class Monitor:
         self.delta = check_inner("delta", delta)
         n = len(rows)
         self._calibration, self._promised = n, int((rows >= self.threshold).sum()) / n
-        # Confidences change from run to run by a share of their size, or of the typical one, that the threshold allows
-        # for: so much lower or higher may a calibration row be in production.
+        # The threshold allows confidences to change from run to run by a share of their size, or of the typical one: a
+        # calibration row may lie that much lower or higher in production.
         margin, typical = threshold.margin if isinstance(threshold, Threshold) else 0.0, typical_size(rows)
         share = margin / max(abs(self.threshold + margin), typical) if margin else 0.0
         size = sizes(rows, typical)
         least = int((rows - share * (1 - _ROUNDING) * size >= self.threshold).sum())
         most = int((rows + share * (1 + _ROUNDING) * size >= self.threshold).sum())
-        # The search for the least cost prefers a threshold at which these rows happen to be accepted more, or less,
+        # The search for the least cost favours a threshold at which these rows happen to be accepted more or less often
         # than their population. Only limits that hold at all thresholds at once allow for that.
         searched = isinstance(threshold, Threshold) and threshold.rule == "cost"
         interval = interval_anywhere if searched else binomial_interval
         self._interval = interval(least, n, self.delta / 2)[0], interval(most, n, self.delta / 2)[1]
         self._bets = Bets(*self._interval)
-        # A row that comes again is not OOD for its last digits, whether or not there is a margin.
+        # A repeated row is not OOD because its last digits changed, whether or not there is a margin.
         self._share = OodShare(rows - max(share, _USUAL) * (1 + _ROUNDING) * size, self.delta)
         self._first: int | None = None
         settings = json.dumps([self.threshold, margin, searched]).encode()
         self._digest = hashlib.sha256(np.sort(rows).astype("<f8").tobytes() + settings).hexdigest()
 
     def update(self, confidences: ArrayLike) -> bool:
-        """Take the confidences of the next inputs, in order, and tell whether there has been an alarm."""
+        """Take the confidences of the next inputs, in order; return whether there has been an alarm."""
         new = as_scores("confidences", confidences).cpu().double().numpy()
         reached = self._bets.update(new >= self.threshold, math.log(2 / self.delta))
         self._first = reached if self._first is None else self._first
@@ -140,7 +161,7 @@ class Monitor:
 
     @property
     def inputs(self) -> int:
-        """How many there were so far."""
+        """The number of inputs so far."""
         return self._bets.accepted + self._bets.rejected
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
@@ -203,6 +224,14 @@ def monitor(
 
     Tests whether the acceptance rate is the promised one, and bounds the share of OOD input from below (if ID input has
     not changed). `Monitor` does the same step by step.
+
+    Example:
+        >>> import numpy as np
+        >>> from sirc.deploy.monitor import monitor
+        >>> calibration = np.linspace(0, 1, 1000)
+        >>> production = np.random.default_rng(0).permutation(calibration)
+        >>> monitor(calibration, production, threshold=0.05).alarm
+        False
     """
     monitor = Monitor(calibration, threshold, delta)
     monitor.update(as_confidences("production", production))

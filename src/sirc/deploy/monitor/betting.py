@@ -1,4 +1,4 @@
-"""Betting: sequential tests of the acceptance rate and of the OOD share, valid after every input.
+"""Betting: sequential tests of the acceptance rate and the OOD share, valid after every input.
 
 If the rate is at most u, a bet on q > u pays (q/u)^accepted · ((1−q)/(1−u))^rejected, which on average never grows; the
 same holds for q < l if the rate is at least l. Capital spread over many q is an e-process: it ever exceeds 1/δ with
@@ -38,7 +38,7 @@ class Bets:
             self._sides.append(np.stack((np.log1p(-_STEPS), np.log1p(_STEPS * low / (1 - low)))))
 
     def update(self, accepts: NDArray[np.bool_], log_alarm: float) -> int | None:
-        """Take inputs in order; give the index, among all so far, of the first whose capital reaches the alarm."""
+        """Take inputs in order; return the index, among all so far, of the one that raises the alarm, if any."""
         first = None
         for start in range(0, len(accepts), _CHUNK):
             some = accepts[start : start + _CHUNK]
@@ -74,7 +74,7 @@ def rate_interval(accepted: int, total: int, delta: float) -> tuple[float, float
 
 
 def interval_anywhere(accepted: int, n: int, delta: float) -> tuple[float, float]:
-    """Limits of a population's acceptance rate, from n rows of it, that hold at all thresholds at once.
+    """Limits of a population's acceptance rate, from n of its rows, that hold at all thresholds at once.
 
     By Dvoretzky, Kiefer and Wolfowitz (1956), with the constant of Massart (1990).
     """

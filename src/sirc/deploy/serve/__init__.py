@@ -1,6 +1,6 @@
-"""The HTTP service over an exported graph: an image in, a decision out, with limits, health, counters and a monitor.
+"""The HTTP service of an exported graph: images in, decisions out, with limits and a monitor.
 
-`make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md tells what it answers.
+`make_app("model.onnx")` makes it, and `sirc serve model.onnx` runs it. docs/deploy.md describes its answers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import copy
 import re
 import socket
 from collections.abc import Callable
-from importlib.resources import files
 
 import sirc
 from sirc._utils.files import PathLike
@@ -30,6 +29,7 @@ except ImportError as error:
     packages = "fastapi, uvicorn, Pillow, python-multipart and prometheus-client"
     raise missing_package("serving", packages, "serve") from error
 
+from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.service import Service
 from sirc.deploy.serve.uploads import Limits
 from sirc.deploy.serve.watch import Watch
@@ -40,18 +40,7 @@ _FILE = {"type": "string", "format": "binary"}
 _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}
 _CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
-_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_SAFE = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-    "Vary": "Accept",
-}
+_PAGE_HEADERS = {**safe_headers("data:"), "Cache-Control": "no-cache", "Vary": "Accept"}
 _WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
 
@@ -65,9 +54,9 @@ def make_app(
 ) -> FastAPI:
     """Make the service for a file that `export_onnx` wrote.
 
-    `state` is a file that keeps what the monitor has seen, to go on from after a restart; `log` is a folder,
-    `decisions.parquet`, that keeps what was decided, but no images. Both are written every few seconds while the
-    service runs. `threads` are onnxruntime's own for each computation; 0 is one for each core. The limits are those of
+    `state` is a file that keeps what the monitor has seen over a restart; one service has it at a time. `log` is a
+    folder, `decisions.parquet`, that keeps the decisions, but no images. Both are written every few seconds while the
+    service runs. `threads` is how many onnxruntime uses for a batch; 0 is one for each core. `limits` are the fields of
     `Limits`.
     """
     known = vars(Limits())
@@ -79,7 +68,7 @@ def make_app(
     watch = Watch(model, state, log)
     service = Service(model, most, watch)
     summary = "A classifier that knows when to keep quiet."
-    # The pages would load scripts from elsewhere.
+    # Without FastAPI's own pages, which load scripts from elsewhere.
     app = FastAPI(
         title="sirc",
         summary=summary,
@@ -113,16 +102,10 @@ def make_app(
     @app.get("/", summary="What is served; for browsers, a page with the monitor's charts")
     async def about(request: Request) -> Response:
         if _wants_page(request.headers.get("accept", "")):
-            return _page("page.html")
+            return page_file(__package__, "page.html", _PAGE_HEADERS)
         return JSONResponse(service.about(), headers={"Vary": "Accept"})
 
-    @app.get("/page.css", include_in_schema=False)
-    async def style() -> Response:
-        return _page("page.css")
-
-    @app.get("/page.js", include_in_schema=False)
-    async def script() -> Response:
-        return _page("page.js")
+    add_page_files(app, __package__, _PAGE_HEADERS)
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
@@ -132,13 +115,8 @@ def make_app(
     return app
 
 
-def _page(name: str) -> Response:
-    """A file of the page: it runs no script and asks no server but this one."""
-    return Response(files(__package__).joinpath("page", name).read_bytes(), media_type=_PAGE[name], headers=_SAFE)
-
-
 def _wants_page(accept: str) -> bool:
-    """Whether a client asks for HTML by name, and rather than for JSON, as browsers do."""
+    """Whether a client names HTML and prefers it to JSON, as browsers do."""
     weights: dict[str, float] = {}
     for part in accept.lower().split(","):
         kind, *options = (piece.strip() for piece in part.split(";"))
@@ -155,12 +133,12 @@ def run(
     quiet: bool = False,
     started: Callable[[str], object] = lambda _: None,
 ) -> None:
-    """Serve until stopped. `started` gets the address; with port 0 the system chooses the port."""
+    """Serve until stopped. `started` is called with the address; with port 0 the system chooses the port."""
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise OSError(f"'{host}' port {port} cannot be listened on: {error.strerror}. Choose another.") from error
-    # Pillow's usual blocks, of 16 MiB, would stay in the heap of each thread once they are freed.
+    # Pillow's default blocks, of 16 MiB, would stay in the heap of each thread after they are freed.
     Image.core.set_block_size(64 << 20)  # type: ignore[attr-defined]
     disable_created_metrics()  # type: ignore[no-untyped-call]  # they are half of all series
     logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)

@@ -1,4 +1,4 @@
-"""Service: read, decide, count and answer requests; its Prometheus metrics show refusals and drift."""
+"""The service: reads requests, decides, answers, and counts for Prometheus."""
 
 from __future__ import annotations
 
@@ -24,18 +24,28 @@ from starlette.responses import JSONResponse, Response
 import sirc
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.deploy.selective import LOWEST
-from sirc.deploy.serve.uploads import BUSY, FORMATS, REQUEST, Limits, Reader, RefusedError, Upload, count_pixels, decode
+from sirc.deploy.serve.uploads import (
+    BUSY,
+    FORMATS,
+    REQUEST,
+    Limits,
+    RefusedError,
+    Upload,
+    UploadReader,
+    count_pixels,
+    decode,
+)
 from sirc.deploy.serve.watch import Watch
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
 
 T = TypeVar("T")
-_Decided: TypeAlias = tuple[OnnxDecision, list[str] | None]  # and why, if the graph tells
+_Decided: TypeAlias = tuple[OnnxDecision, list[str] | None]  # with the reasons, if the graph gives them
 _log = logging.getLogger("sirc.deploy.serve")
 _BATCH = 16  # images that the graph sees at once
-_PIXEL_BYTES = 16  # what decoding a pixel takes at most, or scaling it: WebP does, the others less
-_PREPARED_BYTES = 24  # what a pixel takes that the graph sees: three numbers, once more in the batch
-_LIGHT = 1 << 25  # bytes, such as two million pixels, or a batch of smaller images; headers take none
+_PIXEL_BYTES = 16  # memory to decode or scale a pixel, at most: what WebP takes
+_PREPARED_BYTES = 24  # memory of a prepared pixel: three float32, in the image and again in the batch
+_LIGHT = 1 << 25  # bytes of light work: an image of two million pixels, or a batch of smaller ones
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
 _READY_SECONDS = 5.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,128}")
@@ -50,7 +60,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 @final
 class Service:
-    """The graph, its threads, its counters, what watches it, and the limits that requests share."""
+    """A graph with the threads, counters, monitor and limits that its requests share."""
 
     def __init__(self, model: OnnxModel, limits: Limits, watch: Watch) -> None:
         self.model = model
@@ -60,12 +70,12 @@ class Service:
         self.metrics.registry.register(watch)
         self.turns = Turns(limits.concurrency, limits.max_memory)
         self._geometry, self._normalise = model.preprocess.geometry(), model.preprocess.normalise()
-        self._reader = Reader(limits)
+        self._reader = UploadReader(limits)
         self._waiting, self._numbers = 0, itertools.count(1)
         self._probing, self._answered = asyncio.Lock(), -math.inf
 
     async def predict(self, request: Request) -> Response:
-        """Answer a request with decisions, or with what is wrong."""
+        """Answer a request with decisions, or with an error."""
         began, name = time.monotonic(), _name_of(request)
         with self.metrics.in_progress.track_inprogress():
             refused = None
@@ -77,7 +87,7 @@ class Service:
                 refused = RefusedError(422, "wrong_size", str(error))
             except ClientDisconnect:
                 refused = RefusedError(400, "disconnected", "the client went away before it was answered")
-            except Exception:  # the reason is for the log, not for the client
+            except Exception:  # the details are for the log, not for the client
                 _log.exception("a request failed")
                 refused = RefusedError(500, "internal", "the request failed; the service's log tells why")
             if refused is not None:
@@ -88,7 +98,7 @@ class Service:
         return answer
 
     async def _answer(self, request: Request, name: str) -> _Decided:
-        """Read a request and decide about it, unless its time is up or its client gone before."""
+        """Read a request and decide about it, unless its time is up or its client leaves first."""
         if self._waiting >= self.limits.max_waiting:
             raise RefusedError(*BUSY)
         async with self._reader.uploads(request) as uploads:
@@ -113,7 +123,7 @@ class Service:
         order: list[int] = []
         left = threading.Event()
         try:
-            # Prepared and decided about in one turn: a request that waits holds no prepared images.
+            # A batch is prepared and decided in one turn, so that a waiting request holds no prepared images.
             for batch, memory in _batches(pixels, self.model.preprocess.crop):
                 parts.append(await run(self._decide_batch, [uploads[place] for place in batch], left, memory=memory))
                 order += batch
@@ -124,13 +134,13 @@ class Service:
         decision = OnnxDecision(*(np.concatenate(column)[back] for column in columns))
         words = [word for _, reasons in parts for word in reasons or ()]
         reasons = [words[place] for place in back] if words else None
-        # Here, on the one thread that answers: the monitor sees images in the order of the answers.
+        # Counted on the one thread that answers, so that the monitor sees images in the order of the answers.
         self.metrics.count_decisions(decision)
         self.watch.take(decision, reasons, name)
         return decision, reasons
 
     def _decide_batch(self, uploads: list[Upload], left: threading.Event) -> _Decided:
-        """Decide about a few images, unless nobody waits for that any more."""
+        """Decide about a few images; stop if nobody waits for them any more."""
         batch = []
         for upload in uploads:
             if left.is_set():
@@ -160,7 +170,7 @@ class Service:
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 
     async def is_ready(self) -> bool:
-        """Tell whether the graph decided something in the last second, or does so now."""
+        """Whether the graph decided something in the last second, or can do so now."""
         blank = np.zeros((1, 3, *(side or 32 for side in self.model.size)), dtype=np.float32)
         try:
             async with asyncio.timeout(_READY_SECONDS), self._probing:
@@ -191,9 +201,9 @@ class Service:
 
 
 def _batches(pixels: Sequence[int], crop: int | None) -> Iterator[tuple[list[int], int]]:
-    """The numbers of images that are decided about together, the largest first, and the memory that this takes.
+    """Group images into batches, largest images first; give their indices and the memory that each batch takes.
 
-    Those whose batch is still light share one; a heavy image is alone.
+    Images share a batch while it stays light; a heavy image is alone.
     """
     batch: list[int] = []
     memory = 0
@@ -208,21 +218,21 @@ def _batches(pixels: Sequence[int], crop: int | None) -> Iterator[tuple[list[int
 
 
 def _name_of(request: Request) -> str:
-    """The name by which a client calls its request, or one that is made up."""
+    """The client's ID of its request, or a random one."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 async def _end_with_client(request: Request, timeout: asyncio.Timeout) -> None:
-    """Let the time of a request be up when its client goes away."""
-    await request.receive()  # after the body, there is nothing else to come
+    """End a request's time when its client leaves."""
+    await request.receive()  # after the body, only a disconnect can come
     if not timeout.expired():
         timeout.reschedule(0)
 
 
 @final
 class Turns:
-    """Threads and memory that requests share. Light work goes first and has a thread more: it never waits for heavy."""
+    """Threads and memory that requests share; light work goes first and has an extra thread, so it never waits long."""
 
     def __init__(self, threads: int, memory: int) -> None:
         self._pool = ThreadPoolExecutor(threads + 1, "sirc-serve")
@@ -232,7 +242,7 @@ class Turns:
         self._changed = asyncio.Event()
 
     async def run(self, request: int, work: Callable[..., T], *args: object, memory: int = 0) -> T:
-        """Do this in a thread, for earlier requests first; until then it can be cancelled at no cost."""
+        """Run work in a thread when its turn comes, earlier requests first; until then it can be cancelled for free."""
         turn = (memory, request)
         self.waiting.append(turn)
         try:
@@ -248,7 +258,7 @@ class Turns:
         finally:
             if job.done():
                 self._tell(memory)
-            else:  # nobody waits for it any more; but a thread cannot be stopped, and counts until it ends
+            else:  # cancelled, but a thread cannot be stopped: it counts until it ends
                 job.add_done_callback(lambda _: done.get_loop().call_soon_threadsafe(self._tell, memory))
 
     def _has_room(self, memory: int) -> bool:
@@ -258,7 +268,7 @@ class Turns:
         return len(self.running) < self._threads and (not taken or taken + memory <= self._memory)
 
     def _tell(self, *ended: int) -> None:
-        """Wake all that wait: what ends, begins or leaves may let another begin."""
+        """Wake everything that waits: what ends, begins or leaves may let another begin."""
         for memory in ended:
             self.running.remove(memory)
         self._changed.set()
@@ -267,7 +277,7 @@ class Turns:
 
 @final
 class Metrics:
-    """The metrics of one service, in a registry of their own."""
+    """The Prometheus metrics of one service, in their own registry."""
 
     def __init__(self, model: OnnxModel) -> None:
         self.registry = registry = CollectorRegistry()
@@ -295,7 +305,7 @@ class Metrics:
         self._accepted.inc(accepted)
         self._rejected.inc(len(decision.accepted) - accepted)
         for value in decision.confidence.tolist():
-            # One NaN would make the histogram's sum NaN for good, and one `LOWEST` would be all of it.
+            # One NaN would turn the histogram's sum into NaN for good, and one `LOWEST` would swamp it.
             if abs(value) < -LOWEST:
                 self._confidence.observe(value)
             else:

@@ -1,4 +1,4 @@
-"""Uploads: read the images of a request within limits, and decode them as RGB."""
+"""Uploads: the images of a request, read within limits and decoded as RGB."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sirc.errors import ImageError
 
 # The formats of photographs; PIL knows dozens more, some of which start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-REQUEST = 4  # times the pixels of an image: what a request may have, as they take time
-_SCANS = 20  # of a JPEG: cameras and editors write about ten, and each further one visits every pixel again
+REQUEST = 4  # a request may have this many times the pixels of one image, as they take time
+_SCANS = 20  # of a JPEG, at the price of one: cameras write about ten, and each further scan visits every pixel
 _QUOTED = 80  # characters of the client's text that an answer repeats
 _BINARY = "application/octet-stream"
 BUSY = (503, "busy", "too many requests wait already; try again in a moment")
 
 
 @final
-class RefusedError(MultiPartException):  # at which the parser of forms closes its files
-    """A request that gets no decision: the HTTP status, the kind that is counted, and the message to the client."""
+class RefusedError(MultiPartException):  # the form parser closes its files at such an error
+    """A refused request: its HTTP status, the kind that is counted, and the message to the client."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class RefusedError(MultiPartException):  # at which the parser of forms closes i
 @final
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What requests may take, each and all together."""
+    """Limits of each request, and of all requests together."""
 
     max_bytes: int = 10 << 20  # of an image
     max_images: int = 64  # of a request
@@ -70,13 +70,13 @@ class Upload(NamedTuple):
 
 
 @final
-class Reader:
-    """Reads requests; where too many are read or too much is held, the one that is silent for longest gives way."""
+class UploadReader:
+    """Reads requests; where they become too many or too large, the one that was silent longest is dropped."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.held = 0
-        self.reading: dict[_Body, asyncio.Timeout] = {}  # the most silent comes first
+        self.reading: dict[_Body, asyncio.Timeout] = {}  # the one that was silent longest comes first
 
     @contextlib.asynccontextmanager
     async def uploads(self, request: Request) -> AsyncGenerator[list[Upload], None]:
@@ -101,7 +101,7 @@ class Reader:
                 upload.file.close()
 
     def hold(self, body: _Body, size: int) -> None:
-        """Count bytes that came; they may be too many for all requests together."""
+        """Count bytes that arrived; drop or refuse a request where all of them together hold too many."""
         if body not in self.reading:  # dropped a moment ago
             raise TimeoutError
         self.reading[body] = self.reading.pop(body)
@@ -122,7 +122,7 @@ class Reader:
 class _Body:
     """The body of a request, read piece by piece."""
 
-    def __init__(self, request: Request, reader: Reader) -> None:
+    def __init__(self, request: Request, reader: UploadReader) -> None:
         self._headers = request.headers
         self._stream = request.stream()
         self._reader, self._limits = reader, reader.limits
@@ -174,7 +174,7 @@ class _Body:
                 raise _too_large(name, self._limits.max_bytes)
 
     async def _pieces(self, limit: int, name: str) -> AsyncGenerator[bytes, None]:
-        """Give the pieces, and refuse more than the limit of this request or of all requests together."""
+        """Yield the pieces; refuse more than this request, or all requests together, may hold."""
         declared = self._headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(name, limit)
@@ -207,7 +207,7 @@ def _too_large(name: str, limit: int) -> RefusedError:
 
 
 def count_pixels(uploads: list[Upload], preprocess: Preprocess, limits: Limits) -> list[int]:
-    """The pixels of each image at its largest, from the headers alone: too many are refused before one is decoded."""
+    """Count each image's pixels at its largest from its header; refuse too many before any image is decoded."""
     counts: list[int] = []
     for upload in uploads:
         with _opened(upload) as image:
@@ -234,7 +234,7 @@ def decode(upload: Upload) -> Image.Image:
 
 @contextlib.contextmanager
 def _opened(upload: Upload) -> Generator[Image.Image, None, None]:
-    """Open an image as far as its header; what is wrong with it, then or later, is told in words."""
+    """Open an image as far as its header; turn what is wrong with it, then or later, into a refusal."""
     name, file = upload
     try:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Watch: the monitor of a service with its history and its state on disk, and the log of what was decided."""
+"""Watch: a service's monitor with its history and state on disk, and the log of decisions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import math
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,19 +30,22 @@ from sirc.errors import StoreError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+if sys.platform != "win32":
+    import fcntl
+
 _log = logging.getLogger("sirc.deploy.serve")
-SECONDS = 5.0  # between two writes: what a kill costs at most
-_POINTS = 256  # of the history at most: then every second one goes
+SECONDS = 5.0  # between two writes: the most that a kill loses
+_POINTS = 256  # of the history, at most: beyond that every second one is dropped
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
-Row: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
-"""A row of the log: the columns of `_schema`."""
+LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
+"""A row of the log: the columns of `_table`."""
 
 
 @final
 class Watch:
-    """Watches the decisions of a service, in the order of its answers; any thread may ask what it knows."""
+    """Watches a service's decisions in the order of its answers; any thread may ask for its state."""
 
     def __init__(self, model: OnnxModel, state: PathLike | None = None, log: PathLike | None = None) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
@@ -52,6 +56,10 @@ class Watch:
         self.why_not = _why_not(model)
         """Why the monitor does not run, where it does not."""
         self._monitor: Monitor | None = None
+        with _held(self._state):
+            self._begin(model, log)
+
+    def _begin(self, model: OnnxModel, log: PathLike | None) -> None:
         if not self.why_not:
             assert model.calibration is not None
             if self._state is not None and self._state.exists():
@@ -65,7 +73,7 @@ class Watch:
         self.write()  # now, so that a place that takes no file is told before the first request
 
     def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
-        """Take in the decisions about the images of one request."""
+        """Take the decisions about one request's images."""
         with self._lock:
             self._now = max(self._now, time.time())  # a clock may be set back; rows keep their order
             if self._monitor is not None:
@@ -79,14 +87,14 @@ class Watch:
             if self.log is not None:
                 self.log.add(self._rows(decision, reasons, request))
 
-    def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[Row]:
+    def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[LogRow]:
         words: Sequence[str | None] = reasons or [None] * len(decision.label)
         names = dict(enumerate(self._classes or ()))
         columns = zip(*(column.tolist() for column in decision), words, strict=True)
         return [(self._now, request, image, row[0], names.get(row[0]), *row[1:]) for image, row in enumerate(columns)]
 
     def about(self) -> dict[str, object]:
-        """What the monitor has seen, in words and numbers, and how it came to that."""
+        """The monitor's report in words and numbers, with its history."""
         if self._monitor is None:
             return {"running": False, "title": "The monitor does not run", "words": {"why": self.why_not}}
         with self._lock:
@@ -146,14 +154,15 @@ class Watch:
     @asynccontextmanager
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
-        task = asyncio.create_task(self._keep_writing())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await asyncio.to_thread(self._try_to_write)
+        with _held(self._state):
+            task = asyncio.create_task(self._keep_writing())
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                await asyncio.to_thread(self._try_to_write)
 
     async def _keep_writing(self) -> None:
         while True:
@@ -161,7 +170,7 @@ class Watch:
             await asyncio.to_thread(self._try_to_write)
 
     def _try_to_write(self) -> None:
-        """Write what can be written: decisions are made all the same."""
+        """Write what can be written; log what cannot, as decisions go on."""
         for what, write in (("state", self._write_state), ("log", self.log and self.log.write)):
             try:
                 if write is not None:
@@ -170,13 +179,34 @@ class Watch:
                 _log.exception("the %s cannot be written; it is tried again", what)
 
 
+@contextmanager
+def _held(state: Path | None) -> Iterator[None]:
+    """Keep a state for this service alone: two that share it would lose each other's counts."""
+    if state is None or sys.platform == "win32":
+        yield
+        return
+    # Beside the state, as each write replaces that. It stays: who deletes it may delete the lock of the next.
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with open(state.with_name(f".{state.name}.lock"), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name another "
+                "file for this one"
+            ) from error
+        except OSError:  # a file system without locks
+            _log.warning("'%s' cannot be locked here: let no other service have it", state)
+        yield
+
+
 def _point(now: float, report: Monitoring) -> tuple[float, ...]:
     """A point of the history: its `_FIELDS`."""
     return (now, report.sizes["production"], report.rate, *report.interval, report.e_value, report.ood_share)
 
 
 def _why_not(model: OnnxModel) -> str:
-    """Why there is nothing to compare a graph's decisions with; nothing if there is."""
+    """Why there is nothing to compare a graph's decisions with; empty if there is."""
     if model.calibration is None and model.threshold.rule == "given":
         return "the threshold was given, not calibrated"
     if model.calibration is None:
@@ -193,10 +223,10 @@ def _history_in(path: Path) -> list[tuple[float, ...]]:
 
 @final
 class DecisionLog:
-    """A folder of Parquet files, to be read as one table: decisions with their time and request, never images.
+    """A folder of Parquet files that read as one table: decisions with time and request, never images.
 
-    The newest file is written anew, whole or not at all, with the rows that came since; when it is full, the next
-    begins.
+    Each write replaces the newest file, whole or not at all, with one that has the new rows too; when it is full, the
+    next begins.
     """
 
     def __init__(self, folder: PathLike) -> None:
@@ -213,13 +243,13 @@ class DecisionLog:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(f"'{folder}' may not be written. Mend that, or choose another place")
         self.lost = 0
-        """Rows that were given up, as nothing could be written for long."""
-        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the rows that wait, and of all else
-        self._waiting: list[Row] = []
-        self._rows: list[Row] = []  # of the newest file, and after these those to be written
+        """Rows that were given up because nothing could be written for long."""
+        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the waiting rows, and of the rest
+        self._waiting: list[LogRow] = []
+        self._rows: list[LogRow] = []  # of the newest file, followed by those not yet written
         self._written, self._file = 0, _new_name(self.folder)
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, rows: list[LogRow]) -> None:
         """Keep rows for the next write."""
         with self._lock:
             room = max(0, _KEPT - len(self._waiting) - (len(self._rows) - self._written))
@@ -244,32 +274,23 @@ class DecisionLog:
 
 
 def _new_name(folder: Path) -> Path:
-    """A name that sorts by time, and that no other service takes."""
+    """A file name that sorts by time and that no other service uses."""
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(4)}.parquet"
 
 
-def _schema() -> pa.Schema:
+def _table(rows: list[LogRow]) -> pa.Table:
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            ("time", pa.timestamp("us", tz="UTC")),
-            ("request", pa.string()),
-            ("image", pa.int32()),
-            ("label", pa.int64()),
-            ("class", pa.string()),
-            ("confidence", pa.float64()),
-            ("accepted", pa.bool_()),
-            ("reason", pa.string()),
-        ]
-    )
-
-
-def _table(rows: list[Row]) -> pa.Table:
-    import pyarrow as pa
-
-    times, *others = map(list, zip(*rows, strict=True))
-    columns: list[Any] = [[round(value * 1e6) for value in times], *others]
-    schema = _schema()
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.table(arrays, schema=schema)
+    types = {
+        "time": pa.timestamp("us", tz="UTC"),
+        "request": pa.string(),
+        "image": pa.int32(),
+        "label": pa.int64(),
+        "class": pa.string(),
+        "confidence": pa.float64(),
+        "accepted": pa.bool_(),
+        "reason": pa.string(),
+    }
+    columns: list[Any] = [*map(list, zip(*rows, strict=True))]
+    columns[0] = [round(seconds * 1e6) for seconds in columns[0]]
+    return pa.table([pa.array(*pair) for pair in zip(columns, types.values(), strict=True)], names=[*types])

@@ -4,10 +4,18 @@ Each function takes confidences of ID validation rows and gives a `Threshold`: a
 its promise holds with probability at least 1 − δ over the draw of those rows, for data from the same distribution. The
 rows must be fresh: not those that trained the model, or that fitted, tuned or chose the score.
 
-A confidence changes in its last digits with the batch size, the device and the runtime. `tolerance` is the share of it
-(of the median one, where it is smaller) by which it may change: the value lies that much below the row that sets it.
-Inputs that repeat, such as blank frames, are then accepted wherever they are scored, and the promise holds for every
-change within the tolerance. A risk is shown for the worst of such changes.
+A confidence changes in its last digits with the batch size, the device and the runtime. `tolerance` says by how much it
+may change, as a share of itself or of the median confidence, whichever is larger: the threshold lies that much below
+the row that sets it. Repeated inputs, such as blank frames, are then accepted wherever they are scored, and the promise
+holds for every change within the tolerance. A risk is shown for the worst such change.
+
+Example:
+    >>> import numpy as np
+    >>> from sirc import threshold
+    >>> confidence = np.arange(100.0)
+    >>> found = threshold.at_recall(confidence, correct=confidence >= 20, recall=0.9, delta=0.05)
+    >>> found.value, found.bounds, int((confidence >= found.value).sum())
+    (23.0, {'recall': 0.9}, 77)
 """
 
 from __future__ import annotations
@@ -19,9 +27,9 @@ import numpy as np
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
 from sirc.deploy.threshold import risk_test
-from sirc.deploy.threshold.counts import Rows, as_rows, check_inner, first_reaching
+from sirc.deploy.threshold.counts import ConfidenceCounts, check_inner, count_rows, first_reaching
 from sirc.deploy.threshold.result import Threshold
-from sirc.deploy.threshold.text import chance, percent, percent_above, percent_below
+from sirc.deploy.threshold.text import chance, percent_above, percent_below, percent_near
 from sirc.metrics import least_count
 
 __all__ = ["Threshold", "at_cost", "at_coverage", "at_recall", "at_risk"]
@@ -37,12 +45,12 @@ def at_recall(
 ) -> Threshold:
     """The highest threshold that accepts at least `recall` of ID✓.
 
-    Without δ it does so on these rows, by the paper's rule, that of `Ranking.threshold(recall=…)`; on future data the
-    recall falls short about every other time. With δ it does so on future data with probability at least 1 − δ. Of n
+    Without δ it does so on these rows, by the paper's rule, as `Ranking.threshold(recall=…)` does; on future data the
+    recall falls short about every other time. With δ it does so on future data with probability at least 1 − δ: of n
     ID✓ rows, the future recall at the j-th highest confidence is Beta(j, n + 1 − j), so j is the smallest with
-    P(Binomial(n, recall) ≥ j) ≤ δ; ties only raise the recall. The plain threshold is then among the `estimates`.
+    P(Binomial(n, recall) ≥ j) ≤ δ, and ties only raise the recall. `estimates` then include the plain threshold.
     """
-    return _at_share("recall", _share("recall", recall), delta, as_rows(confidence, correct), tolerance)
+    return _at_share("recall", _share("recall", recall), delta, count_rows(confidence, correct), tolerance)
 
 
 def at_coverage(
@@ -53,7 +61,7 @@ def at_coverage(
     Without δ it does so on these rows, with δ on future ID data with probability at least 1 − δ, by the order statistic
     of `at_recall` over all rows.
     """
-    return _at_share("coverage", _share("coverage", coverage), delta, as_rows(confidence, None), tolerance)
+    return _at_share("coverage", _share("coverage", coverage), delta, count_rows(confidence, None), tolerance)
 
 
 def at_risk(
@@ -61,23 +69,18 @@ def at_risk(
 ) -> Threshold:
     """The lowest threshold found whose selective risk, the share of errors among accepted ID input, is at most `risk`.
 
-    With probability at least 1 − δ the risk on future ID data is at most `risk`, for any distribution, with ties or
-    without; `risk_test` has the test and its proof. If no threshold can be shown to keep it, the result is not
-    `feasible`, and its estimate "lowest_risk" is the lowest risk above it that can be shown, 1 if there is none. A
-    `risk` chosen after seeing what is feasible is not covered by δ.
+    With probability at least 1 − δ the risk on future ID data is at most `risk`, for any distribution, with or without
+    ties; `risk_test` has the test and its proof. If no threshold can be shown to keep the risk, the result is not
+    `feasible`, and its estimate "lowest_risk" is the lowest larger risk that can be shown, or 1. A `risk` chosen after
+    seeing what is feasible is not covered by δ.
     """
     risk, delta = check_inner("risk", risk), check_inner("delta", delta)
-    rows = as_rows(confidence, correct)
+    rows = count_rows(confidence, correct)
     accepted, target = rows.accepted, f"{100 * risk:g}%"
-    needed = risk_test.rows_needed(risk, delta)
-    if accepted[-1] < needed:
-        raise ValueError(
-            f"a risk of {risk:g} with δ = {delta:g} needs at least {needed:,} ID rows, and no error among them; got "
-            f"{accepted[-1]:,}. Label more rows, or allow a larger risk or δ."
-        )
+    risk_test.require_rows(int(accepted[-1]), risk, delta)
     if not 0 <= tolerance < 0.5:
         raise ValueError(f"`tolerance` must be a share below 0.5 for a risk to be shown; got {tolerance:g}")
-    # At worst a change takes right rows down and errors up, by the tolerance each: the test sees all errors raised.
+    # At worst right rows fall and errors rise by the tolerance: the test sees every error raised by both.
     values, worst, errors = rows.with_errors_raised(2 * tolerance)
     at = risk_test.certified(worst, errors, risk, delta)
     lowest = risk_test.lowest_risk(worst, errors, risk, delta, feasible=at >= 0)
@@ -116,9 +119,9 @@ def at_cost(
     """The threshold of least expected cost per input, for a share α of ID input.
 
     An accepted ID✗ costs β, an accepted OOD input 1 − β, and a rejected input of any kind `reject_cost`; or rejecting
-    is free as long as the `recall` of ID✓ is kept. Both may be given. In case α is misjudged by 0.1 or 0.2, the
-    estimates have the cost of this threshold at the true α ("cost@alpha=0.4") and how much the best threshold for that
-    α would save ("regret@alpha=0.4").
+    is free as long as the `recall` of ID✓ is kept. Both may be given. In case the true α differs by 0.1 or 0.2, the
+    estimates hold what this threshold costs there ("cost@alpha=0.4") and how much the best one would save
+    ("regret@alpha=0.4").
     """
     alpha, beta = check_fraction("alpha", alpha), check_fraction("beta", beta)
     if reject_cost is None and recall is None:
@@ -131,7 +134,7 @@ def at_cost(
         raise ValueError(f"`reject_cost` must be a cost of at least 0, in the unit of β and 1 − β; got {price:g}")
     if ood is None:
         raise ValueError("`ood` must hold the confidences of OOD rows, whose cost counts too; got None")
-    rows = as_rows(confidence, correct, ood)
+    rows = count_rows(confidence, correct, ood)
     first = 0  # the highest threshold allowed; index 0 accepts nothing
     if recall is not None:
         rank = first_reaching(rows.sizes["correct"], _share("recall", recall))
@@ -164,8 +167,8 @@ def at_cost(
     )  # fmt: skip
 
 
-def _at_share(rule: str, share: float, delta: float | None, rows: Rows, tolerance: float) -> Threshold:
-    """The threshold at a recall of ID✓ or at a coverage, whose rows count as correct."""
+def _at_share(rule: str, share: float, delta: float | None, rows: ConfidenceCounts, tolerance: float) -> Threshold:
+    """The threshold at a recall of ID✓, or at a coverage, where all rows count as correct."""
     n = rows.sizes["correct"]
     group, sizes = ("ID✓", rows.sizes) if rule == "recall" else ("ID", {"id": n})
 
@@ -190,8 +193,8 @@ def _at_share(rule: str, share: float, delta: float | None, rows: Rows, toleranc
         )
     value, margin, guaranteed = reached(rank)
     both = {**guaranteed, "plain_threshold": plain, f"plain_{rule}": estimates[rule]}
-    plain_text = f"{plain:.6g}, would accept {percent(estimates[rule])} of the rows at hand"
-    takes = f"The guarantee takes {percent(guaranteed[rule])} of the rows at hand"
+    plain_text = f"{plain:.6g}, would accept {percent_near(estimates[rule])} of the rows at hand"
+    takes = f"The guarantee takes {percent_near(guaranteed[rule])} of the rows at hand"
     if value < plain:
         comparison = f"The plain threshold, {plain_text}, without a promise."
         taken = f"{takes}; four times the rows would halve that margin."

@@ -1,4 +1,4 @@
-"""Counts of accepted rows at every threshold, from one sort; equal confidences go together."""
+"""Counts of accepted rows at every threshold, from one sort; equal confidences stay together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Counts = NDArray[np.int64]
 
 @final
 @dataclass(frozen=True)
-class Rows:
-    """The distinct confidences in falling order, and how many rows of each group are at or above each."""
+class ConfidenceCounts:
+    """The distinct confidences, highest first, and how many rows of each group are at or above each."""
 
     values: Floats
     correct: Counts
@@ -34,7 +34,7 @@ class Rows:
         return self.correct + self.wrong
 
     def estimates(self, at: int) -> dict[str, float]:
-        """Recall, coverage of ID and risk on ID when accepting down to the value at this index; −1 accepts nothing."""
+        """Recall, ID coverage and ID risk when accepting down to the value at this index; −1 accepts nothing."""
         right, wrong = (int(self.correct[at]), int(self.wrong[at])) if at >= 0 else (0, 0)
         return {
             "recall": right / max(1, self.sizes["correct"]),
@@ -43,15 +43,15 @@ class Rows:
         }
 
     def under(self, tolerance: float, values: Floats | None = None) -> tuple[Floats, Counts]:
-        """How far to go below each value for the tolerance, and the index of the lowest value that is then accepted."""
+        """How far the tolerance goes below each value, and the index of the lowest value that is then accepted."""
         values = self.values if values is None else values
         margins: Floats = check_fraction("tolerance", tolerance) * sizes(values, self.scale)
         return margins, np.searchsorted(-self.values, margins - values, side="right") - 1
 
     def with_errors_raised(self, share: float) -> tuple[Floats, Counts, Counts]:
-        """Values from the highest on, with the accepted rows and errors, where each error counts at its highest.
+        """Values from the highest down, with their accepted rows and errors, where each error is raised by a share.
 
-        That is the value v which lies above it by a share of max(|v|, scale).
+        An error is raised to the value v that lies above it by this share of max(|v|, scale).
         """
         raised = self.values + share * self.scale
         raised = np.where(raised > self.scale, self.values / (1 - share), raised)
@@ -68,8 +68,8 @@ class Rows:
         return float("nan") if self.values[0] == np.inf else float("inf")
 
 
-def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> Rows:
-    """Check ID confidences, and OOD ones if given, and sort them; without labels, all rows count as correct."""
+def count_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> ConfidenceCounts:
+    """Check and count ID confidences, and OOD ones if given; without labels, all rows count as correct."""
     values = as_confidences("confidence", confidence)
     scale = typical_size(values)
     right = np.ones(len(values)) if correct is None else as_flags("correct", correct, torch.from_numpy(values)).numpy()
@@ -85,7 +85,7 @@ def as_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | N
         name: np.cumsum(groups == group, dtype=np.int64)[last] for group, name in enumerate(("correct", "wrong", "ood"))
     }
     sizes = {name: int(count[-1]) for name, count in counts.items() if name != "ood" or ood is not None}
-    return Rows(values[last], **counts, sizes=sizes, scale=scale)
+    return ConfidenceCounts(values[last], **counts, sizes=sizes, scale=scale)
 
 
 def as_confidences(name: str, values: ArrayLike) -> Floats:
@@ -105,13 +105,13 @@ def first_reaching(count: int, share: float) -> int:
 
 
 def typical_size(values: Floats) -> float:
-    """The median |confidence|, of which a tolerance is a share: confidences near 0 are no more exact than others."""
+    """The median |confidence|, the least that a tolerance is a share of: those near 0 are no more exact than others."""
     finite = np.abs(values[np.isfinite(values)])
     return float(np.median(finite)) if len(finite) else 0.0
 
 
 def sizes(values: Floats, scale: float) -> Floats:
-    """What a tolerance is a share of: |confidence|, or the typical one where that is more; 0 for infinite ones."""
+    """What a tolerance is a share of: |confidence| or the typical size, whichever is larger; 0 where infinite."""
     return np.where(np.isfinite(values), np.maximum(np.abs(values), scale), 0.0)
 
 

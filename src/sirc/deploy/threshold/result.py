@@ -1,4 +1,4 @@
-"""Threshold: a threshold with its guarantee, printed and stored as JSON."""
+"""The threshold with its guarantee, printed and stored as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from sirc._utils.text import quoted
-from sirc.deploy.threshold.text import as_plain, percent, report
+from sirc.deploy.threshold.text import as_plain, percent_near, report
 
 _RULES = ("recall", "coverage", "risk", "cost", "given")
 _GROUPS = {"correct": "ID✓", "wrong": "ID✗", "ood": "OOD", "id": "ID"}
@@ -26,8 +26,8 @@ class Threshold:
     """A threshold and its guarantee; `print` it for a report.
 
     `estimates` are measured on the calibration data; `bounds` hold with probability 1 − δ. If the rule cannot be kept,
-    `feasible` is False and `value` is +inf, which accepts nothing (NaN if a calibration confidence is itself +inf). A
-    "given" threshold promises nothing.
+    `feasible` is False and `value` is +inf, which accepts nothing (NaN if a calibration confidence is +inf). A "given"
+    threshold promises nothing.
     """
 
     value: float
@@ -44,7 +44,7 @@ class Threshold:
     guarantee: str
     advice: str
     margin: float = 0.0
-    """How far the value lies below the row that set it, as confidences change a little from run to run."""
+    """How far the value lies below the row that set it, since confidences change a little from run to run."""
 
     def __str__(self) -> str:
         if not (self.feasible or self.rule == "given"):
@@ -53,7 +53,9 @@ class Threshold:
             title = "Accept nothing"
         else:
             title = f"Accept where confidence ≥ {self.value:.6g}"
-        shares = [f"{name} {percent(self.estimates[key])}" for key, name in _ESTIMATES.items() if key in self.estimates]
+        shares = [
+            f"{name} {percent_near(self.estimates[key])}" for key, name in _ESTIMATES.items() if key in self.estimates
+        ]
         if "cost" in self.estimates:
             shares.append(f"cost {self.estimates['cost']:.6g} per input")
         parts = {

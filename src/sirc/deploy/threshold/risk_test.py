@@ -1,4 +1,4 @@
-"""Risk test: the thresholds whose share of errors is at most r*, by a test against a binomial random walk.
+"""The risk test: thresholds whose share of errors is at most r*, against a binomial random walk.
 
 Go down the confidences and count the errors X among the first k rows. Let F count the heads of k independent coins that
 fall on heads with probability r*.
@@ -30,12 +30,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sirc.deploy.threshold.counts import Counts
+from sirc.deploy.threshold.counts import Counts, check_inner
 
 _STEPS = 512  # of the walk; more rows than that are tossed some at a time
-_START = 0.6  # the run starts where this share of r* would pass,
-_LATEST = 3  # but not below a third of the rows
-_LOST = 1e-15  # the probability of what is left out above, in each step
+_START = 0.6  # the run starts where an error rate of this share of r* would pass,
+_LATEST = 3  # but at the latest after a third of the rows
+_LOST = 1e-15  # the probability cut off at the top in each step
 
 
 def rows_needed(risk: float, delta: float) -> int:
@@ -43,7 +43,17 @@ def rows_needed(risk: float, delta: float) -> int:
     return max(1, math.ceil(math.log(delta) / math.log1p(-risk) - 1e-9))
 
 
-class Limits:
+def require_rows(count: int | None, risk: float, delta: float) -> None:
+    """Refuse fewer rows than prove a risk; None is a number that is not known yet."""
+    needed = rows_needed(check_inner("risk", risk), check_inner("delta", delta))
+    if count is not None and count < needed:
+        raise ValueError(
+            f"a risk of {risk:g} with δ = {delta:g} needs at least {needed:,} ID rows, and no error among them; got "
+            f"{count:,}. Label more rows, or allow a larger risk or δ."
+        )
+
+
+class ErrorLimits:
     """The most errors among k rows that show a risk: at any k by `net`, at each k from `start` on by `run`."""
 
     def __init__(self, n: int, risk: float, delta: float) -> None:
@@ -86,11 +96,11 @@ class Limits:
         return np.maximum(bounds, -1)
 
 
-_limits = functools.lru_cache(maxsize=32)(Limits)
+_limits = functools.lru_cache(maxsize=32)(ErrorLimits)
 
 
 def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int:
-    """The index of the lowest value down to which a risk is proved, or −1. Counts are cumulative, by distinct value."""
+    """The index of the lowest value at which the risk is proved, or −1; counts are cumulative, by distinct value."""
     at = np.arange(len(wrong))
     limits = _limits(int(accepted[-1]), risk, delta)
     shown = wrong <= limits.at(limits.net, accepted)
@@ -109,7 +119,7 @@ def certified(accepted: Counts, wrong: Counts, risk: float, delta: float) -> int
 def lowest_risk(accepted: Counts, wrong: Counts, risk: float, delta: float, *, feasible: bool) -> float:
     """The lowest risk for which `certified` finds a threshold, to a twentieth of a percent; 1 if there is none.
 
-    It is looked for below a target that is feasible, and above one that is not.
+    The search goes down from a feasible target, and up from an infeasible one.
     """
 
     def found(target: float) -> bool:

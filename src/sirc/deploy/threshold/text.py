@@ -1,4 +1,4 @@
-"""Text and JSON of thresholds and monitors: rounded shares, wrapped reports, plain values."""
+"""Text and JSON of thresholds and monitors: rounded percentages, wrapped reports, plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
-def percent(share: float) -> str:
+def percent_near(share: float) -> str:
     """0.95 as "95%": three digits, more near 1."""
     return f"{100 * share:.{_digits(share)}g}%"
 

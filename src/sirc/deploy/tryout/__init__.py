@@ -1,6 +1,6 @@
-"""The page to try a guard on: drop an image, see its decision, the reason, and what it was compared with.
+"""The page to try a guard: drop an image, see the decision and its reason.
 
-`make_app(guard)` makes it, and `sirc try` runs it. docs/try.md tells what it shows.
+`make_app(guard)` makes it, and `sirc try` runs it. docs/try.md describes what it shows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import ipaddress
 import logging
 import re
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from sirc._utils.files import PathLike
@@ -26,7 +25,8 @@ except ImportError as error:
     raise missing_package("the page", "fastapi and uvicorn", "serve") from error
 
 from sirc.deploy.serve import run
-from sirc.deploy.serve.uploads import FORMATS, Limits, Reader, RefusedError
+from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
+from sirc.deploy.serve.uploads import FORMATS, Limits, RefusedError, UploadReader
 from sirc.deploy.tryout.look import Look
 from sirc.deploy.tryout.neighbours import Neighbours
 
@@ -36,16 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["is_own_name", "make_app", "run"]
 
 _log = logging.getLogger("sirc.deploy.tryout")
-_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_SAFE = {
-    "Content-Security-Policy": _POLICY,
+_HEADERS = {
+    **safe_headers("'self' blob: data:"),
     "Cross-Origin-Resource-Policy": "same-origin",  # no other page shows the training images
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 _MAX_BYTES = 32 << 20  # of an image: cameras write more than a service should take
@@ -60,15 +53,15 @@ def make_app(
 ) -> FastAPI:
     """Make the page for a calibrated classifier that knows how images are prepared.
 
-    With `train`, the folder of its training images, and `outputs`, the store that `sirc.guard(…, path=…)` kept of them,
-    it shows those that are nearest. `local` answers only requests to this machine's own names, so that no website can
-    read them through the browser.
+    With `train`, the folder of the training images, and `outputs`, the store that `sirc.guard(…, path=…)` kept of them,
+    it shows the nearest ones. With `local` it answers only requests to this machine's own names, so that no website can
+    read the images through the browser.
     """
     if (train is None) != (outputs is None):
         raise ValueError("nearest training images need both `train`, their folder, and `outputs`, their store")
     neighbours = None if train is None or outputs is None else Neighbours(guard, train, outputs)
     limits = Limits(max_bytes=_MAX_BYTES, max_images=1)
-    look, reader, turn = Look(guard, neighbours, limits), Reader(limits), asyncio.Lock()
+    look, reader, turn = Look(guard, neighbours, limits), UploadReader(limits), asyncio.Lock()
     app = FastAPI(title="sirc try", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.middleware("http")
@@ -82,20 +75,14 @@ def make_app(
             response: Response = _refusal(403, "host", text)
         else:
             response = await go_on(request)
-        response.headers.update(_SAFE)
+        response.headers.update(_HEADERS)
         return response
 
     @app.get("/")
     async def page() -> Response:
-        return _file("page.html")
+        return page_file(__package__, "page.html")
 
-    @app.get("/page.css")
-    async def style() -> Response:
-        return _file("page.css")
-
-    @app.get("/page.js")
-    async def script() -> Response:
-        return _file("page.js")
+    add_page_files(app, __package__)
 
     @app.get("/guard")
     async def about() -> Response:
@@ -131,15 +118,11 @@ def make_app(
 
 
 def is_own_name(host: str) -> bool:
-    """Tell whether a host is this machine, as only itself can call it."""
+    """Whether a host name is one by which only this machine can call itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _file(name: str) -> Response:
-    return Response(files(__package__).joinpath(name).read_bytes(), media_type=_PAGE[name])
 
 
 def _refusal(status: int, kind: str, message: str) -> JSONResponse:

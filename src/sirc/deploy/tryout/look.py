@@ -1,4 +1,4 @@
-"""Look: all that the page tells of one image, in numbers and in words."""
+"""Look: everything the page says about one image, in numbers and words."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from sirc.deploy.tryout.neighbours import Neighbours
 
 _TOP = 5  # classes that are listed
-_BARS = (12, 40)  # of the histogram, at least and at most
-_TAIL = 0.005  # of the calibration rows at each end: not drawn where it would leave the others little room
-_SEEN = 320  # pixels of the longer side of what the network sees, as it is shown
+_BARS = (12, 40)  # the fewest and most bars of the histogram
+_TAIL = 0.005  # share of calibration rows at each end, left out where the others would have little room
+_SEEN = 320  # longest side, in pixels, of the picture of what the network sees
 _NO_FOLDER = (
     "Not shown: it is not known where they are. Start the page with `--train FOLDER`, where they lie, and `--outputs "
     "KEPT`, what `sirc guard --path KEPT` kept of them."
 )
-# What a low S2 says of an image, where the name of the score alone tells little.
+# What a low S2 says about an image; the name of the score alone says little.
 _SIGNS = {
     "residual": "its features stray from the directions in which those of training images vary",
     "cop": "its features stray from the directions in which those of training images vary",
@@ -48,18 +48,18 @@ _UNLIKE = "its features are unlike those of training images"
 
 @final
 class Look:
-    """Decides about one image as `sirc predict` does, and tells what else there is to see."""
+    """Decides about one image as `sirc predict` does, and gathers what else the page shows."""
 
     def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
         self.guard, self._neighbours, self._limits = guard, neighbours, limits
-        decider = Decider(guard)  # which refuses a guard that cannot decide about files
+        decider = Decider(guard)  # refuses a guard that cannot decide about files
         self._preprocess, self._one_size = decider.preprocess, decider.one_size
         self._geometry, self._normalise = self._preprocess.geometry(), self._preprocess.normalise()
         self._threshold = guard._check_threshold().value
         self._right, self._wrong = _groups(guard)
 
     def about(self) -> dict[str, object]:
-        """What the page tells before there is an image."""
+        """What the page shows before there is an image."""
         near = self._neighbours
         return {
             "model": type(self.guard.model).__name__,
@@ -71,7 +71,7 @@ class Look:
         }
 
     def at(self, upload: Upload) -> dict[str, object]:
-        """The decision about an image and its reason, where its confidence stands, its classes, and what is near it."""
+        """The decision about an image, its reason, where its confidence falls, its top classes and nearest images."""
         count_pixels([upload], self._preprocess, self._limits)
         seen = self._geometry(decode(upload))
         images = self._normalise(seen)[None]
@@ -91,7 +91,7 @@ class Look:
             "confidence": confidence if confidence != LOWEST else None,
             "threshold": self._threshold if math.isfinite(self._threshold) else None,
             "reason": reason,
-            "words": self._accepted_words() if accepted else in_words(reason, confidence, self.guard.spec),
+            "words": self._accepted_words() if accepted else rejection_words(reason, confidence, self.guard.spec),
             "standing": self._standing(confidence),
             "top": self._top(decision.logits[0]),
             "nearest": [] if self._neighbours is None or features is None else self._neighbours.nearest(features[0]),
@@ -114,7 +114,7 @@ class Look:
         ]
 
     def _accepted_words(self) -> str:
-        """What it means to be accepted: not that the class is right."""
+        """What acceptance means; it does not mean that the class is right."""
         right, wrong = (int((rows >= self._threshold).sum()) for rows in (self._right, self._wrong))
         told = "Its confidence reaches the threshold."
         if self.guard.calibration_correct is None or not right + wrong:
@@ -135,7 +135,7 @@ class Look:
         return f"Its confidence, {shown}, is higher than {' and '.join(parts)}."
 
 
-def in_words(reason: str, confidence: float, spec: str) -> str:
+def rejection_words(reason: str, confidence: float, spec: str) -> str:
     """Why an image is rejected, from the reason that `explain` gives."""
     if confidence == LOWEST:
         return "No confidence can be computed for it: what the network gives are no finite numbers."
@@ -153,9 +153,9 @@ def in_words(reason: str, confidence: float, spec: str) -> str:
 def histogram(
     right: npt.NDArray[np.float64], wrong: npt.NDArray[np.float64], threshold: float
 ) -> dict[str, Any] | None:
-    """Counts of right and wrong rows in equal bins, one of which begins at the threshold; None where there are none.
+    """Counts of right and wrong rows in equal bins, one of which begins at the threshold; None without rows.
 
-    A few rows at both ends may lie outside; `outside` counts them, and those without a confidence.
+    A few rows at both ends may lie outside; `outside` counts these and the rows without a confidence.
     """
     rows = np.concatenate([right, wrong])
     finite = rows[np.abs(rows) < -LOWEST]
@@ -184,14 +184,14 @@ def histogram(
 
 
 def _groups(guard: SelectiveClassifier) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The calibration's confidences of right and of wrong rows; all are in the first where that is not known."""
+    """The calibration's confidences of right and of wrong rows; all are in the first if that is not known."""
     rows = torch.empty(0, dtype=torch.float64) if guard.calibration is None else guard.calibration.double()
     right = torch.ones(len(rows), dtype=torch.bool) if guard.calibration_correct is None else guard.calibration_correct
     return rows[right].numpy(), rows[~right].numpy()
 
 
 def _as_png(image: Image) -> str:
-    """A picture as an address that holds it."""
+    """A picture as a data URL."""
     shown, file = image.copy(), BytesIO()
     shown.thumbnail((_SEEN, _SEEN))
     shown.save(file, "PNG")

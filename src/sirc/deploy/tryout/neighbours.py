@@ -1,4 +1,4 @@
-"""Neighbours: the training images whose features are nearest to an image's."""
+"""Neighbours: the training images with the features nearest to an image's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIDE = 240  # pixels of the longer side of a thumbnail
 
 @final
 class Neighbours:
-    """A folder of training images and the store of their outputs, compared row by row with what comes."""
+    """A folder of training images and the store of their outputs, searched for the nearest to an image."""
 
     def __init__(self, guard: SelectiveClassifier, folder: PathLike, store: PathLike) -> None:
         place = Path(store)
@@ -49,7 +49,7 @@ class Neighbours:
         self._store.check_data(self._images.fingerprint)
 
     def nearest(self, features: Tensor) -> list[dict[str, object]]:
-        """The nearest images: number, file, class and the cosine of the angle between the features."""
+        """The nearest images: number, file, class and cosine similarity of the features."""
         wanted = normalize(features.detach().cpu().float(), dim=0)
         values, items = torch.empty(0), torch.empty(0, dtype=torch.int64)
         for i in range(self._store.num_shards):

@@ -90,7 +90,7 @@ def _page(content: Mapping[str, object]) -> str:
     parts = {
         "title": html.escape(str(content["title"])),
         "policy": html.escape(policy),
-        "style": _read("page.css"),
+        "style": files("sirc._utils").joinpath("colours.css").read_text(encoding="utf-8") + _read("page.css"),
         "library": library,
         "data": _json(content),
         "script": script,

@@ -1,0 +1,38 @@
+"""Pages of the services: their files, and headers that let them load nothing from elsewhere."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from starlette.requests import Request
+
+_TYPES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+
+
+def safe_headers(images: str) -> dict[str, str]:
+    """Headers of a page that runs no script and asks no server but its own; `images` says where images may be from."""
+    policy = (
+        f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src {images}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+def page_file(package: str, name: str, headers: dict[str, str] | None = None) -> Response:
+    """A file of a package's page; its style begins with the colours that all pages share."""
+    data = files(package).joinpath(name).read_bytes()
+    if name == "page.css":
+        data = files("sirc._utils").joinpath("colours.css").read_bytes() + data
+    return Response(data, media_type=_TYPES[name], headers=headers)
+
+
+def add_page_files(app: FastAPI, package: str, headers: dict[str, str] | None = None) -> None:
+    """Let an application give the style and the script of its page."""
+
+    async def file(request: Request) -> Response:
+        return page_file(package, request.url.path.rpartition("/")[2], headers)
+
+    for name in ("page.css", "page.js"):
+        app.add_route(f"/{name}", file, include_in_schema=False)

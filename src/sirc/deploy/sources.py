@@ -1,0 +1,52 @@
+"""Sources of a guard's data: folders, datasets, loaders and outputs, opened and looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch.utils.data import Dataset
+
+from sirc._utils.files import PathLike
+from sirc.data import ImageSet, image_folder, reader_of
+from sirc.models import rows_of
+from sirc.outputs import STORE_FILE, Outputs, OutputStore
+
+KnownOutputs: TypeAlias = Outputs | OutputStore
+Data: TypeAlias = PathLike | Dataset[Any] | Iterable[object] | KnownOutputs
+"""A folder of images, a dataset, a loader, or outputs: in memory, in a file, or in a store."""
+
+
+def opened(source: Any, classes: Sequence[str] | None = None, *, labelled: bool = True) -> Any:
+    """Open a path as images, a store or outputs; leave everything else as it is."""
+    if not isinstance(source, str | Path):
+        return source
+    place = Path(source)
+    if (place / STORE_FILE).exists():
+        return OutputStore(place)
+    if place.is_file():
+        return Outputs.load(place)
+    return image_folder(place, labelled=labelled, classes=classes if labelled else None)
+
+
+def is_unprepared(source: object) -> bool:
+    """Whether these are images that nothing prepares for a network yet."""
+    return isinstance(source, ImageSet) and source.transform is None
+
+
+def size_of(source: Any) -> int:
+    """The number of rows; 0 where it is not known."""
+    known = source if isinstance(source, KnownOutputs) else reader_of(source, batch_size=1, workers=0)
+    return 0 if known is None else len(known)
+
+
+def first_images(source: Any, count: int) -> object:
+    """Read the first inputs, fewer where some are broken; None where reading them would use them up."""
+    if source is None or isinstance(source, KnownOutputs | Iterator | Mapping) or hasattr(source, "__array__"):
+        return None  # `extract` refuses a single batch in words
+    reader = reader_of(source, batch_size=count, workers=0)
+    if reader is None:
+        return rows_of(next(iter(source), None), slice(count)) if isinstance(source, Iterable) else None
+    spans = (range(start, min(start + count, len(reader))) for start in range(0, len(reader), count))
+    return next((got.batch for span in spans for got in reader.read([span], workers=0) if got.batch is not None), None)
