@@ -16,8 +16,8 @@ import sirc
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.data import open_source
 from sirc.errors import ConfigError, StoreError
-from sirc.experiment import DEFAULT_SPECS
-from sirc.experiment.arrays import evaluate_arrays, find_head_in, load_outputs, possible_specs, save_arrays
+from sirc.experiment import DEFAULT_SPECS, RunResults
+from sirc.experiment.arrays import find_head_in, fit_arrays, load_outputs, possible_specs, save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.demo import run_demo
 from sirc.experiment.experiment import Experiment
@@ -457,8 +457,10 @@ def test_the_head_is_found_in_any_of_its_places(arrays):
 
 @pytest.mark.slow
 def test_findings_are_those_of_the_paired_differences(arrays):
-    sets = {name: load_outputs(f"{name}.npz") for name in ("near", "far")}
-    run = evaluate_arrays(load_outputs("train.npz"), load_outputs("test.npz"), sets, head=sirc.Head.load("head.npz"))
+    train, test, near, far = (load_outputs(f"{name}.npz") for name in ("train", "test", "near", "far"))
+    sets = {"near": near, "far": far}
+    scorer = fit_arrays(train, test, sets, head=sirc.Head.load("head.npz"))
+    run = RunResults("model", 0, sirc.evaluate(scorer, test, sets), scorer, test, sets)
     lose, keep, match, change = findings([run], draws=50)
     assert "OOD detectors" in lose.claim
     assert set(lose.details.score) == {"max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis"}
