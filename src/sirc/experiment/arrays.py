@@ -100,7 +100,6 @@ def possible_specs(
     return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
 
 
-
 def fit_arrays(
     train: Outputs | OutputStore | None,
     test: Outputs | OutputStore,

@@ -92,7 +92,7 @@ def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: st
 
 
 def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
-    """Compare the best scores of two corners: OOD inputs frequent and costly (0.1, 0.1), or rare and cheap (0.9, 0.9)."""
+    """Compare the best score where OOD inputs are frequent and costly, (0.1, 0.1), with that at (0.9, 0.9)."""
     if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
         return None
     parts, different = [], []
@@ -146,7 +146,9 @@ def _auroc_differences(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _differences(run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, at: float | None) -> pd.DataFrame:
+def _differences(
+    run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, at: float | None
+) -> pd.DataFrame:
     """One row for each score and its baseline; `at` is α and β."""
     parts = []
     for baseline, scores in pairs.items():
