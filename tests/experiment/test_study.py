@@ -994,7 +994,7 @@ def test_a_finished_study_does_without_its_images(experiment, command):
         Path("runs/tiny", name).unlink()
     code, _, err = command("run", "tiny.toml", "--format", "svg")
     assert code == 0, err
-    assert "stored outputs are used without a look at the images they are of: tiny.toml:13: `data.train` needs" in err
+    assert "stored outputs are used, and cannot be compared with their images: tiny.toml:13: `data.train` needs" in err
     assert {name: Path("runs/tiny", name).read_bytes() for name in tables} == tables
     assert Path("runs/tiny/figures/samples.svg").is_file()
     more = Experiment.read("tiny.toml", ['fit.specs=["msp", "sirc(msp, residual)", "energy"]'])

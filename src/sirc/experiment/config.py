@@ -23,10 +23,10 @@ PAPER_SPECS = (
 )
 """The sixteen scores of the paper's tables."""
 DEFAULT_SPECS = (*PAPER_SPECS, "scod")
-"""The scores where none are asked for."""
+"""The scores of an experiment that names none."""
 
 _ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
-_MEANT = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows that result tables have anyway
+_RESERVED = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows of every results table
 
 
 @final
@@ -35,9 +35,9 @@ class Model:
     """The network and the source of its weights.
 
     `name` is `timm:NAME`, `torchvision:NAME` or `package.module:function`. `pretrained` is true for the library's
-    default weights or names others; `checkpoint` is a file of weights; `options` go to whatever builds the model.
-    `stem = "half"`, for images of about 64 px: the first layers reduce an image half as much (a 3×3 convolution without
-    the pooling after it, or one of stride 1).
+    default weights or names others; `checkpoint` is a file of weights; `options` go to the function that builds the
+    model. `stem = "half"` is for images of about 64 px: the first layers then shrink an image half as much (a 3×3
+    convolution without the pooling after it, or one of stride 1).
     """
 
     name: str
@@ -52,7 +52,7 @@ class Model:
 
     @property
     def own(self) -> bool:
-        """Whether a function of the user's builds it, and may bring weights of its own."""
+        """Whether the user's own function builds the network; it may load weights too."""
         return self.name.partition(":")[0] not in ("timm", "torchvision")
 
 
@@ -61,8 +61,8 @@ class Model:
 class Extract:
     """Settings for computing and storing outputs.
 
-    `dtype` is that of stored logits and features, "model" as they come. `shard_size` rows go to one file.
-    `cache = "device"` decodes the images once and keeps them on the accelerator, for all networks of a study.
+    `dtype` is the type of stored logits and features; "model" keeps the model's own. Each file holds `shard_size` rows.
+    `cache = "device"` decodes the images once and keeps them on the accelerator for all networks of a study.
     """
 
     batch_size: int = 256
@@ -83,11 +83,11 @@ class Extract:
 @final
 @dataclass(frozen=True)
 class Fit:
-    """The scores, by default the paper's sixteen, and settings of their fit on ID training images.
+    """The scores, by default the paper's sixteen and `scod`, and settings of their fit on ID training images.
 
-    `count` of those, chosen at random by `seed`, or all. `crossfit`: see `sirc.fit`; 0 is the paper's rule. Scores that
-    are tuned on labelled ID rows (see `val` of `sirc.fit`) take the validation images for it, where there are any.
-    `on_unfit = "skip"` leaves out scores that cannot be fitted, with a warning.
+    `count` training images are used, chosen at random by `seed`; all by default. `crossfit` is that of `sirc.fit`; 0 is
+    the paper's rule. Scores that can be tuned (see `val` of `sirc.fit`) are tuned on the validation images, if there
+    are any. `on_unfit = "skip"` leaves out scores that cannot be fitted, with a warning.
     """
 
     specs: tuple[str, ...] = DEFAULT_SPECS
@@ -114,7 +114,7 @@ class Fit:
 @final
 @dataclass(frozen=True)
 class Reported:
-    """The scores in tables, page and figures, all by default; `results.csv` has every one."""
+    """The scores that tables, page and figures show; all by default. `results.csv` always has all of them."""
 
     specs: tuple[str, ...] = ()
 
@@ -126,11 +126,11 @@ class Reported:
 @final
 @dataclass(frozen=True)
 class Data:
-    """The images: ID training and test sets, an ID validation set, and OOD sets by the names tables print.
+    """The images: ID training, test and validation sets, and OOD sets by the names that tables print.
 
-    Relative paths of datasets start at `root`, which is relative to the current folder. `holdout` training images of
-    each class are neither trained nor fitted on, and are the validation set; the same ones for every seed. A network
-    that was trained elsewhere must not have seen them.
+    Relative paths of datasets start at `root`, which is relative to the current folder. With `holdout = N`, the
+    validation set is N training images of each class, the same for every seed; the network is neither trained nor
+    fitted on them. A network that was trained elsewhere must not have seen them.
     """
 
     train: Source
@@ -143,22 +143,22 @@ class Data:
     def __post_init__(self) -> None:
         check_at_least("holdout", self.holdout, 0)
         if self.holdout and self.validation is not None:
-            raise ValueError("`holdout` must be left out where `validation` is given: both say which images validate.")
+            raise ValueError("`holdout` must be left out where `validation` is given: both choose the validation set.")
         for name, source in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             known = source.benchmark if source is not None else None
             if known is not None and known.role == "OOD":
                 raise ValueError(f"`{name}` must be a labelled ID set; got {known.title}, an OOD set.")
             if source is not None and source.class_order and source.class_order != self.train.class_order:
                 raise ValueError(
-                    f"`{name}` must have the `classes` and `sort` of `train`, or neither: its classes have the numbers "
-                    "that they have there. Write them in `data.train`."
+                    f"`{name}` must have the `classes` and `sort` of `train`, or neither: its classes are numbered as "
+                    "there. Write them in `data.train`."
                 )
         ours = {source.benchmark.key for source in (self.train, self.test) if source.benchmark is not None}
         taken = {"train", "test", "validation"}
         for name, source in self.ood.items():
             key = dotted(("ood", name))
             check_folder_name(key, name)
-            if name.casefold() in taken or name in _MEANT:
+            if name.casefold() in taken or name in _RESERVED:
                 raise ValueError(
                     f"`{key}` must have a name of its own, not only in upper or lower case; '{name}' is taken. "
                     "Rename it."
@@ -175,12 +175,12 @@ class Data:
 
     @property
     def validates(self) -> bool:
-        """Whether there are validation images: a set of their own, or some that are held out of the training set."""
+        """Whether there are validation images: a dataset of their own, or held-out training images."""
         return self.validation is not None or self.holdout > 0
 
 
 def check_folder_name(key: str, name: str) -> None:
-    """Refuse a name that cannot be a folder's on every system; Windows keeps some for devices."""
+    """Refuse a name that some system does not allow for a folder; Windows reserves some for devices."""
     device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
     if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name) or device:
         raise ValueError(
