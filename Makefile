@@ -14,8 +14,9 @@ export UV_SYSTEM_CERTS := 1
 # Tests start many interpreters: each would compile torch anew if none might keep the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One more than there are cores: some tests wait for a browser, a server or another process.
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+# One more than there are cores: some tests wait for a browser, a server or another process. None of `quick` does.
+WORKERS ?= $(shell echo $$(($(CORES) + 1)))
 
 .PHONY: test types suite quick attack demo demo-time screenshot lint bench clean
 
@@ -34,7 +35,7 @@ suite: $(DEV)
 quick: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --hypothesis-profile quick \
+	$(BIN)/pytest -n $(CORES) --dist worksteal --hypothesis-profile quick \
 	  -m "not slow and not browser and not gpu"
 
 # Tries to break what docs/security.md promises, for some minutes, and prints its table.

@@ -71,6 +71,14 @@ def state(shared_root):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def unsynced():
+    """Leave it to the system when files reach the disk: no test cuts the power, and each would wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def translations():
     """Torch's table of its operators in ONNX, made once: torch itself makes it at each export, which takes a second."""
     with pytest.MonkeyPatch.context() as patch, suppress(ImportError, AttributeError):  # private, and only for speed

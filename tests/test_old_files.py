@@ -180,7 +180,7 @@ def test_nothing_of_a_finished_run_is_made_anew(study, command, images):
     before, made = contents("runs"), times(run)
     code, out, err = command("run", "tiny.toml", "--no-figures", "--device", "cpu")
     assert code == 0, err
-    assert ("stored outputs are used without a look at the images" in err) != images
+    assert ("stored outputs are used, and cannot be compared with their images" in err) != images
     assert times(run) == made
     after = contents("runs")
     assert out.splitlines()[-1] == "open runs/tiny/report.html"

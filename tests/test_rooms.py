@@ -19,9 +19,15 @@ def module_name(path):
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
+def nodes(path):
+    """All nodes of a source file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path):
     """(module, name) of every `from sirc.… import …` in a file, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sirc."):
             for alias in node.names:
                 yield node.module, alias.name
@@ -52,7 +58,7 @@ def test_nothing_but_the_version_is_taken_from_the_front_door():
     """`import sirc` would let a room reach every other one past the layers."""
     allowed, taken = {"__version__", *TOOLBOXES, *(room.name for room in ROOMS)}, []
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             names = []
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "sirc":
                 names = {node.attr} - {"__version__"}
@@ -76,7 +82,10 @@ def test_text_files_are_read_and_written_as_utf_8_whatever_the_locale():
     folders = (SOURCE, *(SOURCE.parents[1] / name for name in ("tests", "benchmarks", "docs", "studies")))
     without = []
     for path in (path for folder in folders for path in folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if "read_text" not in text and "write_text" not in text:  # parsing every file would take seconds
+            continue
+        for node in ast.walk(ast.parse(text)):
             method = isinstance(node, ast.Call) and getattr(node.func, "attr", "")
             if method in ("read_text", "write_text") and "encoding" not in {word.arg for word in node.keywords}:
                 without.append(f"{path}:{node.lineno}")

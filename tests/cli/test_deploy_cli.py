@@ -217,6 +217,7 @@ def test_promises_and_scores_are_chosen(here, command):
     assert SelectiveClassifier.load("plain.safetensors", _network(1)).threshold.delta is None
 
 
+@pytest.mark.slow
 def test_a_threshold_is_written_whatever_the_encoding_of_the_terminal(here, command_in):
     code, out, err = command_in("ascii", "calibrate", "runs/tiny", "--seed", 1, "--score", "msp", "--recall", 0.9)
     assert code == 0, err

@@ -230,6 +230,7 @@ def quiet_labels():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet_labels")
 def test_folders_have_their_classes_and_the_preparation_of_a_timm_model(folders):
     model = mostly_blue()

@@ -186,6 +186,7 @@ def test_a_missing_package_is_told_with_its_extra(monkeypatch):
             call()
 
 
+@pytest.mark.slow
 def test_commands_take_an_address_where_they_take_a_file(hub, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "of_the_commands.py").write_text(NETWORK, encoding="utf-8")

@@ -408,6 +408,7 @@ def shown(chromium):
 
         context = chromium.new_context(**options)
         contexts.append(context)
+        context.set_default_timeout(60_000)  # a busy machine
         context.on("console", lambda message: complaints.append(message.text))
         context.on("weberror", lambda error: complaints.append(str(error.error)))
         context.route("**", answer)

@@ -95,6 +95,7 @@ def plain_values(groups):
     )
 
 
+@pytest.mark.slow
 def test_variances_are_those_of_metrics_over_many_samples():
     """A wrong derivative, scale or stratum shows here: 3,000 samples against the mean of 80 analytic variances."""
     rng, sizes = np.random.default_rng(3), (150, 60, 100)
@@ -111,6 +112,7 @@ def test_variances_are_those_of_metrics_over_many_samples():
     assert found[1] == pytest.approx((other - own).var(1), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "means", "others"),
     [((40, 12, 30), (1.5, 0.3, 0.0), (1.2, 0.2, -0.3)), ((400, 20, 100), (4.0, 1.5, 0.0), (3.5, 1.2, -0.3))],

@@ -16,8 +16,8 @@ import sirc
 from sirc._utils.files import read_safetensors, write_safetensors
 from sirc.data import open_source
 from sirc.errors import ConfigError, StoreError
-from sirc.experiment import DEFAULT_SPECS
-from sirc.experiment.arrays import evaluate_arrays, find_head_in, load_outputs, possible_specs, save_arrays
+from sirc.experiment import DEFAULT_SPECS, RunResults
+from sirc.experiment.arrays import find_head_in, fit_arrays, load_outputs, possible_specs, save_arrays
 from sirc.experiment.claims import Finding, findings
 from sirc.experiment.demo import run_demo
 from sirc.experiment.experiment import Experiment
@@ -457,8 +457,10 @@ def test_the_head_is_found_in_any_of_its_places(arrays):
 
 @pytest.mark.slow
 def test_findings_are_those_of_the_paired_differences(arrays):
-    sets = {name: load_outputs(f"{name}.npz") for name in ("near", "far")}
-    run = evaluate_arrays(load_outputs("train.npz"), load_outputs("test.npz"), sets, head=sirc.Head.load("head.npz"))
+    train, test, near, far = (load_outputs(f"{name}.npz") for name in ("train", "test", "near", "far"))
+    sets = {"near": near, "far": far}
+    scorer = fit_arrays(train, test, sets, head=sirc.Head.load("head.npz"))
+    run = RunResults("model", 0, sirc.evaluate(scorer, test, sets), scorer, test, sets)
     lose, keep, match, change = findings([run], draws=50)
     assert "OOD detectors" in lose.claim
     assert set(lose.details.score) == {"max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis"}
@@ -992,7 +994,7 @@ def test_a_finished_study_does_without_its_images(experiment, command):
         Path("runs/tiny", name).unlink()
     code, _, err = command("run", "tiny.toml", "--format", "svg")
     assert code == 0, err
-    assert "stored outputs are used without a look at the images they are of: tiny.toml:13: `data.train` needs" in err
+    assert "stored outputs are used, and cannot be compared with their images: tiny.toml:13: `data.train` needs" in err
     assert {name: Path("runs/tiny", name).read_bytes() for name in tables} == tables
     assert Path("runs/tiny/figures/samples.svg").is_file()
     more = Experiment.read("tiny.toml", ['fit.specs=["msp", "sirc(msp, residual)", "energy"]'])

@@ -1,6 +1,7 @@
 """One registry entry is all a metric needs: tables, comparisons, selection, the page and the commands know it."""
 
 import math
+from functools import partialmethod
 
 import numpy as np
 import pandas as pd
@@ -241,6 +242,7 @@ def correct(ranking):
 
 def test_a_module_of_ones_own_brings_its_metrics_to_the_commands(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "REGISTRY", dict(REGISTRY))
+    monkeypatch.setattr(sirc.Evaluation, "intervals", partialmethod(sirc.Evaluation.intervals, draws=20))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "metrics_of_mine.py").write_text(OWN_METRICS, encoding="utf-8")
     torch.manual_seed(0)

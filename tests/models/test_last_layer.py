@@ -665,7 +665,7 @@ def test_a_head_is_found_beside_outputs_and_its_absence_is_told(tmp_path):
     ):
         Head.load(tmp_path / "none.npz")
     (tmp_path / "junk.npz").write_text("junk", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"junk.npz' cannot be trusted: not a whole .npz file \(it is no archive"):
+    with pytest.raises(ValueError, match=r"junk.npz' cannot be trusted: not a whole .npz file \(it is not an archive"):
         Head.load(tmp_path / "junk.npz")
     write_safetensors(tmp_path / "net.safetensors", {f"layer{i}.weight": torch.ones(3, 5) for i in range(99)}, {})
     with pytest.raises(ValueError, match=r"must hold `weight` .*; it has `layer0.weight`, .{,70}…. Rename the arrays"):

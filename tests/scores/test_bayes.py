@@ -203,6 +203,7 @@ def test_the_density_ratio_does_not_mind_into_how_many_sets_ood_rows_are_split()
     assert np.exp(found[1]).mean() == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_few_ood_rows_do_no_harm_and_s2_is_silent_where_ood_input_costs_less_than_the_risk(seed):
     """At α = 0.1, β = 0.95 accepted OOD input lowers the risk: a learnt g that still spoke there lost 16%."""

@@ -1,4 +1,4 @@
-"""Conversion of arrays of any framework to torch tensors, without a copy where the memory layout allows it."""
+"""Arrays of any framework as torch tensors, without a copy where the memory layout allows it; sorting."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SupportsDLPack(Protocol):
-    """An array that can hand its memory over through DLPack: JAX, CuPy, TensorFlow, MLX."""
+    """An array that can share its memory through DLPack: JAX, CuPy, TensorFlow, MLX."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -23,8 +23,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 def as_tensor(name: str, value: object) -> Tensor:
     """`value` as a detached tensor that shares its memory; errors call it `name`.
 
-    Copies are made only where torch cannot express the layout: negative strides, foreign byte order, Python
-    lists. Tensors made from read-only arrays share their memory too: callers must not write to the result.
+    Only layouts that torch cannot express are copied: negative strides, foreign byte order, Python lists. The tensor of
+    a read-only array shares its memory too, so callers must not write to the result.
     """
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
@@ -38,7 +38,7 @@ def as_tensor(name: str, value: object) -> Tensor:
         try:
             return torch.utils.dlpack.from_dlpack(value)
         except Exception as error:
-            # A producer may refuse for reasons of its own: read-only memory, a device torch does not know.
+            # The other framework may refuse: read-only memory, a device that torch does not know.
             if not hasattr(value, "__array__"):
                 raise ValueError(
                     f"`{name}` could not be read through DLPack: {error}. Convert it to a NumPy array first."
@@ -62,7 +62,7 @@ def as_tensor(name: str, value: object) -> Tensor:
 
 
 def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> slice | Tensor:
-    """Turn a key of `n` rows into a slice, which selects views, or into a mask or an index on `device`."""
+    """Turn a key for `n` rows into a slice, which selects a view, or into a mask or an index on `device`."""
     if isinstance(key, slice):
         start, stop, step = key.indices(n)
         return key if step > 0 else torch.tensor(range(start, stop, step), dtype=torch.int64, device=device)
@@ -78,7 +78,7 @@ def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> sli
             f"got {index.dtype} of shape {tuple(index.shape)}. For columns, index `.logits`."
         )
     index = index.to(torch.int64).reshape(-1)
-    # Checked here because a bad index on a GPU would end the process's use of the device.
+    # Checked here, because a bad index on a GPU would make the device unusable for this process.
     wrong = (index < -n) | (index >= n)
     if wrong.any():
         raise IndexError(f"rows must be in 0…{n - 1}; got {int(index[wrong][0])}.")
@@ -89,20 +89,21 @@ def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> sli
 
 
 def ascending_order(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Sorting order of floats without NaN, faster than `np.argsort`.
+    """The order that sorts floats without NaN, faster than `np.argsort`.
 
-    Floats compare as their bits do, read as whole numbers. Their last bits make room for the place of each.
+    Floats compare like their bits read as integers. The last bits of each integer are replaced by the index of the
+    float, so that sorting the integers sorts the indices too.
     """
     n = len(values)
     places = (1 << n.bit_length()) - 1
     keys = values.astype(np.float64).view(np.int64)
-    keys ^= (keys >> 63) & np.iinfo(np.int64).max  # among negative numbers the larger bits are the lower number
+    keys ^= (keys >> 63) & np.iinfo(np.int64).max  # negative floats compare in reverse
     keys &= ~places
     keys |= np.arange(n)
     keys.sort()
     keys &= places
     found = values[keys]
-    if (found[1:] < found[:-1]).any():  # numbers that differ in their last bits only
+    if (found[1:] < found[:-1]).any():  # some differ only in the replaced bits
         keys = keys[np.argsort(found, kind="stable")]
     return keys
 

@@ -20,13 +20,13 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_type(name: str, value: object, kind: type | UnionType, what: str, hint: str = "") -> None:
-    """Require an object of some type, which `what` says in words; `hint` is the way out."""
+    """Require an object of some type; `what` names the type in words, and `hint` says what to do."""
     if not isinstance(value, kind):
         raise ValueError(f"`{name}` must be {what}; got {type(value).__name__}. {hint}".rstrip())
 
 
 def check_path(name: str, value: str | os.PathLike[str]) -> Path:
-    """Require a path, whether or not there is something."""
+    """Require a path; it need not exist."""
     check_type(name, value, str | os.PathLike, "a path, as text or `pathlib.Path`")
     path = Path(value)
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
@@ -35,7 +35,7 @@ def check_path(name: str, value: str | os.PathLike[str]) -> Path:
 
 
 def check_device(value: torch.device | str) -> torch.device:
-    """Require a device that is there."""
+    """Require an available device."""
     try:
         return torch.empty(0, device=value).device
     except (TypeError, RuntimeError, AssertionError):
@@ -43,7 +43,7 @@ def check_device(value: torch.device | str) -> torch.device:
 
 
 def iterates(value: object) -> TypeGuard[Iterable[Any]]:
-    """Whether a `for` takes it: unlike most arrays, those without a dimension cannot be."""
+    """Whether a `for` loop can run over it: arrays can, unless they have no dimension."""
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
 
 
@@ -66,8 +66,8 @@ def check_floating(name: str, x: Tensor | torch.dtype) -> None:
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """Refuse NaN and infinity. When all is well this is one read of `x` and no large temporary."""
-    # aminmax carries a NaN through and cannot overflow, as a sum could.
+    """Refuse NaN and infinity. If there are none, this reads `x` once and makes no large temporary."""
+    # aminmax passes a NaN on and, unlike a sum, cannot overflow.
     if x.numel() == 0 or torch.stack(x.aminmax()).isfinite().all():
         return
     x = x.reshape(1) if x.ndim == 0 else x
@@ -90,7 +90,7 @@ def check_integer(name: str, x: Tensor) -> None:
 
 
 def check_labels(name: str, labels: Tensor, num_classes: int) -> None:
-    """Require column numbers 0…K−1; the error names the first row that has another."""
+    """Require class numbers 0…K−1; the error names the first row with another one."""
     low, high = (int(bound) for bound in labels.aminmax())
     if low >= 0 and high < num_classes:
         return
@@ -118,7 +118,7 @@ def check_same_length(name: str, x: Tensor, other: str, y: Tensor) -> None:
 
 
 def check_same_device(name: str, x: Tensor, other: str, y: Tensor) -> None:
-    """Require one device: large arrays are never moved behind the user's back."""
+    """Require the same device: large arrays are never moved without the user knowing."""
     if x.device != y.device:
         raise ValueError(
             f"`{name}` must be on the same device as `{other}`; got {x.device} and {y.device}. "
@@ -177,19 +177,19 @@ def check_at_least(name: str, value: SupportsIndex, least: int) -> int:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Require one of a few words."""
+    """Require one of these words."""
     if value not in choices:
         *others, last = (f'"{choice}"' for choice in choices)
         raise ValueError(f"`{name}` must be {', '.join(others)} or {last}; got {quoted(value)}.")
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """Say which settings differ: "size is 100, got 200"; empty where none does."""
+    """Say which settings differ, such as "size is 100, got 200"; empty if none does."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     parts = ((key, before.get(key, "not known"), now.get(key, "nothing")) for key in keys)
     return ", ".join("{} is {}, got {}".format(*(shorten(str(word)) for word in part)) for part in parts)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Say `float32` rather than `torch.float32`: the word NumPy uses too."""
+    """`float32` rather than `torch.float32`, as NumPy says too."""
     return str(dtype).removeprefix("torch.")

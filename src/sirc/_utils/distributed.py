@@ -1,4 +1,14 @@
-"""Processes that share a task: ranks, exchange of texts and tensors, failing together."""
+"""Processes that share a task: ranks, exchange of texts and tensors, failing together.
+
+Example:
+    Alone there is one process; under torchrun, each gets the texts of all.
+
+    >>> import sirc
+    >>> with sirc.distributed.process_group():
+    ...     texts = sirc.distributed.gather_texts(f"process {sirc.distributed.rank()}")
+    >>> texts
+    ['process 0']
+"""
 
 from __future__ import annotations
 
@@ -14,7 +24,7 @@ from torch import Tensor
 
 from sirc._utils.checks import dtype_name
 
-# The types that an error of one process has in the others; the last stands for all other types.
+# Errors of one process are raised in the others as the first of these types that fits; the last stands for the rest.
 _KINDS: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -24,28 +34,28 @@ def _joined() -> bool:
 
 
 def rank() -> int:
-    """The number of this process; 0 where it is alone."""
+    """The number of this process; 0 if it is the only one."""
     return dist.get_rank() if _joined() else 0
 
 
 def world() -> int:
-    """The number of processes; 1 where this one is alone."""
+    """The number of processes; 1 if this is the only one."""
     return dist.get_world_size() if _joined() else 1
 
 
 def is_main() -> bool:
-    """Whether this is process 0, which does what must be done once."""
+    """Whether this is process 0, which does the work that must be done once."""
     return rank() == 0
 
 
 def barrier() -> None:
     """Wait until every process is here."""
     if world() > 1:
-        gather_texts("")  # unlike `dist.barrier`, it needs no choice of device
+        gather_texts("")  # unlike `dist.barrier`, it works on any device
 
 
 def require_joined(function: str) -> None:
-    """Refuse to run in one of several launched processes before they have joined: each would do all of the work."""
+    """Refuse to run in one of several launched processes that have not joined: each would do all of the work."""
     launched = int(os.environ.get("WORLD_SIZE") or 1)
     if launched > 1 and world() == 1:
         raise ValueError(
@@ -55,22 +65,22 @@ def require_joined(function: str) -> None:
 
 
 def of_process(name: str) -> str:
-    """The name of a task that several processes share, with the number of this one."""
+    """The name of a shared task, with the number of this process if there are several."""
     return name if world() == 1 else f"{name}, process {rank() + 1} of {world()}"
 
 
 @contextmanager
 def process_group(device: torch.device | None = None, timeout: timedelta = timedelta(days=1)) -> Iterator[None]:
-    """Join the processes that torchrun or accelerate launched, and leave them at the end; else do nothing.
+    """Join the processes that torchrun or accelerate launched, and leave the group at the end; otherwise do nothing.
 
-    On CUDA they talk over NCCL, and the current device becomes that of `LOCAL_RANK`; otherwise over gloo. Without
-    `device`, CUDA is taken where each process of this machine has a GPU of its own. `timeout` is how long a process
+    On CUDA they communicate over NCCL, and the current device becomes that of `LOCAL_RANK`; on a CPU, over gloo.
+    Without `device`, CUDA is used if each process of this machine has its own GPU. `timeout` is how long a process
     waits for the others.
     """
     if _joined() or not dist.is_available() or not all(os.environ.get(name) for name in _LAUNCHED):
         yield
         return
-    # Imported after the group is made, this module would keep the group alive to the end; its threads abort the exit.
+    # Imported later, this module would keep the group alive until the interpreter exits, and its threads abort that.
     import torch.distributed.nn
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -92,7 +102,7 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
         yield
         barrier()  # a process that leaves early would cut off the others
     except BaseException:
-        # NCCL may wait for the others on leaving, and they may never come; the launcher ends them.
+        # Leaving an NCCL group may wait forever for the others; the launcher ends them.
         if device.type != "cuda":
             dist.destroy_process_group()
         raise
@@ -101,9 +111,9 @@ def process_group(device: torch.device | None = None, timeout: timedelta = timed
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """Run work without exchanges; where it fails in one process, all raise, so that none waits for it.
+    """Run work that exchanges nothing; if it fails in one process, all processes raise, so that none waits for it.
 
-    Every process must enter it the same number of times.
+    Every process must enter this context the same number of times.
     """
     if world() == 1:
         yield
@@ -128,7 +138,7 @@ def gather_texts(text: str) -> list[str]:
     """The texts of all processes, in the order of their numbers."""
     if world() == 1:
         return [text]
-    # As bytes: torch's own exchange of objects would unpickle what another process sends.
+    # As bytes: torch's `all_gather_object` would unpickle what another process sends.
     mine = torch.frombuffer(bytearray(text.encode() + b" "), dtype=torch.uint8).to(_device())  # never empty
     sizes = [torch.zeros(1, dtype=torch.int64, device=_device()) for _ in range(world())]
     dist.all_gather(sizes, torch.tensor([len(mine)], device=_device()))
@@ -142,15 +152,15 @@ def gather_texts(text: str) -> list[str]:
 def gather_tensors(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The tensors of each process in turn, in the order of their numbers; names, shapes and types may differ.
 
-    Only those of one process are in memory at a time, on the CPU or, with NCCL, on the current GPU. Every process must
-    use up the iterator.
+    Only the tensors of one process are in memory at a time, on the CPU or, with NCCL, on the current GPU. Every process
+    must exhaust the iterator.
     """
     for source in range(world()):
         yield broadcast_tensors(tensors, source)
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[str, Tensor]:
-    """The tensors of one process, whatever the others pass."""
+    """The tensors of process `source`; what the others pass is ignored."""
     if world() == 1:
         return dict(tensors)
     described = {name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
@@ -163,12 +173,12 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], source: int = 0) -> dict[st
         else:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         if tensor.numel():
-            # As bytes, since not every backend knows every type.
+            # As bytes, since not every backend supports every type.
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=source)
         received[name] = tensor
     return received
 
 
 def _device() -> torch.device:
-    """The device from which the backend can send tensors."""
+    """The device that the backend sends tensors from."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -36,8 +36,8 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
 _MUCH = 1 << 24  # bytes
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]{8})-)?\d+-[0-9a-f]{8}\.tmp")  # in brackets, the computer
-_SWEPT: set[Path] = set()  # folders, by this process
+_TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]{8})-)?\d+-[0-9a-f]{8}\.tmp")  # the group is the computer's name
+_SWEPT: set[Path] = set()  # the folders that this process has swept
 _CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -53,10 +53,10 @@ _CODES = {
 
 
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
-    """Let `writer` fill a file that appears at `path` whole, or not at all.
+    """Let `writer` fill a file that appears at `path` as a whole, or not at all.
 
-    The data go to a temporary name in the same folder, are synced, and are renamed over `path`; a kill or a
-    power cut leaves the old file, and a temporary one for the next process to sweep. The folder is made if need be.
+    The data go to a temporary file in the same folder, which is synced and renamed to `path`. A kill or a power cut
+    leaves the old file, and a temporary one that the next process deletes. The folder is made if it does not exist.
     """
     path = Path(path)
     temporary = _temporary_name(path)
@@ -69,14 +69,14 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
             writer(file)
             file.flush()
             os.fsync(file.fileno())
-            if sys.platform != "win32":  # before the lock goes; Windows does not rename what is open
+            if sys.platform != "win32":  # while it is locked; Windows cannot rename an open file
                 os.replace(temporary, path)
         if sys.platform == "win32":
             os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        # A full disk names no file, and the temporary one means nothing to the reader.
+        # The error of a full disk names no file, and the name of the temporary file means nothing to the user.
         if isinstance(error, OSError) and (
             error.errno in _FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
         ):
@@ -93,7 +93,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
 
 
 def keep_text(path: PathLike, text: str) -> None:
-    """Write a file unless it holds this text already: what is finished is not touched, and may be read-only."""
+    """Write a file unless it holds this text already: finished results are not touched, and may be read-only."""
     data = text.encode()
     with suppress(FileNotFoundError, NotADirectoryError):
         if Path(path).read_bytes() == data:
@@ -103,27 +103,27 @@ def keep_text(path: PathLike, text: str) -> None:
 
 @cache
 def _computer() -> str:
-    """A short name of this computer, as long as it runs: processes with the same name see each other's locks."""
+    """A short name of this computer until it restarts: processes with the same name see each other's locks."""
     try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()  # of the kernel, which containers share
+        name = Path("/proc/sys/kernel/random/boot_id").read_bytes()  # the kernel's, so containers share it
     except OSError:
         name = os.fsencode(platform.node())
     return hashlib.sha256(name).hexdigest()[:8]
 
 
 def _temporary_name(path: Path) -> Path:
-    # Not tempfile: its files are readable by their owner alone, and would stay so after the rename.
+    # Not `tempfile`: only the owner can read its files, also after the rename.
     return path.with_name(f".{path.name}.{_computer()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def _open_locked(temporary: Path) -> BinaryIO | None:
-    """Make a file that is locked until it is closed, so that others know that its writer lives.
+    """Make a file that is locked until it is closed, which tells others that its writer is alive.
 
-    None if another process swept it before it was locked.
+    None if another process deleted it before it was locked.
     """
     file = open(temporary, "xb")  # noqa: SIM115
     if sys.platform != "win32":
-        with suppress(OSError):  # a file system without locks: nothing is swept there
+        with suppress(OSError):  # on a file system without locks nothing is swept
             fcntl.flock(file, fcntl.LOCK_EX)
         if not temporary.exists():
             file.close()
@@ -132,11 +132,11 @@ def _open_locked(temporary: Path) -> BinaryIO | None:
 
 
 def _sweep_folder(folder: Path, now: float) -> None:
-    """Delete what killed writers left in a folder, once in the life of a process.
+    """Delete the temporary files that killed writers left in a folder, once for each process.
 
-    Locks of another computer may not be seen here, so only what nobody has written to for a minute is deleted of what
-    it left; `now` is the time by the clock of the file system, which need not be that of this computer. As long as
-    there is something younger, the folder is looked at again.
+    Locks of another computer may not show here, so its files are deleted only if nobody has written to them for a
+    minute. `now` is the time by the clock of the file system, which may differ from that of this computer. While there
+    are younger files, the folder is swept again.
     """
     if folder in _SWEPT:
         return
@@ -144,7 +144,7 @@ def _sweep_folder(folder: Path, now: float) -> None:
     for file in folder.glob(".*.tmp"):
         if (name := _TEMPORARY.fullmatch(file.name)) is None:
             continue
-        with suppress(OSError):  # its writer lives, and has it locked or, on Windows, open
+        with suppress(OSError):  # its writer is alive and has it locked or, on Windows, open
             if name[1] != _computer() and file.stat().st_mtime > now - 60:
                 _SWEPT.discard(folder)
                 continue
@@ -157,7 +157,7 @@ def _sweep_folder(folder: Path, now: float) -> None:
 
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:
-    """Refuse to replace what is already written, unless the caller says so."""
+    """Refuse to replace an existing file, unless the caller asks for it."""
     if not overwrite and check_path("path", path).exists():
         raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
 
@@ -167,15 +167,15 @@ def write_safetensors(
 ) -> None:
     """Write tensors and their checksum into one safetensors file; equal content gives equal bytes.
 
-    The format is written here, not by the library, because that orders metadata at random and (before 0.8)
-    copies every tensor first.
+    The safetensors library is not used, because it writes metadata in random order and, before 0.8, copies every tensor
+    first.
     """
     refuse_existing(path, overwrite)
     for name, tensor in tensors.items():
         if tensor.dtype not in _CODES:
             known = ", ".join(_CODES.values())
             raise ValueError(f"`{name}` must have a dtype among {known}; got {tensor.dtype}. Convert it first.")
-    # Widest first, then by name: every tensor then starts at a multiple of its item size, as mapping needs.
+    # Widest first, then by name: every tensor then starts at a multiple of its item size, as memory mapping needs.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     buffers = {name: tensors[name].detach().cpu().contiguous() for name in names}
     described: dict[str, object] = {}
@@ -195,7 +195,7 @@ def write_safetensors(
             file.write(header(content_digest(buffers, metadata)))
             file.writelines(map(_bytes, buffers.values()))
             return
-        with ThreadPoolExecutor(1) as pool:  # the checksum of much data is computed while they go to the disk
+        with ThreadPoolExecutor(1) as pool:  # large data are written while their checksum is computed
             digest = pool.submit(content_digest, buffers, metadata)
             file.write(header("0" * 64))
             file.writelines(map(_bytes, buffers.values()))
@@ -212,8 +212,8 @@ def read_safetensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, as memory-mapped views, and its metadata without the checksum.
 
-    `verify` reads everything once to compare the checksum. `foreign` accepts a file that has none, as other
-    programs write. The mapping is private: writing to a tensor never reaches the file.
+    `verify` reads everything once to compare the checksum. `foreign` accepts files without one, such as other programs
+    write. The mapping is private: writing to a tensor does not change the file.
     """
     require_file(path)
     place = os.stat(path).st_ino
@@ -224,26 +224,26 @@ def read_safetensors(
     if written is None and not foreign:
         raise _damaged(path, "it has no checksum, so sirc did not write it")
     if verify and written not in (None, content_digest(tensors, metadata)):
-        if os.stat(path).st_ino != place:  # replaced meanwhile: safetensors opens a file twice
+        if os.stat(path).st_ino != place:  # replaced while it was read: safetensors opens a file twice
             return read_safetensors(path, verify=verify, foreign=foreign)
         raise _damaged(path, "its content does not match its checksum")
     return tensors, metadata
 
 
 def read_metadata(path: PathLike) -> dict[str, str]:
-    """The metadata of a file without its checksum, from the header alone: quick, and not verified."""
+    """The metadata of a file without its checksum, from the header only: quick, but not verified."""
     with _opened(path) as file:
         return {key: value for key, value in (file.metadata() or {}).items() if key != _DIGEST}
 
 
 def read_checksum(path: PathLike) -> str | None:
-    """The checksum that a file carries, from the header alone."""
+    """The checksum in the header of a file."""
     with _opened(path) as file:
         return dict(file.metadata() or {}).get(_DIGEST)
 
 
 def tensor_places(path: PathLike) -> dict[str, tuple[int, int]]:
-    """For each tensor of a safetensors file, the byte where it starts and that after its end; nothing is verified."""
+    """The first byte of each tensor in a safetensors file, and the byte after its last; nothing is verified."""
     with open(path, "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
@@ -252,7 +252,7 @@ def tensor_places(path: PathLike) -> dict[str, tuple[int, int]]:
 
 
 def is_npz(path: PathLike, what: str, hint: str = "") -> bool:
-    """Whether a path is for a `.npz` file; it must be for that or for a `.safetensors` file."""
+    """Whether a path ends in `.npz`; it must end in that or in `.safetensors`."""
     suffix = check_path("path", path).suffix
     if suffix not in (".npz", ".safetensors"):
         raise ValueError(
@@ -275,7 +275,7 @@ def write_npz(path: PathLike, tensors: Mapping[str, Tensor], *, overwrite: bool 
 
 
 def read_npz(path: PathLike, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays `names`, of which only the first must exist. Pickled objects are never read."""
+    """Read these arrays, of which only the first must exist. Pickled objects are never read."""
     required, *optional = names
     with _opened_npz(path) as archive:
         require_array(path, required, archive.files)
@@ -296,7 +296,7 @@ def _opened_npz(path: PathLike) -> Iterator[Any]:
             if file.read(6) == b"\x93NUMPY":
                 raise ValueError("it holds a single array")
             if not zipfile.is_zipfile(file):
-                raise ValueError("it is no archive, as `np.savez` writes it, or lacks its end")
+                raise ValueError("it is not an archive such as `np.savez` writes, or its end is missing")
             file.seek(0)
             yield np.load(file, allow_pickle=False)
     except StoreError:
@@ -311,7 +311,7 @@ def _opened_npz(path: PathLike) -> Iterator[Any]:
 
 
 def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
-    """Require the array `name`; the error lists what the file has instead."""
+    """Require an array in a file; the error lists the arrays that it has."""
     if name not in found:
         raise StoreError(
             f"'{path}' must have an array named `{name}`; it has {listed_arrays(found)}. Rename the array."
@@ -346,7 +346,7 @@ def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]
 
 
 def read_header(path: PathLike, metadata: Mapping[str, str], what: str, version: int) -> dict[str, Any]:
-    """The JSON that the metadata of a saved object, `what`, keep; it must be of this version."""
+    """The JSON header in the metadata of a saved object, `what`; it must have this version."""
     header, name = read_json(path, metadata.get("sirc", "{}")), what.split()[0]
     if header.get("format") != f"sirc-{name}":
         raise StoreError(f"'{path}' is not a saved {what}: write one with `{name}.save(path)`")
@@ -373,18 +373,18 @@ def _damaged(path: PathLike, why: str) -> StoreError:
 
 
 def _describe(tensor: Tensor) -> dict[str, object]:
-    # A damaged header can name a dtype we never write; that must end as a wrong checksum, not a KeyError.
+    # A damaged header can name a dtype that sirc never writes; that must give a wrong checksum, not a KeyError.
     return {"dtype": _CODES.get(tensor.dtype, "unknown"), "shape": list(tensor.shape)}
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """Expose the memory of a tensor, without a copy when it is contiguous and on the CPU."""
+    """The memory of a tensor, without a copy if it is contiguous and on the CPU."""
     array: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return array.data
 
 
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """The checksum of what a file holds."""
+    """The checksum of a file's tensors and metadata."""
     described = {name: _describe(tensor) for name, tensor in tensors.items()}
     digest = hashlib.sha256(json.dumps([dict(metadata), described], sort_keys=True).encode())
     for name in sorted(tensors):

@@ -1,4 +1,4 @@
-"""Fused kernels, tried once: where the toolchain lacks something, a slower path gives the same results."""
+"""Fused kernels, tried once: where they cannot run, a slower path gives the same results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _unusable: set[str] = set()
 
 
 def attempt(name: str, work: Callable[[], _R]) -> _R | None:
-    """What a kernel or a compiled function gives; None, and no further try under this name, where it cannot run.
+    """The result of a kernel or a compiled function; None if it cannot run, and then it is not tried again.
 
-    The caller then computes the same numbers by plain operations.
+    The caller then computes the same numbers with plain operations.
     """
     if name in _unusable:
         return None
@@ -24,7 +24,7 @@ def attempt(name: str, work: Callable[[], _R]) -> _R | None:
         return work()
     except torch.OutOfMemoryError:
         _log.debug("out of memory in %s", name)
-    except Exception as error:  # no compiler, no Triton, a device that it does not know, …
+    except Exception as error:  # no compiler, no Triton, an unknown device, …
         _unusable.add(name)
         _log.debug("%s is not usable: %s", name, error)
     return None

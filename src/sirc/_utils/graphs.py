@@ -1,4 +1,4 @@
-"""CUDA graphs: kernels of a function, recorded once and launched together, with the same results."""
+"""CUDA graphs: the kernels of a function, recorded once and launched together, with the same results."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from torch import Tensor
 
 _R = TypeVar("_R")
 Look: TypeAlias = tuple[object, ...]
-"""The stream of a call, and what its tensors have in common with those of another call that a graph could serve."""
+"""The stream of a call, and the shapes, strides and types of its tensors: calls that look alike can share a graph."""
 
 _log = logging.getLogger("sirc")
-_EAGER = 4  # calls that run launch by launch; with a fifth, recording is expected to pay
-_LOOKS = 32  # of which calls are counted, so that no more graphs take memory
+_EAGER = 4  # calls that run without a graph; at the fifth, recording is expected to pay off
+_LOOKS = 32  # the most looks that are counted, which limits the memory of graphs
 
 
 def record(
     work: Callable[[], _R], warm_up: Callable[[], object], pool: tuple[int, int] | None = None
 ) -> tuple[torch.cuda.CUDAGraph, _R]:
-    """The graph of what `work` launches on the current device, and its result, which each replay overwrites.
+    """The graph of the kernels that `work` launches on this device, and its result, which each replay overwrites.
 
-    `warm_up` runs before: libraries then choose their kernels, which cannot be recorded. `pool` is memory that graphs
-    share of which one runs at a time.
+    `warm_up` runs first, so that libraries choose their kernels, which cannot be recorded. Graphs that never run at the
+    same time may share the memory of a `pool`.
     """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         warm_up()
         side.synchronize()
-        torch.cuda.empty_cache()  # which frees nothing while it records
-        # So that the graph's own memory has what cuBLAS works in, whoever clears that later.
+        torch.cuda.empty_cache()  # nothing can be freed while recording
+        # The graph's own memory then has the workspace of cuBLAS, even if someone clears that later.
         clear: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
         clear()
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # or it may free, in between, what uses the device
+        gc.disable()  # it might free something on the device while recording
         try:
-            # Not torch.cuda.graph, which gives pinned memory back too. Errors are those of this thread alone.
+            # Not `torch.cuda.graph`, which also frees pinned memory. Only this thread's mistakes are errors.
             shared: dict[str, Any] = {} if pool is None else {"pool": pool}
             graph.capture_begin(**shared, capture_error_mode="thread_local")
             try:
@@ -60,11 +60,11 @@ def record(
 
 @contextmanager
 def _not_waiting() -> Iterator[None]:
-    """A RuntimeError for what waits for the device: found while recording, that would leave torch confused."""
+    """Raise a RuntimeError if something waits for the device: while recording, that would confuse torch."""
     before = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it may not find all
+            warnings.simplefilter("ignore")  # torch warns that it may not find every wait
             torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
@@ -73,10 +73,10 @@ def _not_waiting() -> Iterator[None]:
 
 @final
 class Recorded:
-    """A function of CUDA tensors as a graph, for tensors of the shapes, types and strides of the examples.
+    """A function of CUDA tensors as a graph, for tensors with the shapes, types and strides of the examples.
 
-    Made only where the graph gives the very numbers that the function does: else a RuntimeError, as for one that
-    `strangers` wrote and that waits for the device, which no graph can.
+    A RuntimeError if the graph does not give exactly the numbers of the function, or if a function that `strangers`
+    wrote waits for the device, which a graph cannot do.
     """
 
     @torch.inference_mode(False)
@@ -97,12 +97,12 @@ class Recorded:
 
         self._graph, self._results = record(lambda: function(*self._given), warm_up, pool)
         for result in self._results:
-            result.logical_not_()  # another value, whatever it was: what no replay writes is found out
+            result.logical_not_()  # changes every value, so that results which a replay does not write are noticed
         if not all(map(torch.equal, self(*examples), expected)):
             raise RuntimeError("a CUDA graph of this function gives other numbers than the function")
 
     def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """The results for other values."""
+        """The results for new values."""
         for mine, value in zip(self._given, values, strict=True):
             mine.copy_(value)
         self._graph.replay()
@@ -111,13 +111,14 @@ class Recorded:
 
 @final
 class Repeats:
-    """Calls a function of CUDA tensors, by a graph once tensors that look the same have come a few times.
+    """Calls a function of CUDA tensors, with a graph once tensors that look the same have come a few times.
 
-    The numbers are the same, in any thread. A function that cannot be recorded goes on launch by launch. A graph reads
-    the function's other tensors where they were: begin anew when these move. Copies begin anew.
+    The numbers are the same, in any thread. A function that cannot be recorded is called without a graph. A graph reads
+    the function's other tensors at their old addresses: make a new `Repeats` when they move. Copies start without
+    graphs.
 
-    A function that `strangers` wrote may keep a tensor for the size that it saw last: its one graph goes when another
-    size comes, and each time it takes longer to be recorded again.
+    A function that `strangers` wrote may keep a tensor for the last size: it has one graph, which is dropped when
+    another size comes, and each time more calls pass before it is recorded again.
     """
 
     def __init__(self, *, strangers: bool = False) -> None:
@@ -129,14 +130,14 @@ class Repeats:
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
         """`function(*tensors)`."""
-        # After a network has run, each line here is out of the processor's caches, and costs as much as a small launch.
+        # After a network has run, this code is out of the processor's caches: each line costs like a small launch.
         index = tensors[0].get_device()
         if index != torch.cuda.current_device():
             with torch.cuda.device(index):
                 return self(function, *tensors)
-        if torch.cuda.is_current_stream_capturing():  # for a graph of the caller's
+        if torch.cuda.is_current_stream_capturing():  # the caller records a graph
             return function(*tensors)
-        # Each stream has graphs of its own: one graph's memory is for one replay at a time.
+        # Each stream has its own graphs, since the memory of a graph serves one replay at a time.
         stream = index, torch._C._cuda_getCurrentRawStream(index)
         look: Look = (stream, *[(x.shape, x.stride(), x.dtype) for x in tensors])
         with self._lock:
@@ -148,7 +149,7 @@ class Repeats:
     def _recorded(
         self, look: Look, stream: object, function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
     ) -> Recorded | None:
-        """The graph of a look that has just come often enough, if one can be made."""
+        """The graph for tensors of this look, if they have just come often enough and it can be recorded."""
         if self._strangers and look not in self._seen:
             self._patience *= 2 if self._graphs else 1
             self._graphs.clear()

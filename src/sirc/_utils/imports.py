@@ -1,4 +1,4 @@
-"""Functions by name: import `package.module:function`, and say what is missing where that fails."""
+"""Imports by name: `package.module:function`, with errors that say what is missing."""
 
 import contextlib
 import importlib
@@ -15,12 +15,12 @@ from sirc._utils.hints import closest
 from sirc._utils.text import shorten
 
 DISTRIBUTION = "torch-sirc"
-"""What is installed to import `sirc`: on PyPI that name is another project's."""
-_MOVED = {"sirc.small": "sirc.models.small"}  # modules that earlier experiments name by their old path
+"""The name to install; on PyPI, `sirc` is another project."""
+_MOVED = {"sirc.small": "sirc.models.small"}  # old paths of modules, which earlier experiments name
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module, from the current folder too; no standard one."""
+    """Import a module that may be in the current folder; those of the standard library are refused."""
     module = re.sub(r"(\.py)?(:.*)?$", "", name).replace("/", ".").lstrip(".")
     if module != name:
         raise ValueError(f"`{shorten(name)}` must be a module, `package.module`. Write `{shorten(module)}`.")
@@ -28,7 +28,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> ModuleType:
-    """Import the module of a `name`; `forms` says in the error what that may be, and `known` what may be meant."""
+    """Import the module of a `name`; the error says what forms a name may have, and which `known` one is close."""
     module = _MOVED.get(module, module)
     _refuse_standard(name, module)
     if not all(part.isidentifier() for part in module.split(".")):
@@ -38,7 +38,7 @@ def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> 
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if not error.name or not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module is there, and lacks one of its own imports
+                raise  # the module exists, but one of its own imports does not
             raise ValueError(
                 f"`{shorten(name)}` must be {forms}; no module `{shorten(error.name)}` is installed or in "
                 f"'{Path.cwd()}'.{closest(module, known)}"
@@ -46,9 +46,9 @@ def _import(module: str, name: str, forms: str, known: tuple[str, ...] = ()) -> 
 
 
 def import_function(name: str, forms: str) -> Callable[..., Any]:
-    """Import `package.module:function`, from the current folder too; `forms` says in the error what `name` may be.
+    """Import `package.module:function`, also from the current folder; the error says what `forms` a name may have.
 
-    Nothing of the standard library is a function for this, by whatever road: it has no networks and no images.
+    Functions of the standard library are refused, however they are named: it has no networks and no images.
     """
     module, _, path = name.partition(":")
     value: Any = _import(module, name, forms, ("timm", "torchvision"))
@@ -80,7 +80,7 @@ def _refuse_standard(name: str, module: str) -> None:
 
 
 def stored_name(name: str) -> str:
-    """Spell `module:function` as earlier runs stored it, so that a moved module does not make them stale."""
+    """`module:function` as earlier runs stored it, so that they do not become stale when a module moves."""
     module, colon, function = name.partition(":")
     old = {new: old for old, new in _MOVED.items()}
     return f"{old.get(module, module)}{colon}{function}"
@@ -88,7 +88,7 @@ def stored_name(name: str) -> str:
 
 @contextlib.contextmanager
 def current_folder() -> Iterator[None]:
-    """Let modules in the current folder be imported, as `python script.py` does."""
+    """Allow imports from the current folder."""
     here = os.getcwd()
     sys.path.insert(0, here)
     importlib.invalidate_caches()
@@ -100,5 +100,5 @@ def current_folder() -> Iterator[None]:
 
 
 def missing_package(what: str, package: str, extra: str = "vision") -> ImportError:
-    """Make the error for a package that is not installed; it names the extra that brings it."""
+    """The error for a package that is not installed; it names the extra that installs it."""
     return ImportError(f"{what} needs {package}: pip install '{DISTRIBUTION}[{extra}]'")

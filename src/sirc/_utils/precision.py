@@ -1,4 +1,4 @@
-"""Arithmetic settings: protection from the caller's autocast, modes, gradients and TF32; parallel threads."""
+"""Arithmetic settings: exact results under the caller's autocast, modes and TF32; parallel threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Precision = Literal["fp32", "bf16"]
-"""The arithmetic that a network runs in; bf16 under autocast."""
+"""The arithmetic of a network: plain float32, or bfloat16 by autocast."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -28,10 +28,10 @@ _restore: Callable[[], None] | None = None
 
 
 def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run in the precision of the tensors, without gradients, on tensors that can be updated later.
+    """Run a function in the precision of its tensors, without gradients, and outside of inference mode.
 
-    Inside a caller's autocast region matrix products would be rounded to half precision, with TF32 switched on to 10
-    bits, and state made in its inference mode could not be changed outside of it.
+    In a caller's autocast region, matrix products would be rounded to half precision; with TF32 on, to 10 bits. Tensors
+    made in a caller's inference mode could not be changed outside of it.
     """
 
     @wraps(function)
@@ -50,9 +50,10 @@ def exact(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def full_products() -> Iterator[None]:
-    """Full float32 matrix products, whatever the process-wide setting of torch says.
+    """Compute float32 matrix products in full precision, whatever torch is set to.
 
-    The setting is the process's: the first thread to come in changes it, and the last to leave puts it back.
+    The setting holds for the whole process: the first thread that enters changes it, and the last that leaves restores
+    it.
     """
     global _inside, _restore
     with _lock:
@@ -70,7 +71,7 @@ def full_products() -> Iterator[None]:
 
 
 def _ask_for_full() -> Callable[[], None] | None:
-    """Change the setting, and return a function that restores it; None if nothing had to change."""
+    """Ask torch for full precision, and return a function that restores the setting; None if nothing had to change."""
     if not hasattr(torch._C, "_get_fp32_precision_getter"):  # torch before 2.9
         before = torch.get_float32_matmul_precision()
         if before == "highest":
@@ -78,15 +79,15 @@ def _ask_for_full() -> Callable[[], None] | None:
         torch.set_float32_matmul_precision("highest")
         return lambda: torch.set_float32_matmul_precision(before)
     kept = _precisions()
-    # Where the newer switches are full, the older setting can be read, whatever it is.
+    # The older setting can be read only if the newer switches are at full precision.
     if all(value in _FULL for value in kept.values()) and torch.get_float32_matmul_precision() == "highest":
         return None
-    # Asked for nothing, a switch follows the one for all backends: what it follows must still lead it afterwards.
+    # A switch at "none" follows the one for all backends, and must still follow it after it is restored.
     _set_precisions(dict.fromkeys(_BACKENDS, "none"))
     followed = _precisions()
     kept = {backend: "none" if value == followed[backend] else value for backend, value in kept.items()}
     _set_precisions(dict.fromkeys(_BACKENDS, "ieee"))
-    # The older one as well: torch refuses to multiply where the two disagree.
+    # The older setting as well: torch refuses to multiply if the two disagree.
     older = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
 
@@ -107,7 +108,7 @@ def _set_precisions(precisions: dict[str, str]) -> None:
 
 
 def may_convolve_in_tf32() -> bool:
-    """Whether torch may round float32 to TF32 in convolutions on a GPU, as it does unless it is told not to."""
+    """Whether torch may round float32 to TF32 in convolutions on a GPU, which is its default."""
     if not hasattr(torch._C, "_get_fp32_precision_getter"):  # torch before 2.9
         return torch.backends.cudnn.allow_tf32
     return torch._C._get_fp32_precision_getter("cuda", "conv") not in _FULL
@@ -115,7 +116,7 @@ def may_convolve_in_tf32() -> bool:
 
 @final
 class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Convolutions of float32, in full on every device or of values that are rounded to TF32 before, as on a GPU."""
+    """Computes float32 convolutions in full precision on any device or, if `rounded`, from TF32 values as GPUs do."""
 
     def __init__(self, *, rounded: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -134,23 +135,23 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _as_tf32(x: Tensor) -> Tensor:
-    """The nearest numbers with 10 bits after the leading one."""
+    """The nearest numbers with 10 bits after the leading bit."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def side_by_side(steps: Sequence[Callable[[], _R]], device: torch.device) -> Iterator[_R]:
-    """The results of independent steps, in their order: on a CPU as many at a time as torch has threads, each with one.
+    """The results of independent steps, in order; a CPU runs as many at a time as torch has threads, one thread each.
 
-    Decompositions of matrices gain less than twofold from a second thread, and lose four- to tenfold where other work
-    has the cores: all threads wait for the slowest at every column.
+    Matrix decompositions gain less than twofold from a second thread, and lose four- to tenfold if other work uses the
+    cores, since at every column all threads wait for the slowest.
     """
     threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:  # a GPU's linear algebra must not be begun by two threads at once
+    if device.type != "cpu" or threads == 1:  # two threads must not start a GPU's linear algebra at once
         yield from (step() for step in steps)
         return
     with ThreadPoolExecutor(max(1, min(len(steps), threads)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
-            # Modes such as `inference_mode` are of a thread.
+            # Modes such as `inference_mode` hold for one thread only.
             yield from pool.map(lambda step: exact(step)(), steps)
         finally:
             torch.set_num_threads(threads)

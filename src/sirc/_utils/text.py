@@ -1,4 +1,4 @@
-"""Text for people: shortened quotes, percentages, lists of names, aligned columns, harmless CSV, errors."""
+"""Text for people: shortened quotes, percentages, lists of names, aligned columns, safe CSV, errors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-# Quotes are counted as part of it, so that `unquoted` takes off one that `as_csv` put there. Numbers are none.
+# Quotes in front belong to a formula, so that `unquoted` removes the one that `as_csv` added. Numbers are no formulas.
 _FORMULA = re.compile(r"(?![+-]?\d*\.?\d+(e[+-]?\d+)?$)'*[=+@\t\r\n-]", re.IGNORECASE)
 
 
 def shorten(text: str, most: int = 80) -> str:
-    """The text if it has at most `most` characters, else its beginning and an ellipsis."""
+    """The text, cut to `most` characters with an ellipsis if it is longer."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def quoted(value: object) -> str:
-    """What someone passed, as an error quotes it: its `repr` in at most 80 characters, with the closing quote."""
+    """A value as errors quote it: its `repr`, cut to 80 characters but with the closing quote."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:78]}…{text[-1]}"
 
@@ -31,19 +31,19 @@ def percent(share: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as in a sentence: `a, b and c`."""
+    """Names as a sentence lists them: `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a plain table, one for each row of the columns, each column as wide as its longest cell."""
+    """The lines of a plain table, with each column as wide as its longest cell."""
     widths = [max(map(len, column)) for column in columns]
     for row in zip(*columns, strict=True):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def as_csv(table: pd.DataFrame) -> str:
-    """A table as CSV, in which no spreadsheet finds a formula: text that could be one has a quote before it."""
+    """A table as CSV without formulas: text that a spreadsheet would take for one gets a quote in front."""
 
     def quoted(cell: object) -> object:
         return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
@@ -53,10 +53,10 @@ def as_csv(table: pd.DataFrame) -> str:
 
 
 def unquoted(cell: str) -> str:
-    """A cell that `as_csv` wrote, as it was."""
+    """The original text of a cell that `as_csv` wrote."""
     return cell[cell.startswith("'") :] if _FORMULA.match(cell) else cell
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
+    """The first line of an error's text, or its type if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ _HOME = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def warn(text: str) -> None:
-    """Warn as from the line that called sirc, however deep inside this is."""
+    """Warn at the user's line that called sirc, however deep the call is."""
     frame, depth, entry = sys._getframe(), 1, 1
     while frame.f_back is not None:
         frame, depth = frame.f_back, depth + 1

@@ -1,4 +1,4 @@
-"""Written files: those that this process wrote, for a command that is stopped to say what stays."""
+"""The files that this process wrote, which a stopped command reports."""
 
 from pathlib import Path
 

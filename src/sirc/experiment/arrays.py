@@ -1,9 +1,8 @@
-"""Evaluation of arrays that a user brings: outputs and head from files, with the same results as a study's."""
+"""Evaluation of arrays from files: outputs, head or confidences that a user brings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,14 +43,14 @@ def save_arrays(path: PathLike, outputs: Outputs, head: Head | None = None, *, o
 
 
 def find_head_in(head: PathLike | None, train: PathLike | None) -> Head | None:
-    """Read the last layer from its own file, which then must have it, or from that of the training outputs."""
+    """Read the head from its own file, which must have one, or else from the file of training outputs if it has one."""
     if head is not None:
         return Head.load(head)
     return None if train is None or Path(train).is_dir() else read_head(train)
 
 
 def has_confidences(path: PathLike) -> bool:
-    """Whether a file has confidences, predictions and labels in place of logits, as OpenOOD saves them."""
+    """Whether a file holds confidences, predictions and labels instead of logits, as OpenOOD saves them."""
     path = Path(path)
     names = array_names(path) if path.suffix == ".npz" and path.is_file() else set()
     return "logits" not in names and "conf" in names
@@ -65,7 +64,7 @@ def evaluate_confidences(
     groups: Mapping[str, Sequence[str]] | None = None,
     model: str = "model",
 ) -> RunResults:
-    """Evaluate the confidences of one score from files that have `conf`, `pred` and `label`; OOD files need `conf`."""
+    """Evaluate the confidences of one score; files hold `conf`, `pred` and `label`, and OOD files only need `conf`."""
     arrays = read_npz(test, _CONFIDENCES)
     for name in _CONFIDENCES[1:]:
         require_array(test, name, arrays)
@@ -91,7 +90,7 @@ def possible_specs(
     *,
     among: Sequence[str] = DEFAULT_SPECS,
 ) -> list[str]:
-    """Give those of some scores, by default the paper's and `scod`, that can be computed from what there is."""
+    """The scores `among` these, by default the paper's and `scod`, that the given outputs and head suffice for."""
     features = all(part is None or part.num_features is not None for part in (train, test, val))
     labels = train is not None and train.layout.labels
     has = {"features": features, "train": train is not None, "labels": labels, "head": head is not None}
@@ -99,27 +98,6 @@ def possible_specs(
     if not features and train is not None and train.num_features is not None:
         among = [spec for spec in among if not parse(spec).is_default]  # its witnesses would read them
     return [spec for spec in among if all(has[name] for name in has if getattr(Needs.of([spec]), name))]
-
-
-def evaluate_arrays(
-    train: Outputs | OutputStore | None,
-    test: Outputs | OutputStore,
-    ood: Mapping[str, Outputs | OutputStore],
-    *,
-    specs: Sequence[str] | None = None,
-    head: Head | None = None,
-    crossfit: Crossfit = "auto",
-    val: Outputs | OutputStore | None = None,
-    on_unfit: OnError = "stop",
-    groups: Mapping[str, Sequence[str]] | None = None,
-    model: str = "model",
-    progress: Progress = SILENT,
-) -> RunResults:
-    """Fit the scores as `fit_arrays` does, and evaluate them."""
-    scorer = fit_arrays(
-        train, test, ood, specs=specs, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit, progress=progress
-    )
-    return RunResults(model, 0, evaluate(scorer, test, ood, groups=groups), scorer, test, ood)
 
 
 def fit_arrays(
@@ -135,11 +113,11 @@ def fit_arrays(
     device: torch.device | None = None,
     progress: Progress = SILENT,
 ) -> Scorer:
-    """Fit the scores on `train`, which processes share; without `specs`, all of the default that the arrays allow.
+    """Fit scores on `train`, whose rows the processes share; by default, all of `possible_specs`.
 
-    What `test` and `ood`, which the scores are for, lack is told before.
-    `val`, labelled ID outputs that are in neither `train` nor `test`, is what scores are tuned on; `on_unfit` is for
-    scores that cannot be fitted: see `sirc.fit`.
+    `test` and `ood` are the outputs to be scored: features that they lack are reported before anything is fitted.
+    Scores are tuned on `val`, labelled ID outputs that are in neither `train` nor `test`. `on_unfit` says what happens
+    to scores that cannot be fitted; see `sirc.fit`.
     """
     chosen = list(specs) if specs else possible_specs(train, test, head, val)
     if train is None and val is not None:
@@ -154,5 +132,14 @@ def fit_arrays(
                 "learn from. Pass `train` too"
             )
         return Scorer(chosen)
-    fitted = partial(fit, chosen, train, head=head, crossfit=crossfit, val=val, on_unfit=on_unfit if specs else "skip")
-    return fitted(device=device, distributed=True, progress=progress)
+    return fit(
+        chosen,
+        train,
+        head=head,
+        crossfit=crossfit,
+        val=val,
+        on_unfit=on_unfit if specs else "skip",
+        device=device,
+        distributed=True,
+        progress=progress,
+    )

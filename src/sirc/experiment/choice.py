@@ -1,4 +1,4 @@
-"""The choice of a score in a run's folder: which command made it, on which images; others set the threshold."""
+"""The score that a command chose for a run, and the images it was chosen on; other images set the threshold."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from sirc.errors import StoreError
 from sirc.experiment.experiment import Experiment, Run
 from sirc.outputs import Outputs, OutputStore
 
-_SEED = 0  # of the halves
+_SEED = 0  # decides which rows are in which half
 
 
 def calibration_set(experiment: Experiment) -> str:
-    """The images that set a threshold: validation, unless there are none or scores were tuned on them; then test."""
+    """The dataset that sets a threshold: validation, or test if there is none or scores were tuned on it."""
     return "validation" if experiment.data.validates and not experiment.tuned else "test"
 
 
 def outputs_to_choose(experiment: Experiment, run: Run, name: str) -> Outputs | OutputStore:
-    """The outputs of images that a score is chosen on: a random half of those that set a threshold, or all of others.
+    """The outputs that a score is chosen on: a random half of the dataset that sets a threshold, or all of another.
 
-    The half depends on the number of rows alone: the rows of the other half are as good as new for a guarantee.
+    The half depends only on the number of rows, so the rows of the other half are unseen and can back a guarantee.
     """
     store = OutputStore(run.store(name))
     return store.load()[_half(store, 0)] if name == calibration_set(experiment) else store
 
 
 def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor | None, str]:
-    """The rows of these images that set a threshold, and which command chose a score on the others, if one did.
+    """The rows that set a threshold, and the command that chose a score on the other rows, if one did.
 
-    None means all rows: no command chose a score, or it used every row; the caller must say so.
+    None means all rows: no command chose a score, or one used every row, which the caller must report.
     """
     past = [one for one in choices(run) if (one.images, one.data) == (name, store.data)]
     halves = bool(past) and all(one.half for one in past)
@@ -44,7 +44,7 @@ def rows_to_calibrate(run: Run, store: OutputStore, name: str) -> tuple[Tensor |
 @final
 @dataclass(frozen=True)
 class Chosen:
-    """A score that a command chose for a model, on images of this fingerprint or a random half of them."""
+    """A score that a command chose for a model, on the images with this fingerprint or on a random half of them."""
 
     command: str
     score: str
@@ -55,7 +55,7 @@ class Chosen:
 
 
 def choices(run: Run) -> list[Chosen]:
-    """The choices of each command in a run's folder, the latest last."""
+    """The last choice of each command for a run, the latest last."""
     try:
         return [Chosen(**about) for about in read_json(run.choice).values()]
     except FileNotFoundError:
@@ -68,13 +68,13 @@ def choices(run: Run) -> list[Chosen]:
 
 
 def latest_choice(run: Run, model: str) -> Chosen | None:
-    """The choice that was made last, if it was for this model."""
+    """The latest choice, if it was made for this model."""
     past = choices(run)
     return past[-1] if past and past[-1].model == model else None
 
 
 def keep_choice(run: Run, command: str, score: str, name: str, *, half: bool) -> None:
-    """Write a choice down in the run's folder, in place of the command's last one."""
+    """Write a choice into the run's folder; it replaces the command's last one."""
     others = [past for past in choices(run) if past.command != command]
     store = OutputStore(run.store(name))
     latest = Chosen(command, score, name, store.data, half, store.model)

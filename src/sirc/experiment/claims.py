@@ -1,37 +1,30 @@
-"""Tests of the paper's four findings in a study: the measurement, its uncertainty and the verdict."""
+"""Checks of the paper's four findings in a study: what was measured, how surely, and the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypedDict, final
+from typing import TypeAlias, final
 
 import pandas as pd
 
-from sirc.evaluation import Method
 from sirc.experiment.results import RunResults
 from sirc.scores import parse
 
 DETECTORS = ("max_logit", "energy", "gradnorm", "vim", "residual", "mahalanobis")
-TOLERANCE = 0.002  # AUROC: what "keeps" and "matches" allow, 0.2 points
+TOLERANCE = 0.002  # in AUROC: "keeps" and "matches" allow a loss of 0.2 points
 _GRID = (0.1, 0.3, 0.5, 0.7, 0.9)
-Pairs: TypeAlias = dict[str, list[str]]  # scores by the baseline that each is compared with
-
-
-class How(TypedDict):
-    """How intervals are found."""
-
-    method: Method
-    draws: int
+Pairs: TypeAlias = dict[str, list[str]]  # the scores that are compared with each baseline
 
 
 @final
 @dataclass(frozen=True)
 class Finding:
-    """One claim: what was measured in its favour or against it, and the verdict.
+    """One claim of the paper, what was measured, and the verdict.
 
-    `sure` comparisons bear it out with their whole interval, `against` speak against it so, `open` leave it open.
-    `details` has a row for each: `model, seed, score, baseline, difference, low, high`, in AUROC or AURR.
+    `sure` counts the comparisons whose whole interval supports the claim, `against` those whose whole interval
+    contradicts it, and `open` the rest. `details` has one row for each comparison: `model, seed, score, baseline,
+    difference, low, high`, in AUROC or AURR.
     """
 
     claim: str
@@ -43,46 +36,45 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether every comparison bears it out."""
+        """Whether every comparison surely supports the claim."""
         return self.sure > 0 and self.against == self.open == 0
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """The outcome in words: holds, does not hold, or undecided."""
         if self.holds:
             return "holds"
         return "does not hold" if self.against else "undecided"
 
 
-def findings(runs: Sequence[RunResults], *, method: Method = "auto", draws: int = 500) -> list[Finding]:
-    """Look for the paper's findings, with 95% intervals of paired differences within each run, as `compare` has them.
+def findings(runs: Sequence[RunResults], *, draws: int = 500) -> list[Finding]:
+    """Check the paper's findings with the 95% intervals of paired differences that `compare` gives for each run.
 
-    A finding holds if every comparison in every run bears it out: where it claims a loss, the whole interval lies below
-    0; where it claims that something is kept or matched, the whole interval lies above −0.2 points. One that speaks
-    against it for sure is enough for it not to hold; else it is undecided.
+    A finding holds if every comparison in every run supports it: for a loss, the whole interval lies below 0; for
+    "keeps" and "matches", the whole interval lies above −0.2 points. It does not hold if one comparison surely
+    contradicts it. Otherwise it is undecided.
     """
-    how: How = {"method": method, "draws": draws}
     findings = [
-        _detectors_lose_wrong(runs, how),
-        _sirc_keeps(runs, how, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
-        _sirc_keeps(runs, how, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
-        _best_changes(runs, how),
+        _detectors_lose_wrong(runs, draws),
+        _sirc_keeps(runs, draws, "wrong", "SIRC keeps S1's AUROC of ID✗|ID✓ within 0.2 points"),
+        _sirc_keeps(runs, draws, "OOD mean", "SIRC matches or improves S1's AUROC of OOD|ID✓ (mean over sets)"),
+        _best_changes(runs, draws),
     ]
     return [finding for finding in findings if finding is not None]
 
 
-def _detectors_lose_wrong(runs: Sequence[RunResults], how: How) -> Finding | None:
+def _detectors_lose_wrong(runs: Sequence[RunResults], draws: int) -> Finding | None:
     def detectors(names: Sequence[str]) -> Pairs:
         return {"msp": [name for name in DETECTORS if name in names]} if "msp" in names else {}
 
-    rows = _auroc_differences(runs, how, "wrong", detectors)
+    rows = _auroc_differences(runs, draws, "wrong", detectors)
     if rows.empty:
         return None
     sure, against = rows.high < 0, rows.low > 0
     return _finding("OOD detectors lose ID✗|ID✓ against MSP", {"all six": rows}, sure, against, rows)
 
 
-def _sirc_keeps(runs: Sequence[RunResults], how: How, negative: str, claim: str) -> Finding | None:
+def _sirc_keeps(runs: Sequence[RunResults], draws: int, negative: str, claim: str) -> Finding | None:
     def augmented(names: Sequence[str]) -> Pairs:
         pairs: Pairs = {}
         for name in names:
@@ -91,7 +83,7 @@ def _sirc_keeps(runs: Sequence[RunResults], how: How, negative: str, claim: str)
                 pairs.setdefault(str(spec.args[0]), []).append(name)
         return pairs
 
-    rows = _auroc_differences(runs, how, negative, augmented)
+    rows = _auroc_differences(runs, draws, negative, augmented)
     if rows.empty:
         return None
     sure, against = rows.low >= -TOLERANCE, rows.high < -TOLERANCE
@@ -99,8 +91,8 @@ def _sirc_keeps(runs: Sequence[RunResults], how: How, negative: str, claim: str)
     return _finding(claim, {f"with {s2}": rows[second == s2] for s2 in dict.fromkeys(second)}, sure, against, rows)
 
 
-def _best_changes(runs: Sequence[RunResults], how: How) -> Finding | None:
-    """The best score where OOD input is rare and errors are dear, against the best where OOD input dominates."""
+def _best_changes(runs: Sequence[RunResults], draws: int) -> Finding | None:
+    """Compare the best score where OOD inputs are frequent and costly, (0.1, 0.1), with that at (0.9, 0.9)."""
     if any(not run.ood or len(run.evaluation.scores) < 2 for run in runs):
         return None
     parts, different = [], []
@@ -112,7 +104,7 @@ def _best_changes(runs: Sequence[RunResults], how: How) -> Finding | None:
         corners = {at: str(best[(at, at)]) for at in (_GRID[0], _GRID[-1])}
         for at, other in ((_GRID[0], _GRID[-1]), (_GRID[-1], _GRID[0])):
             if corners[at] != corners[other]:
-                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", how, at)
+                rows = _differences(run, {corners[other]: [corners[at]]}, "pooled", "aurr", draws, at)
                 parts.append(rows.assign(alpha=at, beta=at))
     rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"high": [], "low": []})
     sure = int((rows["high"] < 0).sum())
@@ -128,7 +120,7 @@ def _best_changes(runs: Sequence[RunResults], how: How) -> Finding | None:
 def _finding(
     claim: str, parts: dict[str, pd.DataFrame], sure: pd.Series, against: pd.Series, rows: pd.DataFrame
 ) -> Finding:
-    """Put the counts and, for each part, the range of differences and of their intervals into words."""
+    """Describe each part in words: its counts, and the ranges of its differences and intervals."""
     sentences = []
     for name, part in parts.items():
         means = part.groupby(["model", "score"])["difference"].mean() * 100
@@ -143,23 +135,27 @@ def _finding(
 
 
 def _auroc_differences(
-    runs: Sequence[RunResults], how: How, negative: str, pairs: Callable[[Sequence[str]], Pairs]
+    runs: Sequence[RunResults], draws: int, negative: str, pairs: Callable[[Sequence[str]], Pairs]
 ) -> pd.DataFrame:
-    """AUROC differences of the pairs that each run has."""
+    """The AUROC differences of the pairs in each run."""
     parts = [
-        _differences(run, pairs(run.evaluation.scores), negative, "auroc", how, None)
+        _differences(run, pairs(run.evaluation.scores), negative, "auroc", draws, None)
         for run in runs
         if negative == "wrong" or run.ood
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _differences(run: RunResults, pairs: Pairs, negative: str, metric: str, how: How, at: float | None) -> pd.DataFrame:
+def _differences(
+    run: RunResults, pairs: Pairs, negative: str, metric: str, draws: int, at: float | None
+) -> pd.DataFrame:
     """One row for each score and its baseline; `at` is α and β."""
     parts = []
     for baseline, scores in pairs.items():
         if scores:
-            table = run.evaluation.compare(baseline, **how, alpha=at, beta=at, scores=scores, negatives=[negative])
+            table = run.evaluation.compare(
+                baseline, draws=draws, alpha=at, beta=at, scores=scores, negatives=[negative]
+            )
             table = table[(table["metric"] == metric) & (table["negative"] == negative)]
             table = table[["score", "difference", "low", "high"]]
             parts.append(table.assign(baseline=baseline, model=run.model, seed=run.seed))

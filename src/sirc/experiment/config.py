@@ -23,10 +23,10 @@ PAPER_SPECS = (
 )
 """The sixteen scores of the paper's tables."""
 DEFAULT_SPECS = (*PAPER_SPECS, "scod")
-"""The scores where none are asked for."""
+"""The scores of an experiment that names none."""
 
 _ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]|^[. ]|[. ]$')
-_MEANT = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows that result tables have anyway
+_RESERVED = (WRONG, MEAN, POOLED, ORACLE, "Close", "Far")  # rows of every results table
 
 
 @final
@@ -53,7 +53,7 @@ class Model:
 
     @property
     def own(self) -> bool:
-        """Whether a function of the user's builds it, and may bring weights of its own."""
+        """Whether the user's own function builds the network; it may load weights too."""
         return self.name.partition(":")[0] not in ("timm", "torchvision")
 
 
@@ -155,22 +155,22 @@ class Data:
     def __post_init__(self) -> None:
         check_at_least("holdout", self.holdout, 0)
         if self.holdout and self.validation is not None:
-            raise ValueError("`holdout` must be left out where `validation` is given: both say which images validate.")
+            raise ValueError("`holdout` must be left out where `validation` is given: both choose the validation set.")
         for name, source in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             known = source.benchmark if source is not None else None
             if known is not None and known.role == "OOD":
                 raise ValueError(f"`{name}` must be a labelled ID set; got {known.title}, an OOD set.")
             if source is not None and source.class_order and source.class_order != self.train.class_order:
                 raise ValueError(
-                    f"`{name}` must have the `classes` and `sort` of `train`, or neither: its classes have the numbers "
-                    "that they have there. Write them in `data.train`."
+                    f"`{name}` must have the `classes` and `sort` of `train`, or neither: its classes are numbered as "
+                    "there. Write them in `data.train`."
                 )
         ours = {source.benchmark.key for source in (self.train, self.test) if source.benchmark is not None}
         taken = {"train", "test", "validation"}
         for name, source in self.ood.items():
             key = dotted(("ood", name))
             check_folder_name(key, name)
-            if name.casefold() in taken or name in _MEANT:
+            if name.casefold() in taken or name in _RESERVED:
                 raise ValueError(
                     f"`{key}` must have a name of its own, not only in upper or lower case; '{name}' is taken. "
                     "Rename it."
@@ -187,12 +187,12 @@ class Data:
 
     @property
     def validates(self) -> bool:
-        """Whether there are validation images: a set of their own, or some that are held out of the training set."""
+        """Whether there are validation images: a dataset of their own, or held-out training images."""
         return self.validation is not None or self.holdout > 0
 
 
 def check_folder_name(key: str, name: str) -> None:
-    """Refuse a name that cannot be a folder's on every system; Windows keeps some for devices."""
+    """Refuse a name that some system does not allow for a folder; Windows reserves some for devices."""
     device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
     if not 0 < len(name.encode(errors="replace")) <= 200 or _ODD.search(name) or device:
         raise ValueError(

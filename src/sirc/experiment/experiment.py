@@ -1,4 +1,4 @@
-"""An experiment: one TOML says which network, data, training and scores, and where results go."""
+"""An experiment: one TOML with the network, data, training and scores, and the folder of the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _InFolder:
 @final
 @dataclass(frozen=True)
 class Run:
-    """One network of an experiment and the files it leaves: that of a seed, or the pretrained one (seed 0)."""
+    """One network of an experiment, that of a seed or the pretrained one (seed 0), and its files."""
 
     seed: int
     folder: Path
@@ -51,14 +51,14 @@ class Run:
     scorer = _InFolder("scorer.safetensors")
     """The fitted scores."""
     confidences = _InFolder("confidences.safetensors")
-    """The scores' values on test images and OOD sets, kept while outputs and scorer are the same."""
+    """The confidences of test images and OOD sets, valid while outputs and scorer stay the same."""
     choice = _InFolder("choice.json")
-    """The scores that commands chose for it, and the images that they looked at."""
+    """The scores that commands chose for this network, and the images they chose them on."""
     older_fit_note = _InFolder("scorer.json")
-    """The note of its inputs that earlier versions left beside a scorer, in place of a stamp."""
+    """The inputs of a fit, as earlier versions noted them beside the scorer instead of in a stamp."""
 
     def store(self, name: str) -> Path:
-        """The store of the outputs on a dataset."""
+        """The folder of the stored outputs on a dataset."""
         return self.folder / "outputs" / name
 
 
@@ -147,7 +147,7 @@ class Experiment:
 
     @classmethod
     def read(cls, path: PathLike, overrides: Iterable[str] = (), *, whole: bool = False) -> Experiment:
-        """Read a TOML file, with `overrides` such as `"train.lr=0.05"` put over it; a `whole` one extends no other.
+        """Read a TOML file with `overrides` such as `"train.lr=0.05"`; a `whole` file must not extend another.
 
         A `ConfigError` names the line and the key of what is wrong.
         """
@@ -166,16 +166,16 @@ class Experiment:
                 f"`{options}`, or import them first."
             )
             raise ConfigError(str(error).partition("One of your own")[0] + advice) from None
-        # No field: where an experiment was read from takes no part in what it is.
+        # Not a field: experiments are equal wherever they were read from.
         object.__setattr__(experiment, "_document", document)
         return experiment
 
     def dump(self) -> str:
-        """Give the whole configuration as TOML, defaults written out; `read` makes an equal experiment of it."""
+        """The whole configuration as TOML, with all defaults; `read` makes an equal experiment from it."""
         return dump(self)
 
     def save(self) -> Path:
-        """Keep the configuration beside its results; each stage compares its part with what it finds there."""
+        """Write the configuration beside the results, where each stage compares its own part with it."""
         path = self.folder / FILE
         keep_text(path, self.dump())
         remember(path)
@@ -193,13 +193,13 @@ class Experiment:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """One for each seed, or the pretrained network alone."""
+        """One run for each seed, or one for the pretrained network."""
         if self.train is None:
             return (Run(0, self.folder / "pretrained"),)
         return tuple(Run(seed, self.folder / f"seed-{seed}") for seed in self.seeds)
 
     def run(self, seed: int) -> Run:
-        """Give the run of a seed."""
+        """The run of a seed."""
         runs = {run.seed: run for run in self.runs}
         if seed not in runs:
             raise ValueError(f"`seed` must be one of the experiment's, {', '.join(map(str, runs))}; got {seed}.")
@@ -216,16 +216,16 @@ class Experiment:
         return self.data.validates and Needs.of(self.fit.specs).tuned
 
     def source(self, name: str) -> Source:
-        """Give a dataset by its name."""
+        """The dataset of this name."""
         if name not in self.names:
             hint = closest(name, self.names) or f" It has {', '.join(self.names)}."
             raise ValueError(f"`{self.name}` has no dataset '{name}'.{hint}")
-        validation = self.data.validation or self.data.train  # which has the images that are held out
+        validation = self.data.validation or self.data.train  # held-out images are training images
         ours = {"train": self.data.train, "test": self.data.test, "validation": validation}
         return ours.get(name) or self.data.ood[name]
 
     def require(self, names: Iterable[str] | None = None) -> None:
-        """See that the files of these datasets (default: all) are there before hours are spent on the others."""
+        """Check that the files of these datasets (default: all) exist, before hours are spent on the others."""
         missing: dict[Path, str] = {}
         for name in self.names if names is None else names:
             source = self.source(name)
@@ -257,7 +257,7 @@ class Experiment:
         return Path(expanded)
 
     def error(self, keys: tuple[str, ...], words: str) -> ConfigError:
-        """An error about one of its settings, with the place where that stands."""
+        """An error about one of the settings, with the place of that setting."""
         document: Document | None = getattr(self, "_document", None)
         return document.error(keys, words) if document else ConfigError(f"`{dotted(keys)}` {words}")
 

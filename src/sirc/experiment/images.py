@@ -1,4 +1,4 @@
-"""Images of an experiment: open its datasets, and check all of them before the first long stage."""
+"""Images of an experiment: opening its datasets, and checking them before the first long stage."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sirc.progress import Progress
 from sirc.training import refuse_labels
 
 _ID_SETS = ("train", "test", "validation")
-_HOLDOUT_SEED = 0  # one for all runs: the network's seed does not decide which images validate
+_HOLDOUT_SEED = 0  # the same for all runs: the held-out images do not depend on the network's seed
 
 
 def images_of(
     experiment: Experiment, name: str, *, augmented: bool = False, cache: DeviceCache | None = None
 ) -> ImageSet:
-    """Open a dataset of an experiment, preprocessed as in a test; `augmented` leaves that to the training loop.
+    """Open a dataset of an experiment with the preprocessing of tests; `augmented` leaves that to the training loop.
 
-    `data.holdout` images of each class are kept out of the training images, and are the validation images. The
-    training images that scores are fitted on may be a random subset, `fit.count` of them. Test and validation images
-    have the class numbers of the training images, also where they lack a class.
+    `data.holdout` images of each class are taken out of the training images and become the validation images. Scores
+    are fitted on all training images, or on `fit.count` random ones. Test and validation images have the class numbers
+    of the training images, even if they lack a class.
     """
     experiment.require([name])
     source, count, holdout = experiment.source(name), experiment.fit.count, experiment.data.holdout
@@ -46,9 +46,9 @@ def images_of(
 
 
 def images_for_samples(experiment: Experiment, *, run_code: bool = True) -> dict[str, ImageSet]:
-    """Open the datasets of an experiment to look at: test images first, then the OOD sets, without preprocessing.
+    """Open the test images and the OOD sets of an experiment without preprocessing, to show samples.
 
-    With `run_code=False` all must be sirc's own kinds, whose files are read where they are: nothing is unpacked.
+    With `run_code=False` all must be datasets that sirc itself reads, and nothing is unpacked.
     """
     sources = {name: experiment.source(name) for name in ("test", *experiment.data.ood)}
     for name, source in sources.items():
@@ -60,9 +60,9 @@ def images_for_samples(experiment: Experiment, *, run_code: bool = True) -> dict
 def check_data(
     experiment: Experiment, names: Iterable[str], *, trains: bool, cache: DeviceCache, progress: Progress
 ) -> None:
-    """Check datasets without decoding an image: each has some, and the network has an output for every label.
+    """Check, without decoding any, that each dataset has images and that the network has an output for every label.
 
-    A network with outputs for more classes than it is trained on may be meant, so that is only noted.
+    More outputs than classes to train on may be intended, so that is only noted.
     """
     outputs = experiment.model.num_classes
     for name in names:
@@ -85,13 +85,13 @@ def _open(experiment: Experiment, name: str, cache: DeviceCache | None) -> Image
     def opened() -> ImageSet:
         images: ImageSet | None = None
         with distributed.failing_together():
-            if distributed.is_main():  # this process goes first, as archives are unpacked when they are opened
+            if distributed.is_main():  # it goes first, as opening an archive unpacks it
                 images = _open_source(experiment, name, experiment.source(name))
         with distributed.failing_together():
             if images is None:
                 images = _open_source(experiment, name, experiment.source(name))
             if cache is not None:
-                _ = images.cache_key  # looks at every file; done now, the copies made of it need not
+                _ = images.cache_key  # looks at every file, once for all copies of this dataset
         return images
 
     if cache is None:
@@ -110,6 +110,6 @@ def _open_source(experiment: Experiment, name: str, source: Source, *, unpack: b
         name=name,
         unpack=unpack,
     )
-    if not len(images):  # as a function may return
+    if not len(images):  # a user's function may return none
         raise ValueError(f"every dataset must have images; '{name}' of '{experiment.name}' has none. Check it.")
     return images

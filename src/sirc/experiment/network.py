@@ -1,4 +1,4 @@
-"""The network of a run: building it, its weights, their fingerprint, and its last layer."""
+"""The network of a run: how to build it, its weights, their fingerprint, and its head."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _FINGERPRINTS: dict[tuple[object, ...], str] = {}  # several stages of one comma
 
 
 def build(experiment: Experiment) -> nn.Module:
-    """Build the network of an experiment with the weights that it starts from."""
+    """Build the network of an experiment with its initial weights."""
     return models.build(**asdict(experiment.model))
 
 
 def network(experiment: Experiment, run: Run) -> nn.Module:
-    """Build the network of a run, with the weights that it was trained to or came with, in evaluation mode."""
+    """Build the network of a run with its trained or pretrained weights, in evaluation mode."""
     model = build(experiment)
     if experiment.train is not None:
         if not run.weights.exists():
@@ -51,7 +51,7 @@ def network(experiment: Experiment, run: Run) -> nn.Module:
 
 
 def network_key(experiment: Experiment, run: Run) -> str:
-    """What decides a network, known without building it; empty for a function's, which may change in any way."""
+    """What determines a network, without building it; empty for a user's function, which may change in any way."""
     model, file = experiment.model, run.weights
     if experiment.train is None:
         file = Path(os.path.expanduser(os.path.expandvars(model.checkpoint or "")))
@@ -62,7 +62,7 @@ def network_key(experiment: Experiment, run: Run) -> str:
 
 
 def fingerprint_of(experiment: Experiment, run: Run) -> str:
-    """The fingerprint of a run's network; that of trained weights is computed once for each version of their file."""
+    """The fingerprint of a run's network; for trained weights, computed once for each version of their file."""
     if experiment.train is None or not run.weights.exists():
         return models.fingerprint(network(experiment, run))
     file = run.weights.stat()
@@ -73,14 +73,14 @@ def fingerprint_of(experiment: Experiment, run: Run) -> str:
 
 
 def recipe_of(run: Run) -> dict[str, str] | None:
-    """The recipe that trained weights carry, each setting as JSON; None where there are no weights."""
+    """The recipe stored in the trained weights, each setting as JSON; None if there are no weights."""
     if not run.weights.exists():
         return None
     return read_json(run.weights, read_metadata(run.weights).get("recipe", "{}"))
 
 
 def save_head(head: Head, path: Path, model: str) -> None:
-    """Write the last layer, with the fingerprint of the model it is from, unless it is there."""
+    """Write the head with the fingerprint of its model, unless that is there already."""
     with distributed.failing_together():
         if distributed.is_main():
             with suppress(FileNotFoundError, StoreError):
@@ -91,7 +91,7 @@ def save_head(head: Head, path: Path, model: str) -> None:
 
 
 def load_head(path: Path) -> tuple[Head, str]:
-    """Read the last layer that `extract_run` left, and the fingerprint of its model."""
+    """Read the head that `extract_run` wrote, and the fingerprint of its model."""
     if not path.exists():
         raise FileNotFoundError(f"there is no '{path}'. Extract the outputs first: `sirc extract …`.")
     tensors, metadata = read_safetensors(path)
@@ -101,7 +101,7 @@ def load_head(path: Path) -> tuple[Head, str]:
 
 
 def has_head(run: Run, head: Head) -> bool:
-    """Whether the trained weights have this last layer; true where that cannot be told, as nothing is built for it."""
+    """Whether the trained weights contain this head; true if that cannot be told without building the network."""
     weight = read_safetensors(run.weights)[0].get(f"{head.name}.weight".lstrip(".")) if run.weights.exists() else None
     if weight is None:
         return True

@@ -1,4 +1,4 @@
-"""Results of runs: an evaluation of each network from what is stored, and one tidy table, results.csv."""
+"""Results of runs: the evaluation of each network from its stored outputs, and the table results.csv."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from sirc.scores import Scorer, parse
 STUDY_FILE = "study.json"
 SCHEMA = ["model", "seed", *COLUMNS]
 SetConfidences: TypeAlias = dict[str, dict[str, Tensor]]  # by set, then by score
-_PREFIX = "confidence of "  # in files, so that no score is taken for `correct`
+_PREFIX = "confidence of "  # in files, so that no score can be mistaken for `correct`
 
 
 @final
 @dataclass(frozen=True)
 class RunResults:
-    """The evaluation of one network, with what is known of the outputs and the scorer behind it, and its experiment."""
+    """The evaluation of one network and, where known, its scorer, outputs and experiment."""
 
     model: str
     seed: int
@@ -50,12 +50,12 @@ class RunResults:
         return self.evaluation.table.assign(model=self.model, seed=self.seed)[SCHEMA]
 
     def intervals(self, alpha: float | None = None, beta: float | None = None) -> pd.DataFrame:
-        """These rows at one α and β, with the interval of each, `low` and `high`."""
+        """The rows at one α and β, each with its interval, `low` and `high`."""
         return self.evaluation.intervals(alpha=alpha, beta=beta).assign(model=self.model, seed=self.seed)
 
     @property
     def reported(self) -> RunResults:
-        """The same with only the scores that its experiment wants in tables, page and figures."""
+        """The same results with only the scores that the experiment wants in tables, page and figures."""
         wanted = reported_scores(self.evaluation.scores, [self.experiment] if self.experiment else [])
         return self if wanted == self.evaluation.scores else replace(self, evaluation=self.evaluation.only(wanted))
 
@@ -63,9 +63,9 @@ class RunResults:
 def load_run(
     experiment: Experiment, run: Run, *, device: torch.device | str = "cpu", cache: bool = False
 ) -> RunResults:
-    """Evaluate a run from its stored outputs and its scorer, which scores them on `device`.
+    """Evaluate a run from its stored outputs and its scorer, which runs on `device`.
 
-    Confidences come from the run's cache while it is valid; with `cache`, those that had to be computed go into it.
+    Confidences are read from the run's cache if it is valid. If they have to be computed, `cache` writes them there.
     """
     check_outputs(experiment, run, ["test", *experiment.data.ood])
     scorer = Scorer.load(run.scorer)
@@ -80,14 +80,14 @@ def load_run(
             stage.forget()
             _write_confidences(run, confidences, correct)
             stage.record([run.confidences])
-    # By name: the sets may stand in another order than when they were scored.
+    # By name: the sets may have been scored in another order.
     of_ood = {name: confidences[name] for name in ood}
     evaluation = Evaluation(confidences["test"], correct, of_ood, groups=groups_of(experiment))
     return RunResults(title_of(experiment), run.seed, evaluation, scorer, test, ood, experiment)
 
 
 def confidences_stage(experiment: Experiment, run: Run) -> Stage:
-    """The confidences of a run; its inputs are quick to tell, from the checksums that shards carry."""
+    """The stage that computes a run's confidences; its inputs are quick to read, as shards carry checksums."""
     stores = _stores(experiment, run)
     for store in stores.values():
         store.require_complete()
@@ -106,9 +106,9 @@ def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:
 
 
 def load_studies(folder: PathLike) -> list[Experiment]:
-    """Read the experiments of a study: the one in this folder, or those whose results are put together in it.
+    """Read the experiments of a study: the one in this folder, or those whose results it combines.
 
-    These are in folders below, unless this user put them together.
+    The latter must be in folders below, unless this user combined them.
     """
     path = Path(folder)
     file = path / STUDY_FILE
@@ -130,9 +130,9 @@ def load_studies(folder: PathLike) -> list[Experiment]:
 
 
 def load_study(folder: PathLike) -> Experiment:
-    """Read the configuration that a study left beside its results; these are in this folder, wherever it was moved."""
+    """Read the configuration in a study's folder; results are looked for in that folder, even if it was moved."""
     path = Path(os.path.abspath(folder))
-    if not os.path.isfile(path / FILE):  # which no name is too long for
+    if not os.path.isfile(path / FILE):  # unlike `Path.is_file`, it takes names of any length
         there = f" Its page is there already: '{path / 'report.html'}'." if (path / "report.html").is_file() else ""
         raise FileNotFoundError(
             f"'{folder}' holds no stored outputs: it has no {FILE}. Make them with `sirc run EXPERIMENT.toml`.{there}"
@@ -141,18 +141,18 @@ def load_study(folder: PathLike) -> Experiment:
 
 
 def title_of(experiment: Experiment) -> str:
-    """Give what tables call the experiment's network."""
+    """The name of the experiment's network in tables."""
     return experiment.title or experiment.name
 
 
 def groups_of(experiment: Experiment) -> dict[str, list[str]]:
-    """Give the Close and the Far of the experiment's OOD sets, where there are any."""
+    """The experiment's Close and Far OOD sets, where there are any."""
     names = {group: [n for n, s in experiment.data.ood.items() if s.in_group == group] for group in ("Close", "Far")}
     return {group: members for group, members in names.items() if members}
 
 
 def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
-    """Choose the scores that the experiments want in tables, page and figures: all, unless `report.specs` says."""
+    """The scores for tables, page and figures: those in `report.specs` of the experiments, or all."""
     wanted = {str(parse(text)) for experiment in experiments for text in experiment.report.specs}
     if not wanted or not all(experiment.report.specs for experiment in experiments):
         return list(scores)
@@ -160,12 +160,12 @@ def reported_scores(scores: Sequence[str], experiments: Sequence[Experiment]) ->
 
 
 def write_results(table: pd.DataFrame, path: Path) -> None:
-    """Write results in the one schema that all of them have."""
+    """Write results in their one schema."""
     keep_text(path, as_csv(table[SCHEMA]))
 
 
 def read_results(path: PathLike) -> pd.DataFrame:
-    """Read results; other columns than the schema's are an error, as are others than those that the stamps know."""
+    """Read results; columns other than the schema's are an error, and so is a digest other than the stamps have."""
     path = Path(path)
     if kept_digest(path) not in (None, digest(path)):
         raise StoreError(
@@ -194,7 +194,7 @@ def _stores(experiment: Experiment, run: Run) -> dict[str, OutputStore]:
 def _score(
     scorer: Scorer, test: OutputStore, ood: Mapping[str, OutputStore], device: torch.device | str
 ) -> tuple[SetConfidences, Tensor]:
-    """Score all stores, each shard on the device in its turn; with the confidences, which predictions are right."""
+    """The confidences of all stores, scored on the device shard by shard, and which test predictions are correct."""
 
     def shards(store: OutputStore) -> Iterator[Outputs]:
         return (outputs.to(device) for outputs in store)

@@ -1,4 +1,4 @@
-"""The stages of a run: train a network, extract its outputs, fit the scores; each takes up what is there."""
+"""The stages of a run: train a network, extract its outputs, fit the scores; each continues what is there."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from sirc.progress import SILENT, Progress
 from sirc.scores import Scorer, fit
 from sirc.training import Epoch, train
 
-_WEIGHTS = "weights"  # the input of extracted outputs that no setting is
-_DOUBT = "doubt"  # what was said of their labels
+_WEIGHTS = "weights"  # an input of extracted outputs that is not a setting
+_DOUBT = "doubt"  # the warning about their labels
 
 
 def train_stage(experiment: Experiment, run: Run) -> Stage:
-    """The training of a network; its stamp is the recipe that the weights carry."""
+    """The stage that trains a network; its stamp is the recipe stored in the weights."""
     assert experiment.train is not None
     settings = experiment.train.hyperparameters() | _prefixed("preprocess", asdict(experiment.preprocess))
     recipe = recipe_of(run)
-    # Older recipes lack some keys, and no warm-up is not written down.
+    # Recipes of earlier versions lack some keys, and a recipe without a warm-up does not mention it.
     shared = settings.keys() & (recipe or {}).keys() | {"warmup"}
     return Stage(
         "train",
@@ -62,10 +62,10 @@ def train_stage(experiment: Experiment, run: Run) -> Stage:
 
 
 def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> Stage:
-    """The outputs of a network, by the fingerprint of its weights, on one dataset."""
+    """The stage that extracts a network's outputs on one dataset; `weights` is the fingerprint of the network."""
     store = run.store(name)
     model = asdict(experiment.model) | {"name": stored_name(experiment.model.name)}
-    if model["stem"] == "own":  # outputs of versions without another stem do not mention it
+    if model["stem"] == "own":  # earlier versions had no other stem, and their stamps do not mention it
         del model["stem"]
     source = {key: value for key, value in _described(experiment.source(name)).items() if key != "group"}
     extraction = {key: getattr(experiment.extract, key) for key in ("precision", "dtype", "shard_size")}
@@ -91,9 +91,9 @@ def outputs_stage(experiment: Experiment, run: Run, name: str, weights: str) -> 
 
 
 def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
-    """The extraction of every dataset of a study.
+    """The stages that extract every dataset of an experiment.
 
-    The network is built only where the stores may be another's.
+    The network is built only if the stores may come from another one.
     """
     stages = {name: outputs_stage(experiment, run, name, "") for name in experiment.names}
     key = network_key(experiment, run)
@@ -106,7 +106,7 @@ def outputs_stages(experiment: Experiment, run: Run) -> dict[str, Stage]:
 
 
 def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: DeviceCache) -> bool:
-    """Whether all outputs are finished, lack no image, and are of the images that there are now, in every process."""
+    """Whether, in every process, all outputs are finished, lack no image, and come from today's images."""
     same = all(
         stage.is_done()
         and not OutputStore(stage.outputs[0]).skipped
@@ -117,11 +117,11 @@ def are_unchanged(experiment: Experiment, stages: Mapping[str, Stage], cache: De
 
 
 def fit_stage(experiment: Experiment, run: Run) -> Stage:
-    """The fit of an experiment's scores on stored outputs, which must be there."""
+    """The stage that fits an experiment's scores on stored outputs, which must exist."""
     store = OutputStore(run.store("train"))
     inputs: Inputs = {"specs": experiment.fit.specs, "crossfit": experiment.fit.crossfit}
     inputs |= {"rows": len(store), "model": store.model, "data": store.data}
-    if experiment.fit.on_unfit != "stop":  # fits of versions without it do not mention it
+    if experiment.fit.on_unfit != "stop":  # stamps of earlier versions do not mention it
         inputs["on_unfit"] = experiment.fit.on_unfit
     if experiment.tuned:
         val = OutputStore(run.store("validation"))
@@ -137,7 +137,7 @@ def fit_stage(experiment: Experiment, run: Run) -> Stage:
 
 
 def check_trained(experiment: Experiment, run: Run) -> None:
-    """Refuse weights that this experiment's recipe would not give."""
+    """Refuse weights that were trained with another recipe."""
     if experiment.train is None:
         return
     stage = train_stage(experiment, run)
@@ -149,10 +149,10 @@ def check_trained(experiment: Experiment, run: Run) -> None:
 
 
 def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, weights: str | None = None) -> None:
-    """Refuse stored outputs that this experiment's settings and this run's weights would not give.
+    """Refuse stored outputs that come from other settings or other weights.
 
-    `weights` is the fingerprint of the network, for those who have built it. Without, nothing is built: all must be
-    from one network, with the last layer that the weights have.
+    `weights` is the fingerprint of the network, if the caller has built it. Otherwise nothing is built: all outputs
+    must come from one network, whose head must be in the trained weights.
     """
     check_trained(experiment, run)
     made_by: dict[Path, object] = {}
@@ -162,7 +162,7 @@ def check_outputs(experiment: Experiment, run: Run, names: Iterable[str], *, wei
             raise FileNotFoundError(
                 f"there are no finished outputs at '{store}'. Extract them first: `sirc extract … --only {name}`."
             )
-        OutputStore(store)  # what is damaged is said to be
+        OutputStore(store)  # a damaged store raises its own error
         before = stage.inputs_before or {}
         made_by[store] = before.get(_WEIGHTS)
         if changes := differences(before, {**stage.inputs, _WEIGHTS: made_by[store]}):
@@ -191,14 +191,14 @@ def train_run(
     progress: Progress = SILENT,
     cache: DeviceCache | None = None,
 ) -> list[Epoch]:
-    """Train the network of one seed; a finished run only returns its history. `cache` keeps images for other runs."""
+    """Train the network of one seed, or return the history of a finished run. `cache` keeps images for other runs."""
     recipe = experiment.train
     if recipe is None:
         raise ValueError(
             f"an experiment must have a [train] table to be trained; `{experiment.name}` uses a pretrained model. "
             "Go on with `sirc extract`."
         )
-    for seed in (random.seed, np.random.seed, torch.manual_seed):  # a model may draw its first weights from any
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # a model may draw its initial weights from any
         seed(run.seed)
     model = build(experiment)
     names = ("train", "validation" if experiment.data.validates else "test")
@@ -232,8 +232,8 @@ def extract_run(
 ) -> dict[str, OutputStore]:
     """Extract the outputs of one network on the named datasets, by default all of the experiment's.
 
-    `overwrite="unfinished"` begins anew where other settings were interrupted. With `cache = "device"`, images that are
-    in `cache` already are not decoded again, and others stay in it.
+    `overwrite="unfinished"` replaces an unfinished store of other settings. With `extract.cache = "device"`, images in
+    `cache` are not decoded again, and new ones are added to it.
     """
     settings = experiment.extract
     options = asdict(settings) | {"on_error": on_error or settings.on_error}
@@ -270,7 +270,7 @@ def extract_run(
             stage = outputs_stage(experiment, run, name, weights)
             with distributed.failing_together():
                 if overwrite is True and distributed.is_main():
-                    OutputStore.clear(run.store(name))  # first: killed in between, what has a stamp is not finished
+                    OutputStore.clear(run.store(name))  # before the stamp: after a kill in between, it is not done
                     stage.forget()
             stores[name] = extract(
                 model,
@@ -294,7 +294,7 @@ def extract_run(
 
 
 def warn_again(stage: Stage) -> None:
-    """Warn of outputs as when they were extracted: whoever comes back should know."""
+    """Repeat the warning that extraction gave about these outputs, for users who return to them."""
     if distributed.is_main() and (doubt := stage.fingerprints.get(_DOUBT)):
         warn(doubt)
 
@@ -307,10 +307,10 @@ def fit_run(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Scorer:
-    """Fit the experiment's scores on the stored outputs of the training images, with all processes there are.
+    """Fit the experiment's scores on the stored outputs of the training images, shared by all processes.
 
-    Scores that can be tuned are, on the outputs of the validation images, where the experiment has some. A scorer that
-    was fitted from the same outputs in the same way is only loaded.
+    Scores that can be tuned are tuned on the validation images, if the experiment has any. A scorer that was fitted on
+    the same outputs with the same settings is only loaded.
     """
     tuned = experiment.tuned
     check_outputs(experiment, run, ["train", *(["validation"] if tuned else [])])
@@ -347,7 +347,7 @@ def _prefixed(table: str, settings: dict[str, object]) -> dict[str, object]:
 
 
 def _described(source: Source) -> dict[str, object]:
-    """The settings of a dataset; earlier versions do not mention an order of classes."""
+    """The settings of a dataset; an order of classes only if there is one, as earlier versions did not mention it."""
     unordered = {key: value for key, value in asdict(source).items() if key not in ("classes", "sort")}
     return unordered | source.class_order
 
@@ -355,7 +355,7 @@ def _described(source: Source) -> dict[str, object]:
 def check_held_out(
     experiment: Experiment, run: Run, names: Iterable[str], cache: DeviceCache | None, progress: Progress
 ) -> None:
-    """Refuse to fit and to validate on other images than training left for it, as where `holdout` was changed."""
+    """Refuse to fit or validate if the network was trained on other images, as when `holdout` changed."""
     count = experiment.data.holdout
     if not ({"train", "validation"} if count else {"train"}) & {*names}:
         return
@@ -378,7 +378,7 @@ def check_held_out(
 
 
 def _head_of(model: nn.Module, images: ImageSet) -> Head:
-    """Find the last layer with the first image that can be read."""
+    """Find the head by running the first readable image."""
     item = images.first_readable(images.__getitem__)
     x = item[0] if isinstance(item, tuple) else item
     return find_head(model, x[None])  # type: ignore[index]

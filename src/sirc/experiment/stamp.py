@@ -1,4 +1,4 @@
-"""The stamp of a stage: what it was made from and what it made, so that no work is done twice."""
+"""Stages and their stamps: notes of what a stage used and made, so that no work is done twice."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FOLDER = ".made-from"
 class Stage:
     """A piece of work that is not done twice.
 
-    Its stamp, a note in `folder`, has the inputs that the stage was done with and a digest of each file it made. The
-    stage is done if those are the inputs of now and all outputs are there, as they were made; it is stale if the stamp
-    has other inputs. Inputs are all that decides the outputs, with digests of files among them: a file that is made
-    again and comes out the same leaves what depends on it done.
+    Its stamp, a file in `folder`, holds the inputs of the stage and a digest of each file that it made. The stage is
+    done if the stamp has today's inputs and all outputs are there and unchanged; it is stale if the stamp has other
+    inputs. Inputs are everything that decides the outputs. Files count by their digest: if one is made again and comes
+    out the same, what depends on it stays done.
 
-    `make` does the work and gives the files it made. `recorded` is for stages whose outputs say themselves what they
-    were made from, and for notes of older versions: it gets the inputs of the stamp, None where there is no stamp, and
-    gives those to compare.
+    `make` does the work and returns the files it made. `recorded` is for stages whose outputs say themselves what they
+    were made from, and for the notes of earlier versions: it takes the inputs of the stamp, or None without a stamp,
+    and returns the inputs to compare.
     """
 
     name: str
@@ -41,17 +41,17 @@ class Stage:
     recorded: Callable[[Inputs | None], Inputs | None] = lambda stamped: stamped
 
     def __post_init__(self) -> None:
-        self.inputs = json.loads(json.dumps(self.inputs, default=str))  # as they will be read back
+        self.inputs = json.loads(json.dumps(self.inputs, default=str))  # as they are when they are read back
         self._stamp = self.folder / _FOLDER / f"{self.name}.json"
 
     @property
     def is_stamped(self) -> bool:
-        """Whether there is a stamp, of whatever inputs."""
+        """Whether there is a stamp, with any inputs."""
         return self._read()[0] is not None
 
     @property
     def inputs_before(self) -> Inputs | None:
-        """The inputs that the stage was done with, if it was."""
+        """The inputs that the stage was done with; None if it was not done."""
         return self.recorded(self._read()[0])
 
     @property
@@ -68,7 +68,7 @@ class Stage:
         return {}
 
     def is_done(self) -> bool:
-        """Whether the stage was done with these inputs, and all it made is still there as it was."""
+        """Whether the stage was done with these inputs, and everything it made is still there, unchanged."""
         made = self._read()[1]
         return (
             self.inputs_before == self.inputs
@@ -81,24 +81,24 @@ class Stage:
         return self.inputs_before not in (None, self.inputs)
 
     def run(self) -> None:
-        """Do the work, whatever is there, and stamp it."""
+        """Do the work, even if it is done already, and stamp it."""
         self.forget()
         self.record(self.make())
 
     def forget(self) -> None:
-        """Remove the stamp before the work is done again: killed halfway it must not look done."""
+        """Remove the stamp before the work is done again: a stage that is killed halfway must not look done."""
         self._stamp.unlink(missing_ok=True)
 
     def record(self, made: Iterable[Path] = (), *, fingerprints: Mapping[str, str] | None = None) -> None:
-        """Stamp the stage as done; later commands compare `fingerprints` before they look at more."""
+        """Stamp the stage as done; later commands compare `fingerprints` first, as that is quick."""
         files = {str(path.relative_to(self.folder)): digest(path) for path in made}
         stamp = {"inputs": self.inputs, "made": files} | ({"seen": {**fingerprints}} if fingerprints else {})
         atomic_write(self._stamp, lambda file: file.write(json.dumps(stamp, indent=1).encode()))
 
     def _read(self) -> tuple[Inputs | None, dict[str, str]]:
-        """The inputs of the stamp and the digests of what was made; None and nothing without a whole stamp.
+        """The inputs in the stamp and the digests of the files made; None and an empty dict without a valid stamp.
 
-        A stamp that names a file outside of the stage's folder is none that a stage wrote.
+        A stamp that names a file outside the stage's folder was not written by a stage, and is not valid.
         """
         try:
             stamp = read_json(self._stamp)
@@ -111,16 +111,16 @@ class Stage:
 
 
 def kept_digest(results: Path) -> object:
-    """The digest that a stamp beside a results.csv keeps of it, that of the evaluation or of its tables, or None."""
+    """The digest of a results.csv in the stamp of the evaluation or of the tables beside it; None if neither has it."""
     (_, made), (tables, _) = (Stage(name, results.parent, {})._read() for name in ("results", "tables"))
     return made.get("results.csv") or (tables or {}).get("results") if results.name == "results.csv" else None
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, its links followed, is a folder or lies in it."""
+    """Whether a path is the folder or lies in it, with links resolved."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # a loop of links; a character that no path has
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or a character that no path may have
         return False
 
 
@@ -131,13 +131,13 @@ def digest(path: Path) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """A digest of all files of source code below a folder."""
+    """A digest of all source files below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return hashlib.sha256("".join(map(digest, files)).encode()).hexdigest()[:32]
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether there is a file, or a store that lacks no shard."""
+    """Whether a file exists, or a store with all its shards."""
     if not path.is_dir():
         return path.is_file()
     try:

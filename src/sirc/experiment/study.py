@@ -1,4 +1,4 @@
-"""A study: train, extract, fit, evaluate, tables, page, figures; stages that are done are not done again."""
+"""A study: train, extract, fit, evaluate, tables, page and figures; finished stages are skipped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PA
 @final
 @dataclass(frozen=True)
 class Step:
-    """One step of a study, how long it took, and whether there was nothing to do."""
+    """One step of a study, how long it took, and whether it was skipped because it was done."""
 
     name: str
     seconds: float
@@ -68,7 +68,7 @@ class Step:
 @final
 @dataclass
 class Study:
-    """A finished study: the steps that were taken, the table of all results, and the files."""
+    """A finished study: its steps, the table of all results, and the files."""
 
     folder: Path
     experiments: Sequence[Experiment] = ()
@@ -79,7 +79,7 @@ class Study:
     _loaded: dict[Path, RunResults] = field(default_factory=dict)
 
     def load(self, experiment: Experiment, run: Run) -> RunResults:
-        """Evaluate a run from what is stored, once."""
+        """Evaluate a run from its stored outputs, once."""
         if run.folder not in self._loaded:
             self._loaded[run.folder] = load_run(experiment, run, device=self.device, cache=True)
         return self._loaded[run.folder]
@@ -91,7 +91,7 @@ class Study:
 
     @property
     def reported(self) -> list[RunResults]:
-        """All runs with the scores that tables, page and figures are to show."""
+        """All runs, with only the scores that tables, page and figures show."""
         return [run.reported for run in self.runs]
 
     @property
@@ -110,13 +110,13 @@ def run_study(
     redo: Collection[str] = (),
     progress: Progress = SILENT,
 ) -> Study:
-    """Do all stages of these experiments, and put their results together in `folder`.
+    """Run all stages of these experiments, and combine their results in `folder`.
 
-    With one experiment `folder` is its own by default; several must have the same `out`, or `folder` be given. Under
-    torchrun, all processes train, extract and fit; the first does the rest. Where settings changed, what follows from
-    them is done again, but networks are never trained anew unless `redo` says "train"; it may also name "extract",
-    "fit", "page" and "figures". Before anything is trained or extracted all images are listed, so that mistakes in the
-    data come out at once. Where nothing is left to train or extract, the images are not needed.
+    One experiment uses its own folder by default; several must have the same `out`, unless `folder` is given. Under
+    torchrun, all processes train, extract and fit; the first does the rest. Where a setting changed, everything that
+    depends on it is done again, except training: networks are trained again only if `redo` names "train". `redo` may
+    also name "extract", "fit", "page" and "figures". Before anything is trained or extracted, all images are listed, so
+    that mistakes in the data show at once. If nothing is left to train or extract, the images are not needed.
     """
     if not experiments:
         raise ValueError("a study must have at least one experiment; got none.")
@@ -129,7 +129,7 @@ def run_study(
         folders = {experiment.folder.parent for experiment in experiments}
         if len(folders) > 1:
             raise ValueError(
-                "several experiments must have the same `out` to be put together; got "
+                "several experiments must have the same `out` to be combined; got "
                 f"{', '.join(map(str, sorted(folders)))}. Pass `--out`."
             )
         folder = experiments[0].folder if len(experiments) == 1 else folders.pop()
@@ -147,7 +147,7 @@ def run_study(
             for experiment, run in runs:
                 worker.outputs(experiment, run)
                 if distributed.is_main():
-                    experiment.save()  # each stage has compared its part with what is there
+                    experiment.save()  # after each stage has compared its settings with the saved ones
         with distributed.failing_together():
             if distributed.is_main():
                 worker.results()
@@ -158,7 +158,7 @@ def run_study(
 @final
 @dataclass
 class _Worker:
-    """Takes the steps of a study and writes down what it did."""
+    """Runs the steps of a study and records them."""
 
     study: Study
     runs: Sequence[tuple[Experiment, Run]]
@@ -171,9 +171,9 @@ class _Worker:
     def step(
         self, name: str, stages: Sequence[Stage], work: Callable[[list[Stage]], object], *, always: bool = False
     ) -> None:
-        """Take one step unless its stages are done; `work` gets those that must start over.
+        """Run one step unless its stages are done; `work` takes the stages that must start over.
 
-        `always` calls `work([])` even when all is done: it re-checks the stored outputs against the images.
+        With `always`, `work([])` is called even if all are done: it checks the stored outputs against the images.
         """
         redo = name.rpartition(" ")[2] in self.redo
         done = not redo and all(stage.is_done() for stage in stages)
@@ -186,10 +186,10 @@ class _Worker:
         self.whole.advance()
 
     def finished(self, experiment: Experiment) -> bool:
-        """Whether nothing is left to train or extract; only then may images be missing."""
+        """Whether nothing is left to train or extract; images may be missing only then."""
         trained = experiment.train is None or all(run.weights.exists() for run in experiment.runs)
         stages = (pair for run in experiment.runs for pair in outputs_stages(experiment, run).items())
-        # Studies of earlier versions have no outputs of validation images that no score was tuned on, and need none.
+        # Earlier versions extracted validation images only to tune scores, and other studies do not need them.
         needed = (stage for name, stage in stages if name != "validation" or experiment.tuned)
         done = not self.redo & {"train", "extract"} and trained and all(stage.is_done() for stage in needed)
         missing = ""
@@ -202,7 +202,7 @@ class _Worker:
         if done and (missing := next(filter(None, distributed.gather_texts(missing)), "")):
             self.imageless.add(experiment.folder)
             if distributed.is_main():
-                self.progress.note(f"stored outputs are used without a look at the images they are of: {missing}")
+                self.progress.note(f"stored outputs are used, and cannot be compared with their images: {missing}")
         return done
 
     def outputs(self, experiment: Experiment, run: Run) -> None:
@@ -243,7 +243,7 @@ class _Worker:
         distributed.barrier()
 
     def results(self) -> None:
-        """Evaluate every run, and put all results into one table."""
+        """Evaluate every run, and combine all results in one table."""
         study = self.study
         for experiment, run in self.runs:
             self._make(f"{experiment.name}, {run.folder.name}: evaluate", self._evaluation(experiment, run))
@@ -268,12 +268,12 @@ class _Worker:
         return Stage("results", run.folder, inputs, outputs=made, make=evaluate)
 
     def files(self, formats: Sequence[str] | None) -> None:
-        """Write the tables, the page in which α, β and the recall can be dragged and, in these formats, the figures."""
+        """Write the tables, the page and, in these formats, the figures."""
         from sirc.report.page import report
         from sirc.report.tables import save_tables
 
         study, folder, progress = self.study, self.study.folder, self.progress
-        code = folder_digest(Path(__file__).parents[1] / "report")  # within one version it may change too
+        code = folder_digest(Path(__file__).parents[1] / "report")  # the code may change within one version
         scores = reported_scores(list(study.results["score"].unique()), study.experiments)
         shown: dict[str, object] = {
             "runs": [[title_of(experiment), run.seed] for experiment, run in self.runs],
@@ -306,7 +306,7 @@ class _Worker:
 
 @contextmanager
 def _unless_missing(progress: Progress) -> Iterator[None]:
-    """Go on without figures, with a note, where matplotlib is not installed."""
+    """If matplotlib is not installed, go on without figures and say so."""
     try:
         yield
     except ImportError as error:
@@ -323,7 +323,7 @@ def save_results(
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Study:
-    """Write results, tables (with `intervals`, with those of each figure), page and figures of runs without a study."""
+    """Write results, tables, page and figures of runs without a study; `intervals` adds them to the tables."""
     from sirc.report.page import report
 
     tables = [run.intervals() if intervals else run.table for run in runs]
@@ -338,7 +338,7 @@ def save_results(
 
 
 def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = False) -> Study:
-    """Write results that belong to no experiment, and their tables."""
+    """Write results without an experiment, and their tables."""
     from sirc.report.tables import save_tables
 
     study = Study(Path(folder), results=results)

@@ -1,4 +1,4 @@
-"""TOML files: read into frozen dataclasses, extend one another, and are written back."""
+"""TOML files: reading them into frozen dataclasses, `extends`, overrides, and writing them back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXTENDS = "extends"
 NONE = "none"
 """Stands for None where leaving the key out would mean something else."""
 LATER = {"later": True}
-"""The metadata of a field that files of earlier versions lack: it is written only where it is set."""
+"""The metadata of a field that earlier versions did not have: it is written only where it differs from its default."""
 
 _DEEPEST = 50  # tables within tables
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -36,7 +36,7 @@ _KINDS |= {float: ("a number", "numbers"), str: ("a string", "strings"), object:
 
 
 def dump(instance: Any) -> str:
-    """Write a dataclass as TOML which `Document.build` makes equal again."""
+    """Write a dataclass as TOML; `Document.build` makes an equal one from it."""
     try:
         text = tomli_w.dumps(_plain(instance))
         text.encode()
@@ -46,7 +46,7 @@ def dump(instance: Any) -> str:
 
 
 def dotted(keys: Iterable[str | int]) -> str:
-    """Write a path as TOML does: `data.ood."my set".path`, `fit.specs[2]`."""
+    """Write the path of a key as TOML does: `data.ood."my set".path`, `fit.specs[2]`."""
 
     def quoted(key: str) -> str:
         return key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False)
@@ -57,7 +57,7 @@ def dotted(keys: Iterable[str | int]) -> str:
 
 @dataclass(frozen=True)
 class _File:
-    """One TOML file: its text, which knows the lines, and the tree parsed from it."""
+    """One TOML file: its text, which has the line numbers, and the tree parsed from it."""
 
     path: Path
     text: str
@@ -74,7 +74,7 @@ class _File:
                 inner = (part.values() if isinstance(part, dict) else part for part in level)
                 level = [part for parts in inner if isinstance(parts, ValuesView | list) for part in parts]
             if level:
-                raise RecursionError  # dotted keys nest without any in the parser
+                raise RecursionError  # the parser itself does not recurse into dotted keys
             return cls(path, text, tree)
         except FileNotFoundError:
             others = sorted(other.name for other in path.parent.glob("*.toml"))
@@ -92,7 +92,7 @@ class _File:
             raise ConfigError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
     def line(self, names: Sequence[str]) -> int | None:
-        """Find the line where a key begins: tomllib keeps none, so ever longer beginnings of the file are parsed."""
+        """Find the line where a key begins. tomllib keeps no lines, so longer and longer parts are parsed."""
         lines = self.text.split("\n")
         parsed = 0
         for end in range(1, len(lines) + 1):
@@ -108,7 +108,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Document:
-    """A TOML file, the files that it extends and the overrides put over them; it knows where each key came from."""
+    """A TOML file, the files it extends and the overrides; it knows where each key came from."""
 
     files: tuple[_File, ...]  # the file itself first, then what it extends
     tree: dict[str, Any]
@@ -118,7 +118,7 @@ class Document:
     def open(cls, path: PathLike, overrides: Iterable[str] = (), *, whole: bool = False) -> Document:
         """Read the file, with overrides such as `"train.lr=0.05"`; a `ConfigError` says what is wrong with either.
 
-        A file that must be `whole` extends no other.
+        A `whole` file must not extend another.
         """
         overrides = (overrides,) if isinstance(overrides, str) else overrides
         files = (_File.read(Path(path)),) if whole else _with_bases(Path(path))
@@ -131,7 +131,7 @@ class Document:
         return cls(files, tree, tuple(_override(tree, text) for text in overrides))
 
     def build(self, cls: type[T]) -> T:
-        """Make the dataclass; a `ConfigError` names the place of what does not fit."""
+        """Make the dataclass; a `ConfigError` says which key does not fit, and where it is."""
         return cast(T, self._dataclass(self.tree, cls, ()))
 
     def error(self, keys: Keys, message: str) -> ConfigError:
@@ -171,7 +171,7 @@ class Document:
         try:
             return cls(**arguments)
         except ValueError as error:
-            # A rule of the dataclass names its field first: "`lr` must be positive; got -1."
+            # The error of a dataclass begins with the name of the field: "`lr` must be positive; got -1."
             subject = re.match(r"`([^`]+)`\s*", str(error))
             names = _path(subject[1]) if subject else ()
             if subject and names and names[0] in fields:
@@ -179,7 +179,7 @@ class Document:
             raise self.error(keys, f"is refused: {error}" if keys else str(error)) from error
 
     def _convert(self, value: Any, wanted: Any, keys: Keys) -> object:
-        """Make a value what a type, or the one of a union that it fits, asks for."""
+        """Convert a value to a type, or to the first type of a union that it fits."""
         kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
         if value == NONE and NoneType in kinds and str not in kinds:
             return None
@@ -208,7 +208,7 @@ class Document:
 
 
 def _with_bases(path: Path) -> tuple[_File, ...]:
-    """Read a file, the one it extends, the one that this extends, and so on."""
+    """Read a file, its base, the base of that, and so on."""
     files = [_File.read(path)]
     while (base := files[-1].tree.get(EXTENDS)) is not None:
         file = files[-1]
@@ -223,7 +223,7 @@ def _with_bases(path: Path) -> tuple[_File, ...]:
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Put one tree over another: tables merge key by key, anything else replaces."""
+    """Merge one tree into another: tables merge key by key, other values replace."""
     shared = [key for key in over if isinstance(over[key], dict) and isinstance(base.get(key), dict)]
     return {**base, **over, **{key: _merged(base[key], over[key]) for key in shared}}
 
@@ -256,7 +256,7 @@ def _override(tree: dict[str, Any], text: str) -> tuple[Keys, str]:
 
 
 def _path(text: str) -> tuple[str, ...]:
-    """Parse a dotted key; nothing where it is none."""
+    """Parse a dotted key; empty if the text is not one."""
     try:
         tree: object = tomllib.loads(f"{text} = 0")
     except tomllib.TOMLDecodeError:
@@ -271,7 +271,7 @@ def _path(text: str) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Give a dataclass as a table, without fields that are None, empty or `LATER` and as by default."""
+    """Turn a dataclass into a table, without fields that have their default and are None, empty or `LATER`."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -286,7 +286,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    """Write a value into a message, shortened; JSON is close to TOML, and holds what the command line may bring."""
+    """Write a value into a message, shortened. JSON is close to TOML, and can write any value."""
     text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
     return shorten(text)
 

@@ -1,4 +1,4 @@
-"""Trust: the code that an experiment names, and whether this user has run or trusted it before."""
+"""Trust: which code an experiment names, and whether this user made or trusted it before."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from sirc.experiment.toml import Document
 if TYPE_CHECKING:
     from sirc.experiment.experiment import Experiment
 
-# sirc's own functions are named one by one: others of its modules would call whatever their options say.
+# sirc's functions are listed one by one: others in its modules would call whatever their options name.
 _MODELS = re.compile(r"timm:[\w.-]+|torchvision:\w+|sirc\.(models\.)?small:(resnet|densenet)")
 _OWN_DATASETS = re.compile(r"[^:]+|sirc\.data\.glyphs:(letters|greek|cyrillic|digits|handwritten|photos|noise)")
-_READING = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # files and addresses, in timm
+_READING = {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}  # timm reads files from them
 
 
 def is_own(dataset: str) -> bool:
-    """Whether sirc itself reads or draws a dataset; others may unpack archives, or run code."""
+    """Whether sirc itself reads or draws a dataset; others may unpack archives or run code."""
     return _OWN_DATASETS.fullmatch(dataset) is not None
 
 
 def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
-    """Refuse an experiment that was kept beside its results and names code, unless this user made or trusts it.
+    """Refuse an `experiment.toml` in a run's folder that names code, unless this user made or trusts it.
 
-    Models of sirc, timm and torchvision need no trust, as their code is installed and runs nothing of the file's; nor
-    do sirc's datasets. Those of torchvision do: they may unpack archives that came along, and download others.
+    Models of sirc, timm and torchvision need no trust: their code is installed, and runs nothing that the file brings.
+    sirc's own datasets need none either. torchvision's datasets do: they may unpack archives and download files.
     """
     model = experiment.model
     datasets = [experiment.source(name).dataset for name in experiment.names]
@@ -45,9 +45,9 @@ def require_trust(experiment: Experiment, file: Path, trust: bool) -> None:
 
 
 def import_named(file: Path, overrides: Iterable[str] = (), *, kept: bool, trust: bool = False) -> None:
-    """Import the modules that an experiment's `imports` names, so that it can be read with the scores they register.
+    """Import the modules in an experiment's `imports`, which register the scores that it names.
 
-    One that was `kept` beside its results needs trust for it, as for all code that it names.
+    An experiment that was `kept` beside its results needs trust for that, as for all code that it names.
     """
     imports = Document.open(file, overrides, whole=kept).tree.get("imports")
     names = [name for name in imports if isinstance(name, str)] if isinstance(imports, list) else []
@@ -70,7 +70,7 @@ def _require(names: Sequence[str], file: Path, trust: bool) -> None:
 
 
 def remember(file: Path) -> None:
-    """Note that this user made or trusts the content of a file; where that cannot be kept, trust is asked for again."""
+    """Note that this user made or trusts the content of a file; if that cannot be written, trust is asked for again."""
     with suppress(OSError):
         place = os.fsencode(file.resolve())
         if (mark := _mark(file)) is not None and place not in (places := _places(mark)):
@@ -79,20 +79,20 @@ def remember(file: Path) -> None:
 
 
 def is_remembered(file: Path, *, here: bool = False) -> bool:
-    """Whether this user made or trusts a file with this content, wherever it was then or, if asked, at this place."""
+    """Whether this user made or trusts a file with this content, anywhere or, with `here`, at this path."""
     mark = _mark(file)
     return mark is not None and (os.fsencode(file.resolve()) in _places(mark) if here else mark.is_file())
 
 
 def _places(mark: Path) -> list[bytes]:
-    """Where files with a content were when they were made or trusted."""
+    """The paths of the files with this content when they were made or trusted."""
     return mark.read_bytes().removesuffix(b"\n").split(b"\0") if mark.is_file() else []
 
 
 def _mark(file: Path) -> Path | None:
-    """The note about a file's content, in the folder where the user's programs keep their state; None without a home.
+    """The note about a file's content, in the user's state folder; None if the user has no home.
 
-    No folder that comes from elsewhere can bring it along, and another content has another note.
+    A folder that comes from elsewhere cannot bring such a note, and a changed file has none.
     """
     given = os.environ.get("XDG_STATE_HOME", "")
     state = given if os.path.isabs(given) else os.path.expanduser("~/.local/state")

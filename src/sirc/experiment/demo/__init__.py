@@ -1,4 +1,4 @@
-"""The demo: two small networks on rendered letters, the paper's scores, six kinds of OOD input, and the findings."""
+"""The demo: two small networks on rendered letters, the paper's scores, six OOD sets, and the findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_demo(
     overrides: Iterable[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[Study, list[Finding]]:
-    """Run the demo into `out`, look for the paper's findings, and leave example files for `sirc evaluate`."""
+    """Run the demo in `out`, check the paper's findings, and write example files for `sirc evaluate`."""
     out = Path(out)
     toml, where = files(__name__), f"out={json.dumps(str(out))}"
     names = ("glyphs_densenet.toml", "glyphs_resnet.toml")
@@ -51,7 +51,7 @@ def run_demo(
 
 
 def _write_arrays(study: Study, experiment: Experiment) -> None:
-    """Leave the outputs of the first network as `.npz` files, as someone with arrays of their own would have them."""
+    """Write the outputs of the first network as `.npz` files, such as a user with arrays would have."""
     run = experiment.runs[0]
     head, _ = load_head(run.head)
     folder = study.folder / "arrays"
