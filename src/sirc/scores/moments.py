@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sirc.outputs import Head, Outputs
 
 _ROWS, _GPU_ROWS = 4096, 1 << 15
-_COLUMNS = 512
+_COLUMNS = 256
 _SAVED = ("mean", "scatter", "class_count", "class_sum")
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
