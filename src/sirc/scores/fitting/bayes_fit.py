@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,24 +22,33 @@ _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
 
 def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
-    """Offset and positive slope of the log odds that make wrong rows likeliest (Platt's rule), near 0 and 1 a priori.
+    """Offset and positive slope of the log odds under which the wrong rows are likeliest (Platt scaling).
 
-    The prior, Cauchy's on the shift at the mean and on the log of the slope, is worth a row or two: few rows leave the
-    odds as claimed and rows that are all right, or all told apart, stay finite, while a network far off is followed.
+    A Cauchy prior on the shift at the mean and on the log of the slope keeps them near 0 and 1. It is worth a row or
+    two: few rows leave the odds as claimed, and rows that are all right, or perfectly separated, give finite numbers;
+    many rows of a badly calibrated network overrule it.
     """
-    x = log_odds.double().cpu()
-    target = wrong.double().cpu()
-    mean, deviation = spread(x)
-    t = (x - mean) / deviation
-    claimed = torch.tensor([mean, math.log(deviation)], dtype=torch.float64, device="cpu")
+    from scipy.optimize import minimize
+    from scipy.special import expit
 
-    def loss(theta: Tensor) -> Tensor:
-        z = theta[0] + theta[1].exp() * t
-        return (softplus(z) - target * z).mean() + (theta - claimed).square().log1p().sum() / len(t)
+    mean, deviation = spread(log_odds.double())
+    t = (log_odds.double().cpu().numpy() - mean) / deviation
+    target = wrong.cpu().numpy()
+    claimed = np.array([mean, math.log(deviation)])
 
-    theta = _minimise(loss, min((claimed, torch.zeros_like(claimed)), key=lambda start: float(loss(start))))
-    slope = max(float(theta[1].exp()), _LEAST_SLOPE) / deviation
-    return float(theta[0] - slope * mean), slope
+    def loss(theta: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        """The value and its derivatives by the shift and by the log of the slope."""
+        steepness, away = math.exp(theta[1]), theta - claimed
+        z = theta[0] + steepness * t
+        excess = expit(z) - target
+        value = (np.logaddexp(0, z) - target * z).mean() + np.log1p(away**2).sum() / len(t)
+        by_data = np.array([excess.mean(), (excess * t).mean() * steepness])
+        return value, by_data + 2 * away / (1 + away**2) / len(t)
+
+    start = min((claimed, np.zeros(2)), key=lambda theta: loss(theta)[0])
+    shift, log_slope = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x
+    slope = max(math.exp(log_slope), _LEAST_SLOPE) / deviation
+    return float(shift - slope * mean), slope
 
 
 def spread(x: Tensor) -> tuple[float, float]:
@@ -147,40 +158,3 @@ def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
     # Both counts are binomial; a fraction of 0 has the error of one row.
     variance = max(p * (1 - p), 1 / n_mixed) / n_mixed + ratio**2 * q * (1 - q) / n_id
     return min(1.0, ratio), math.sqrt(variance) / q
-
-
-def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """The minimum of a smooth function of a few numbers, by BFGS.
-
-    torch.optim would do the same, but making its first optimizer imports modules for seconds.
-    """
-
-    def value_and_slope(theta: Tensor) -> tuple[float, Tensor]:
-        theta = theta.detach().requires_grad_(True)
-        with torch.enable_grad():
-            value = loss(theta)
-        return float(value.detach()), torch.autograd.grad(value, theta)[0]
-
-    theta, unit = start, torch.eye(len(start), dtype=start.dtype, device=start.device)
-    (value, slope), inverse = value_and_slope(theta), unit
-    for number in range(_STEPS):
-        step = -inverse @ slope
-        if not float(slope @ step) < 0:
-            inverse, step = unit, -slope
-        size, promised = 1.0, float(slope @ step)
-        while not (trial := value_and_slope(theta + size * step))[0] <= value + 1e-4 * size * promised:
-            size /= 2
-            if size < 1e-10:
-                return theta
-        moved, turned = size * step, trial[1] - slope
-        gained, theta = value - trial[0], theta + moved
-        value, slope = trial
-        if gained <= 1e-12 * (1 + abs(value)) and float(slope.abs().max()) < 1e-6:
-            break
-        curvature = float(moved @ turned)
-        if curvature > 1e-12 * float(moved.norm() * turned.norm()):
-            if number == 0:
-                inverse = unit * (curvature / float(turned @ turned))
-            left = unit - torch.outer(moved, turned) / curvature
-            inverse = left @ inverse @ left.T + torch.outer(moved, moved) / curvature
-    return theta
