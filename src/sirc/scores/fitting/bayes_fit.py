@@ -1,4 +1,4 @@
-"""Fits for `bayes`: the calibration of u, the density ratio g, the ID share of a mixture."""
+"""Fits of `bayes`: the calibration of u, the density ratio g, the ID share of a mixture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from sirc.scores.formulas.softmax import softplus
 
 _STEPS, _HALVINGS = 200, 34
-_PENALTY = 1e-3  # on squared weights, per mean log-likelihood: keeps them finite on rows that are all told apart
-_PRIOR = 0.1  # the same for one row on either side: so much is g taken to be what is witnessed without OOD rows
-_LEAST_SLOPE = 1e-3  # against log odds of unit spread, so that it is as little for a network with huge logits
+_PENALTY = 1e-3  # on squared weights, beside the mean log-likelihood: keeps them finite on separable rows
+_PRIOR = 0.1  # the penalty with one row on either side: how far g is taken to be what is witnessed without OOD rows
+_LEAST_SLOPE = 1e-3  # for log odds of unit spread, so that it is as small for a network with huge logits
 _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
 
@@ -52,14 +52,14 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
 
 
 def spread(x: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation, with 1 in place of a deviation of 0."""
+    """Mean and standard deviation; a deviation of 0 is returned as 1."""
     mean, deviation = float(x.mean()), float(x.std(correction=0))
     return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Rows to distinguish from ID rows, by terms of log g: all OOD, or a mixture with a known share of ID rows."""
+    """Rows to tell from ID rows by the terms of log g: OOD rows, or a mixture with a known share of ID rows."""
 
     terms: Tensor
     weight: Tensor
@@ -70,9 +70,9 @@ class Contrast:
 def density_ratio(id_terms: Tensor, contrasts: Sequence[Contrast], witnessed: int) -> tuple[float, Tensor]:
     """The constant and the weights ≥ 0 of log g, by logistic regression of each contrast against the ID rows.
 
-    Both sides weigh the same, whatever their numbers, so that the log odds are log g themselves (of a mixture,
-    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those of what is witnessed
-    without OOD rows: 1 for so many of the terms, and 0 for the others.
+    Both sides weigh the same, whatever their numbers, so that the log odds equal log g (for a mixture,
+    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those that hold without OOD
+    rows: 1 for the first `witnessed` terms, and 0 for the others.
     """
     id_weight = torch.full((len(id_terms),), 1 / len(id_terms), dtype=torch.float64, device=id_terms.device)
     sides = []  # columns with the constant's, weights, which way, share
@@ -114,10 +114,10 @@ def _mixed(g: Tensor, share: float) -> Tensor:
 def _minimise_above_zero(
     loss: Callable[[Tensor], float], slopes: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor
 ) -> Tensor:
-    """Projected Newton steps; all numbers but the first stay at or above 0.
+    """Minimise by projected Newton steps, with all numbers but the first at or above 0.
 
-    They end at the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
-    is cut off at 0 need not go downhill; one along the slope, scaled for each number, does.
+    They reach the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
+    is clipped at 0 need not go downhill; a step along the slope, scaled for each number, does.
     """
     value = loss(theta)
     for _ in range(_STEPS):
@@ -141,11 +141,11 @@ def _minimise_above_zero(
 
 
 def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
-    """The share of ID rows in a mixture, from log odds of being a mixture's row (the higher, the less ID).
+    """The share of ID rows in a mixture and its standard error, from log odds of coming from the mixture.
 
-    A threshold that accepts no OOD rows accepts the ID share times as much of the mixture as of the ID rows. So the
-    share is the least ratio of accepted fractions over all thresholds, each with its sampling error added (Garg et al.
-    2021, best bin). The second number is the standard error of that ratio.
+    A threshold that accepts no OOD rows accepts a fraction of the mixture that is the ID share times the accepted
+    fraction of the ID rows. So the share is the smallest ratio of the two fractions over all thresholds, each with its
+    sampling error added (Garg et al. 2021, best bin).
     """
     id_sorted, mixed = id_odds.double().sort().values, mixed_odds.double().sort().values
     n_id, n_mixed = len(id_sorted), len(mixed)

@@ -1,4 +1,4 @@
-"""Later distance scores: Mahalanobis++, relative Mahalanobis and NNGuide."""
+"""More distance scores: Mahalanobis++, relative Mahalanobis and NNGuide."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.feature import (
-    _whitened_classes,
-    _whitening,
     head_energy,
     head_of,
     mahalanobis,
     unit_bank,
+    whitened_classes,
+    whitening,
 )
 from sirc.scores.formulas.leave_one_out import background_distances, class_distances
 from sirc.scores.moments import Evidence
@@ -27,7 +27,7 @@ def _pp_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
 
 @score(
     needs="features",
-    solve=lambda evidence: _whitened_classes(evidence.unit, "mahalanobis_pp"),
+    solve=lambda evidence: whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
     held_out=_pp_held_out,
     title="Mahalanobis++",
@@ -48,8 +48,8 @@ def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> Hel
 @score(
     needs="features",
     solve=lambda evidence: {
-        **_whitened_classes(evidence.moments, "relative_mahalanobis"),
-        "total": _whitening(evidence.moments.covariance)[0],
+        **whitened_classes(evidence.moments, "relative_mahalanobis"),
+        "total": whitening(evidence.moments.covariance)[0],
     },
     evidence=("second", "by_class"),
     held_out=_relative_held_out,
@@ -58,7 +58,7 @@ def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> Hel
     family="distance",
 )
 def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor, total: Tensor) -> Tensor:
-    """`mahalanobis` less the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
+    """`mahalanobis` relative to the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
 
     Σ₀ is the covariance of the training features about their mean μ, whatever their class.
     """
@@ -90,9 +90,9 @@ def nnguide(
 ) -> Tensor:
     """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
 
-    The energies should be positive, as those of confident rows are: if E(z) is negative, a closer neighbour lowers the
-    score; if those of the bank are negative, the order is reversed. A constant added to all logits changes the order.
-    `skip=1` leaves the row with the largest cosine out of the search.
+    The energies should be positive, as they are for confident rows: if E(z) is negative, a closer neighbour lowers the
+    score; if the energies of the bank are negative, the order is reversed. A constant added to all logits changes the
+    order. `skip=1` leaves out the row with the largest cosine.
     """
     scales = energy[:, 0]
 
