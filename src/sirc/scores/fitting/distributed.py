@@ -80,7 +80,7 @@ def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object
         "head": "none" if head is None else digest.hexdigest()[:12],
         "train": type(train).__name__,
         "rows": len(train),
-        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter.tuning.rows()],
+        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter.tuning.sets.values()],
         "shard_size": train.shard_size if isinstance(train, OutputStore) else None,
         "layout": str(train.layout if len(train) else None),
     }

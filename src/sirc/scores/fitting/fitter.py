@@ -372,7 +372,7 @@ class Fitter:
             marks.add(*state.marks.sample())
             rows = state.count
         if self.tuning.used(state.parsed):
-            for outputs in self.tuning.rows():
+            for outputs in self.tuning.sets.values():
                 marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
                 rows += len(outputs)
         return make(self.specs, parameters, fitted_on=marks.sample()[1], fitted_rows=rows)

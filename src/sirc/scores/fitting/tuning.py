@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TypeAlias
@@ -36,11 +36,9 @@ _SILENT = 1e9  # a shift in σ that silences any S2: its softplus is 0
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rows that options and combinations are tuned on."""
+    """The rows that options and combinations are tuned on, by the name of the argument they came as."""
 
-    val: Outputs | None = None
-    ood: Mapping[str, Outputs] = field(default_factory=dict)
-    unlabelled: Outputs | None = None
+    sets: Mapping[str, Outputs]
 
     @classmethod
     def of(
@@ -57,42 +55,33 @@ class Tuning:
                 "`val` is needed beside `ood` or `unlabelled`: `bayes` learns how OOD rows differ from held-out ID "
                 "rows. Pass `fit(…, val=sirc.Outputs(logits, features, labels))`"
             )
-        read = None if val is None else _read("val", val)
-        if read is not None and read.labels is None:
+        ood_sets = ood if isinstance(ood, Mapping) and "logits" not in ood else {} if ood is None else {"ood": ood}
+        sets = {} if val is None else {"val": _read("val", val)}
+        for name, data in ood_sets.items():
+            sets[f"ood[{quoted(name)}]"] = _read(f"ood[{quoted(name)}]", data)
+        sets |= {} if unlabelled is None else {"unlabelled": _read("unlabelled", unlabelled)}
+        if "val" in sets and sets["val"].labels is None:
             raise ValueError("`val` must have labels: scores are tuned on which predictions are right. Pass `labels`")
-        sets = ood if isinstance(ood, Mapping) and not {"logits"} & set(ood) else {} if ood is None else {"ood": ood}
-        read_ood = {str(name): _read(f"ood[{quoted(name)}]", part) for name, part in sets.items()}
-        tuning = cls(read, read_ood, None if unlabelled is None else _read("unlabelled", unlabelled))
         # Rows that no spec learns from are dropped, so that they do not count as fitted on.
-        return tuning if any(part.name == "bayes" for part in parts) else cls(read)
+        learnt = any(part.name == "bayes" for part in parts)
+        return cls({name: rows for name, rows in sets.items() if learnt or name == "val"})
+
+    @property
+    def val(self) -> Outputs | None:
+        """Labelled ID validation rows."""
+        return self.sets.get("val")
 
     def to(self, device: torch.device | str) -> Tuning:
         """The same rows on another device."""
-        return Tuning(
-            None if self.val is None else self.val.to(device),
-            {name: outputs.to(device) for name, outputs in self.ood.items()},
-            None if self.unlabelled is None else self.unlabelled.to(device),
-        )
+        return Tuning({name: rows.to(device) for name, rows in self.sets.items()})
 
     def used(self, specs: Sequence[Spec]) -> bool:
         """Whether any of these specs learns from these rows."""
         return self.val is not None and Needs.of(specs).tuned
 
-    def rows(self) -> Iterator[Outputs]:
-        """All sets of rows."""
-        return (outputs for _, outputs in self._named())
-
-    def _named(self) -> Iterator[tuple[str, Outputs]]:
-        if self.val is not None:
-            yield "val", self.val
-        for name, outputs in self.ood.items():
-            yield f"ood[{quoted(name)}]", outputs
-        if self.unlabelled is not None:
-            yield "unlabelled", self.unlabelled
-
     def check_model(self, specs: Sequence[Spec], classes: int | None, features: int | None) -> None:
         """Require as many classes and features as the training rows have."""
-        for name, rows in self._named():
+        for name, rows in self.sets.items():
             if rows.num_features is None and (reading := reads_features(specs)):
                 raise ValueError(f"`{name}`: {missing_features(reading)}")
             for what, fitted, given in (
@@ -130,7 +119,7 @@ class Tuning:
         """
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
-        columns = {name: scorer._evaluator(rows) for name, rows in self._named()} if tuned else {}
+        columns = {name: scorer._evaluator(rows) for name, rows in self.sets.items()} if tuned else {}
         learnt: dict[tuple[Spec, ...], tuple[_Numbers, Tensor, Tensor]] = {}
 
         def numbers_of(part: Spec) -> _Numbers:
@@ -164,7 +153,7 @@ class Tuning:
                 evaluator.learn(part, {**scorer.parameters.get(str(part), {}), **numbers})
             return numbers
 
-        for part, (name, rows) in product(tuned.values(), self._named()):
+        for part, (name, rows) in product(tuned.values(), self.sets.items()):
             if part.name != "both":  # its parts may have to be tuned first
                 first, others = _values(part, columns[name])
                 check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
@@ -209,7 +198,7 @@ class Tuning:
             # All sets form one contrast, so that together they weigh as much as the ID rows.
             weights = [torch.full_like(log_u[name], 1 / (len(sets) * len(log_u[name]))) for name in sets]
             contrasts.append(Contrast(torch.cat([terms[name] for name in sets]), torch.cat(weights)))
-        if self.unlabelled is not None:
+        if "unlabelled" in columns:
             share = _share_of_id(terms["val"], terms["unlabelled"], spec)
             numbers["id_share"] = (share,)
             contrasts.append(Contrast(terms["unlabelled"], _equal_weights(terms["unlabelled"]), share))

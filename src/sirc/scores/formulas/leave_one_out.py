@@ -122,10 +122,10 @@ def squared_part_outside(
 
     `offset` turns features into y. M/rows has the eigenvalues λ, ascending, and the eigenvectors V. With c = Vᵀy and
     g(w) = Σ cᵢ²/(λᵢ − w), the resolvent of M − yyᵀ gives h = g/(1 − g), and the part outside is −1/2πi ∮ h dw about its
-    small eigenvalues. Let x be the largest λ that is not leading. By interlacing, the circle |w| = x parts them from the
-    leading ones for every y. On it h is smooth in log tan(arg w/2), so that the trapezoid rule converges exponentially.
-    If x is only rounding error, all rows lie in the leading directions, and y has a part outside only if no other row
-    has a part in its direction.
+    small eigenvalues. Let x be the largest λ that is not leading. By interlacing, the circle |w| = x parts them from
+    the leading ones for every y. On it h is smooth in log tan(arg w/2), so that the trapezoid rule converges
+    exponentially. If x is only rounding error, all rows lie in the leading directions, and y has a part outside only if
+    no other row has a part in its direction.
     """
     noise = values[-1] * len(values) * torch.finfo(values.dtype).eps
     x = values[max(0, len(values) - leading - 1)]
