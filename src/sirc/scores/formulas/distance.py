@@ -14,22 +14,17 @@ from sirc.scores.formulas.feature import (
     whitened_classes,
     whitening,
 )
-from sirc.scores.formulas.leave_one_out import background_distances, class_distances
+from sirc.scores.formulas.leave_one_out import background_distances, held_out_mahalanobis
 from sirc.scores.moments import Evidence
 from sirc.scores.products import product
 from sirc.scores.registry import HeldOut, score
-
-
-def _pp_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(evidence.unit, parameters, unit)
-    return lambda features, labels: -distance(features, labels)
 
 
 @score(
     needs="features",
     solve=lambda evidence: whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
-    held_out=_pp_held_out,
+    held_out=lambda evidence, found: held_out_mahalanobis(evidence.unit, found, unit),
     title="Mahalanobis++",
     short="Mahal.++",
     family="distance",
@@ -39,10 +34,10 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
     return mahalanobis(unit(features), center=center, whitener=whitener, means=means)
 
 
-def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(evidence.moments, parameters)
-    background = background_distances(evidence.moments, parameters["center"], parameters["total"])
-    return lambda features, labels: background(features) - distance(features, labels)
+def _relative_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
+    plain = held_out_mahalanobis(evidence.moments, found)
+    background = background_distances(evidence.moments, found["center"], found["total"])
+    return lambda features, labels: plain(features, labels) + background(features)
 
 
 @score(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
-from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, class_distances, squared_part_outside
+from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, held_out_mahalanobis, squared_part_outside
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence, Moments
 from sirc.scores.products import product
@@ -102,16 +102,11 @@ def whitening(covariance: Tensor) -> tuple[Tensor, float]:
     return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
 
 
-def _mahalanobis_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(evidence.moments, parameters)
-    return lambda features, labels: -distance(features, labels)
-
-
 @score(
     needs="features",
     solve=lambda evidence: whitened_classes(evidence.moments, "mahalanobis"),
     evidence=("second", "by_class"),
-    held_out=_mahalanobis_held_out,
+    held_out=lambda evidence, found: held_out_mahalanobis(evidence.moments, found),
     short="Mahal.",
     family="distance",
 )

@@ -55,10 +55,10 @@ class _Removal:
         return (_dot(e, e) + self.alpha * along.square() + self.beta * along * _dot(e, self.a)).clamp_min(0)
 
 
-def class_distances(
+def held_out_mahalanobis(
     moments: Moments, parameters: dict[str, Tensor], scaled: Callable[[Tensor], Tensor] = lambda z: z
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The squared distance of training rows, `scaled`, to the nearest class, from the parameters of `mahalanobis`.
+    """The `mahalanobis` score of training rows, `scaled`, from its parameters: minus the distance to the nearest class.
 
     A class whose only row is left out does not count.
     """
@@ -93,7 +93,7 @@ def class_distances(
         columns = (own, at_own, removal.alpha, removal.beta)
         chosen = by_rows(pick, x, removal.d, removal.a, *columns, product=len(means))
         elsewhere = removal.squared_length(x.sub_(means[chosen]))
-        return torch.where(chosen == own, at_own, elsewhere) * ((rows - 1) / rows), removal.left
+        return torch.where(chosen == own, at_own, elsewhere) * ((1 - rows) / rows), removal.left
 
     return _precise(nearest, rows, len(inverse))
 
