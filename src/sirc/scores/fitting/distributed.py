@@ -44,14 +44,14 @@ def fit_together(
         share = share_length(train, rank, world)
         batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, first pass", share)
         fitter._read(batches, progress if rank == 0 else SILENT)
-        saved = fitter.state.save()
+        saved = fitter._state.save()
     place = torch.empty(0, device=device or (train.device if isinstance(train, Outputs) else "cpu")).device
-    merged = fitter.state.empty()
+    merged = fitter._state.empty()
     for tensors in gather_tensors(saved):
         merged.merge(merged.empty().load(tensors, place))
-    fitter.state = merged
+    fitter._state = merged
     if device is not None:
-        fitter.tuning = fitter.tuning.to(device)
+        fitter._tuning = fitter._tuning.to(device)
     with failing_together():
         parameters, second = fitter._solve(sampled=False, progress=progress if rank == 0 else SILENT)
         if second is not None:
@@ -80,7 +80,9 @@ def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object
         "head": "none" if head is None else digest.hexdigest()[:12],
         "train": type(train).__name__,
         "rows": len(train),
-        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter.tuning.sets.values()],
+        "tuning_rows": [
+            f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter._tuning.sets.values()
+        ],
         "shard_size": train.shard_size if isinstance(train, OutputStore) else None,
         "layout": str(train.layout if len(train) else None),
     }

@@ -139,8 +139,8 @@ class Fitter:
         on_unfit: OnError = "stop",
         train: Outputs | OutputStore | None = None,
     ) -> None:
-        self.state = FitState(specs, head=head, crossfit=crossfit, one_pass=one_pass)
-        self.head, self.crossfit = head, self.state.crossfit
+        self._state = FitState(specs, head=head, crossfit=crossfit, one_pass=one_pass)
+        self.head, self.crossfit = head, self._state.crossfit
         self.left_out: dict[str, str] = {}
         """The specs that could not be fitted, each with the reason."""
         self.missing: dict[str, str] = {}
@@ -153,17 +153,17 @@ class Fitter:
         if isinstance(train, OutputStore):
             train.require_complete()
         self._check(train)
-        self.tuning = Tuning.of(self.state.parsed, val, ood, unlabelled)
+        self._tuning = Tuning.of(self._state.parsed, val, ood, unlabelled)
 
     @property
     def specs(self) -> tuple[str, ...]:
         """The specs that are fitted."""
-        return self.state.specs
+        return self._state.specs
 
     @property
     def count(self) -> int:
         """The number of rows read so far."""
-        return self.state.count
+        return self._state.count
 
     @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
@@ -171,7 +171,7 @@ class Fitter:
         outputs = Outputs.of(batch)
         if not self.count:
             self._check(outputs, whole=False)
-        self.state.update(outputs, index)
+        self._state.update(outputs, index)
         return self
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
@@ -180,33 +180,35 @@ class Fitter:
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
         alone = {str(spec): spec for scod in self._defaults for spec in map(scod.with_only, scod.args[1:])}
         self._reduce({alone[text].args[1]: why for text, why in find(list(alone.values())).items()})
-        self._drop(find(self.state.parsed))
+        self._drop(find(self._state.parsed))
 
     @property
     def _defaults(self) -> list[Spec]:
         """Each `scod`, alone or inside another spec, with the witnesses that it still has."""
-        return list({str(part): part for spec in self.state.parsed for part in spec.walk() if part.is_default}.values())
+        return list(
+            {str(part): part for spec in self._state.parsed for part in spec.walk() if part.is_default}.values()
+        )
 
     def _reduce(self, lacking: Mapping[Spec, str]) -> None:
         """Drop from each `scod` the witnesses that are made from these specs."""
-        before = dict(self.state.reduced)
+        before = dict(self._state.reduced)
         for spec in self._defaults:
             kept = [witness for witness in spec.args[1:] if not using([witness], lacking)]
             if len(kept) < len(spec.args) - 1:
-                self.state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
+                self._state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
                 self.missing |= {str(part): why for part, why in lacking.items() if using(spec.args[1:], [part])}
-        if self.state.reduced != before:
+        if self._state.reduced != before:
             self._choose(self.specs)
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that contain these parts."""
         self._reduce(unfit)
-        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self.state.parsed, [part])})
+        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self._state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs with a combination that needs statistics of these scores."""
         self._reduce(unfit)
-        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self.state.combinations, [leaf])})
+        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self._state.combinations, [leaf])})
 
     def _drop(self, reasons: Mapping[str, str]) -> None:
         """Leave these specs out, or refuse them together; refuse also if no spec would be left."""
@@ -221,9 +223,9 @@ class Fitter:
 
     def _choose(self, specs: Sequence[str]) -> None:
         if self.count:
-            self.state.choose(specs)
+            self._state.choose(specs)
         else:
-            self.state = self.state.empty(specs)
+            self._state = self._state.empty(specs)
 
     def _read(self, batches: IndexedBatches, progress: Progress) -> None:
         """Read the batches of the first pass; note scores that do not suit the features of the first batch."""
@@ -238,7 +240,7 @@ class Fitter:
         check_type("other", other, Fitter, "a `Fitter`")
         if not self.count:
             self._reduce({parse(text): why for text, why in other.missing.items()})
-        self.state.merge(other.state)
+        self._state.merge(other._state)
         return self
 
     @exact
@@ -247,32 +249,32 @@ class Fitter:
     ) -> Scorer:
         """Find all parameters, with a second pass over `train` if the specs need one."""
         if device is not None:
-            self.tuning = self.tuning.to(device)
+            self._tuning = self._tuning.to(device)
         parameters, second = self._solve(sampled=train is None, progress=progress)
         if second is not None:
             if train is not None:
                 batches = with_progress(indexed_batches(train), device, progress, "fit, second pass", self.count)
-                second.read(batches, self.state.check_batch)
+                second.read(batches, self._state.check_batch)
             parameters |= self._settle(second)
         return self._scorer(parameters)
 
     def _settle(self, second: SecondPass) -> Parameters:
         """The parameters of combinations, after the second pass."""
-        parameters, unfit = second.settle(self.count, self.state.checksums)
+        parameters, unfit = second.settle(self.count, self._state.checksums)
         if defaults := using(self._defaults, unfit):  # all have the same witnesses
             self._reduce(second.settle_each(defaults[0]))
-            second.choose(self.state.combinations)
-            parameters, unfit = second.settle(self.count, self.state.checksums)
+            second.choose(self._state.combinations)
+            parameters, unfit = second.settle(self.count, self._state.checksums)
         self._leave_out(unfit)
-        each = self.count / (self.state.num_features or 1)
-        in_sample = "" if self.state.folds else " and `crossfit=0`"
+        each = self.count / (self._state.num_features or 1)
+        in_sample = "" if self._state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
         self._warned = warn_far(whose, second.standings(parameters), advice)
         outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
         self._warned |= warn_far("typical training rows", second.typical_standings(parameters), outliers)
         self._id_rows = second.sample(parameters)
-        for key, spec in self.state.reduced.items():
+        for key, spec in self._state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]
                 parameters[key]["witnesses"] = torch.tensor(places, device="cpu")
@@ -283,7 +285,7 @@ class Fitter:
 
         With `sampled`, that pass has already read the rows that were kept from the first.
         """
-        state = self.state
+        state = self._state
         state.flush()
         if not state.count or state.num_classes is None:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
@@ -292,10 +294,10 @@ class Fitter:
                 f"`{state.combinations[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
-        self.tuning.check_model(state.parsed, state.num_classes, state.num_features)
-        val = self.tuning.val
+        self._tuning.check_model(state.parsed, state.num_classes, state.num_features)
+        val = self._tuning.val
         evidence = state.evidence(val)
-        tuned = self.tuning.options(state.parsed)
+        tuned = self._tuning.options(state.parsed)
         steps = [partial(each_or_why, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
         folds = range(state.folds + 1) if state.crossfitted and state.folds else ()
         steps += [partial(state.solve_without, fold, val) for fold in folds]
@@ -339,7 +341,7 @@ class Fitter:
 
     def _judge(self, scorer: Scorer) -> None:
         """Warn if validation rows stand far from 0 on the scale of an S2, unless training rows gave a warning."""
-        val, scales = self.tuning.val, [spec for spec in self.state.combinations if spec.finds_spread]
+        val, scales = self._tuning.val, [spec for spec in self._state.combinations if spec.finds_spread]
         if val is None or not len(val) or not scales or self._warned:
             return
         columns = scorer._evaluator(val)
@@ -354,10 +356,10 @@ class Fitter:
 
     def _scorer(self, parameters: Parameters) -> Scorer:
         """Tune the combinations, and make the scorer with marks of the rows that it learnt from."""
-        state = self.state
+        state = self._state
         make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
         scorer = make(self.specs, parameters)
-        tuned, unfit = self.tuning.combinations(scorer, self._id_rows)
+        tuned, unfit = self._tuning.combinations(scorer, self._id_rows)
         self._judge(scorer)
         self._leave_out(unfit)
         if self.left_out and is_main():
@@ -365,14 +367,14 @@ class Fitter:
         if self.missing and self._defaults and is_main():
             warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
-        if state.marks is None and not self.tuning.used(state.parsed):
+        if state.marks is None and not self._tuning.used(state.parsed):
             return make(self.specs, parameters)
         marks, rows = RowMarks(), 0
         if state.marks is not None:
             marks.add(*state.marks.sample())
             rows = state.count
-        if self.tuning.used(state.parsed):
-            for outputs in self.tuning.sets.values():
+        if self._tuning.used(state.parsed):
+            for outputs in self._tuning.sets.values():
                 marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
                 rows += len(outputs)
         return make(self.specs, parameters, fitted_on=marks.sample()[1], fitted_rows=rows)
