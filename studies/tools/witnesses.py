@@ -58,7 +58,7 @@ def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
     head, names = sirc.Head.load(run / "head.safetensors").to(device), (*WITNESSES, *OTHERS)
     fitter = sirc.Fitter(f"bayes(msp, {', '.join(names)})", head=head, train=train)
     scorer = fitter.update(train).finish(train)
-    ((log_gap, others),) = fitter.id_rows.values()
+    ((log_gap, others),) = fitter._id_rows.values()
     found = {"train/log_gap": log_gap, **{f"train/{s2}": x for s2, x in zip(names, others, strict=True)}}
     in_sample = sirc.fit([f"sirc(msp, {s2})" for s2 in names], train, head=head, crossfit=0).parameters
     for key in ("a", "b"):
@@ -70,7 +70,7 @@ def columns(run: Path, device: str = "cpu") -> dict[str, Tensor]:
         sets |= {"validation": sets["test"][order[:cut]], "test": sets["test"][order[cut:]]}
     rivals = sirc.fit(RIVALS, train, head=head, val=sets["validation"], on_unfit="skip")
     for name, rows in sets.items():
-        values = scorer.evaluator(rows)
+        values = scorer._evaluator(rows)
         found |= {f"{name}/{rival}": x for rival, x in rivals(rows).items()}
         found |= {f"{name}/log_gap": values.log_gap(parse("msp"))}
         found |= {f"{name}/{s2}": values.value(parse(s2)) for s2 in names}

@@ -262,8 +262,8 @@ SOME = {  # where it happens, and what the others hear of it
 ALL = {
     "missing shard": "must be complete to be read; 1 of 5 shards are missing: 3",
     "no rows": "`train` must hold at least one row of ID training data",
-    "other specs": "must pass the same to `fit`; process 1 differs from process 0: specs is energy, got msp",
-    "other head": "every process must pass the same to `fit`; process 1 differs from process 0: head is ",
+    "other specs": "must pass the same arguments to `fit`; process 1 differs from process 0: specs is energy, got msp",
+    "other head": "every process must pass the same arguments to `fit`; process 1 differs from process 0: head is ",
     "own part of the rows": "process 1 differs from process 0: rows is 250, got 150. Pass the whole of `train` in each",
     "batches": "must be an `OutputStore` or an `Outputs` with `distributed=True`, so that each process can take its",
     "too few rows": "`knn(k=200)` needs at least 200 training rows to search; got 150",

@@ -160,10 +160,10 @@ def test_saved_states_load_and_merge_to_the_same_fit(crossfit):
     cpu = torch.device("cpu")
     whole = state.FitState(SPECS, head=HEAD, crossfit=crossfit)
     for rows in (range(150, N), [], range(150)):
-        saved = merged([rows], crossfit=crossfit).state.save()
+        saved = merged([rows], crossfit=crossfit)._state.save()
         whole.merge(whole.empty().load(saved, cpu))
     fitter = sirc.Fitter(SPECS, head=HEAD, crossfit=crossfit)
-    fitter.state = whole.empty().load(whole.save(), cpu)
+    fitter._state = whole.empty().load(whole.save(), cpu)
     assert_same_fit(fitter.finish(TRAIN), sirc.fit(SPECS, TRAIN, head=HEAD, crossfit=crossfit))
 
 

@@ -210,7 +210,7 @@ def test_several_s2_take_a_number_each():
         (lambda: functional.nnguide(V, Z, BANK[:2], WEIGHT, k=3), r"`bank` must hold at least k = 3 rows; got 2"),
         (lambda: functional.nnguide(V, Z, BANK, WEIGHT, k=0), "`k` of `nnguide` must be a whole number of at least 1"),
         (lambda: functional.nnguide(V[:3], Z, BANK, WEIGHT), "`logits` and `features` must be of the same rows"),
-        (lambda: functional.gen(functional.softmax(V)), "`gen` reads every logit, of which `softmax` keeps a summary"),
+        (lambda: functional.gen(functional.softmax(V)), "`gen` reads every logit, and `softmax` keeps only a summary"),
     ],
 )
 def test_bad_input_is_told_the_rule(call, words):

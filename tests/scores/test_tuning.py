@@ -315,6 +315,14 @@ def test_calibration_starts_from_what_the_network_claims():
     assert offset == pytest.approx(0, abs=0.2)
 
 
+def test_calibration_of_equal_log_odds_is_the_rate_of_errors():
+    wrong = torch.arange(2000) < 800
+    offset, slope = bayes_fit.calibrate(torch.full((2000,), -3.0), wrong)
+    # The prior, worth about a row, moves it by less than a thousandth.
+    assert torch.sigmoid(torch.tensor(offset + slope * -3)) == pytest.approx(0.4, abs=1e-3)
+    assert slope == 1
+
+
 def test_calibration_is_platts_rule():
     rng = np.random.default_rng(4)
     x = rng.normal(-2, 2, 4000)

@@ -1,6 +1,6 @@
-"""The `bayes` combination: u, the probability of an error on ID input, g = p_OOD/p_ID, and the order they ask for.
+"""The `bayes` combination: the best order of rows, given u = P(error | ID) and g = p_OOD/p_ID.
 
-docs/bayes.md has the theory, and what other constants would cost and gain.
+docs/bayes.md has the theory, and the effect of other constants.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _FADES = 0.1  # of `least_aurr`, in scorers that were saved before there were st
 def least_aurc(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> Tensor:
     """−log[β(1−w)u + (1−β)w], w = (1−α)g/(α + (1−α)g): minus the log of the expected cost of accepting the row.
 
-    u is the probability that the prediction is wrong if the row is ID; g = p_OOD/p_ID; so w is the probability that the
-    row is OOD. No other order has a smaller AURC. α = 1 or no sign of OOD (g → 0) leaves the order of u.
+    u is the probability that the prediction is wrong if the row is ID, g = p_OOD/p_ID, and so w is the probability that
+    the row is OOD. No other order has a smaller AURC. If α = 1, or without a sign of OOD (g → 0), it is the order of u.
     """
     if alpha == 1:
         return -log_u - (math.log(beta) if beta else 0.0)
     log_odds = log_g + (math.log1p(-alpha) - math.log(alpha))
-    # Subtract the larger of 0 and log_odds from both logarithms: no digits cancel where a row is surely OOD.
+    # Subtract the larger of 0 and log_odds from both logarithms, so that no digits cancel if a row is surely OOD.
     most = log_odds.clamp_min(0.0)
     return softplus(-log_odds.abs()) - log_add(log_u + _log(beta) - most, log_odds - most + _log(1 - beta))
 
@@ -118,10 +118,10 @@ def _log(x: float) -> float:
 
 
 def claim(log_gap_of_uniform: float, classes: int) -> tuple[float, float]:
-    """The logarithms of the factor that makes S1max − S1 a probability of error, and of its largest value.
+    """The logs of the factor that turns S1max − S1 into a probability of error, and of its largest value.
 
-    A uniform softmax is wrong with probability 1 − 1/K: S1max − S1 is scaled to be that there. For MSP the factor is
-    1: u = 1 − max π.
+    A uniform softmax is wrong with probability 1 − 1/K, and S1max − S1 is scaled to equal that there. For MSP the
+    factor is 1: u = 1 − max π.
     """
     most = math.log1p(-1 / classes)
     return most - log_gap_of_uniform, most
@@ -130,8 +130,8 @@ def claim(log_gap_of_uniform: float, classes: int) -> tuple[float, float]:
 def doubt(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
     """The claimed probability of error as log odds.
 
-    Some S1 can be lower than at a uniform softmax (`gen` of more than m classes). There the log odds rise with
-    log(S1max − S1) itself, so that no two rows tie.
+    An S1 can be lower than at a uniform softmax (`gen` with more than m classes). There the log odds rise with
+    log(S1max − S1) itself, so that rows do not tie.
     """
     scale, most = claimed
     log_p = log_gap + constant(scale, log_gap)
@@ -140,20 +140,20 @@ def doubt(log_gap: Tensor, claimed: Sequence[float]) -> Tensor:
 
 
 def error_odds(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:
-    """The log odds of an error: the claimed ones with the offset and slope fitted to validation data."""
+    """The log odds of an error: the claimed ones, with the offset and slope fitted on validation data."""
     offset, slope = calibration
     return constant(offset, log_gap) + constant(slope, log_gap) * doubt(log_gap, claimed)
 
 
 def log_u(log_gap: Tensor, claimed: Sequence[float], calibration: Sequence[float]) -> Tensor:
-    """log u, the probability of an error."""
+    """log u, the log of the probability of an error."""
     return -softplus(-error_odds(log_gap, claimed, calibration))
 
 
 def basis(log_u: Tensor, away: Sequence[Tensor], center: Sequence[float]) -> Tensor:
-    """The terms of log g, summed with weights ≥ 0, (n, terms): what is witnessed of u and of each S2, and ramps.
+    """The terms of log g, (n, terms), to be summed with weights ≥ 0: the witnessed terms of u and each S2, and ramps.
 
-    The ramps rise with u and as each S2 falls. `away` is b(a − S2) of each S2. `center` is the mean and standard
+    The ramps rise with u, and as each S2 falls. `away` is b(a − S2) of each S2; `center` is the mean and standard
     deviation of log u on ID data.
     """
     mean, deviation = center
@@ -163,12 +163,12 @@ def basis(log_u: Tensor, away: Sequence[Tensor], center: Sequence[float]) -> Ten
 
 
 def log_g(log_u: Tensor, away: Sequence[Tensor], density: Sequence[float]) -> Tensor:
-    """log g as learnt. `density` is the mean and deviation of log u, the constant, and one weight for each term.
+    """log g as learnt. `density` has the mean and deviation of log u, the constant, and a weight for each term.
 
-    Ramps are flat where a prediction is surer than most. There a tiny slope against log u keeps rows from tying.
+    Ramps are flat for predictions that are surer than most. A tiny slope against log u keeps such rows from tying.
     """
     center, constant, weights = density[:2], density[2], density[3:]
-    terms = basis(log_u, away, center)[:, -len(weights) :]  # earlier versions had ramps alone
+    terms = basis(log_u, away, center)[:, -len(weights) :]  # earlier versions had only ramps
     return constant + terms @ torch.as_tensor(weights, dtype=terms.dtype, device=terms.device) + _TILT * log_u
 
 
@@ -208,7 +208,7 @@ def log_mean_exp(x: Tensor) -> float:
 def earlier_rule(
     log_gap: Tensor, lows: Sequence[Tensor], claimed: Sequence[float], calibration: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """log u and log g, without OOD rows, of scorers that were saved before `witnessed_log_g` was the rule.
+    """log u and log g, without OOD rows, for scorers that were saved before `witnessed_log_g` was the rule.
 
     g = 0.9·u/0.3 + 0.1·(u/0.3)^0.75·exp(−1.5z − 1.125), and u is SIRC's, u·(1 + exp(−z − 3)), as odds.
     """
@@ -221,13 +221,13 @@ def earlier_rule(
 
 
 def log_add(x: Tensor, y: Tensor) -> Tensor:
-    """log(eˣ + eʸ), where one of them may be −∞."""
+    """log(eˣ + eʸ); one of x and y may be −∞."""
     high = torch.maximum(x, y)
     return high + torch.log1p(torch.exp(torch.minimum(x, y) - high))
 
 
 def log_one_minus_exp(x: Tensor) -> Tensor:
-    """log(1 − eˣ) for x < 0, with all digits on both sides of −log 2; finite where x is 0."""
+    """log(1 − eˣ) for x < 0, accurate on both sides of −log 2; finite also at x = 0."""
     x = x.clamp_max(-1e-300)
     near = torch.log(-torch.expm1(x.clamp_min(-1.0)))
     return torch.where(x > -0.6931471805599453, near, torch.log1p(-torch.exp(x)))

@@ -1,4 +1,4 @@
-"""Helpers of formulas: blocks of rows, the type features are projected in, constants of a traced graph."""
+"""Helpers of formulas: blocks of rows, the working type of features, constants of a traced graph."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# Elements of one block: on a CPU the cache holds it with a few temporaries; elsewhere it fills the device.
+# Elements of one block: on a CPU it fits the cache together with a few temporaries; elsewhere it fills the device.
 _BLOCK = {"cpu": 1 << 17}
 _BLOCK_ELSEWHERE = 1 << 24
-# The same where the block is a product of matrices, which is faster the larger it is.
+# The same for a product of matrices, which is faster the larger it is.
 _PRODUCT = 1 << 25
 
 
@@ -20,9 +20,9 @@ def row_blocks(logits: Tensor) -> Iterator[slice]:
 
 
 def by_rows(formula: Callable[..., Tensor], *columns: Tensor, product: int | None = None) -> Tensor:
-    """`formula(*columns)` on blocks of rows, joined along the last dimension, which is that of rows.
+    """`formula(*columns)`, computed on blocks of rows; the rows of its result are along the last dimension.
 
-    The formula's temporaries are as wide as the first column, or a product of matrices with `product` columns.
+    The formula's temporaries are as wide as the first column, or they are matrix products with `product` columns.
     """
     if torch.compiler.is_compiling():  # the graph of a deployed score is for batches of any size
         return formula(*columns)
@@ -40,18 +40,18 @@ def _slices(n: int, rows: int) -> Iterator[slice]:
 
 
 def constant(value: float, like: Tensor) -> Tensor | float:
-    """A number in a float64 formula: a tensor while tracing, as the ONNX exporter rounds plain numbers to float32."""
+    """A number for a float64 formula: a tensor while tracing, as the ONNX exporter rounds plain numbers to float32."""
     if torch.compiler.is_compiling():
         return like.new_tensor(value, dtype=torch.float64)
     return value
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows scaled to length 1, as torch's `normalize` does; NaN where the length is beyond the type."""
+    """Rows scaled to length 1, like torch's `normalize`, but NaN if the length overflows."""
     length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / torch.where(length < torch.inf, length.clamp_min(1e-12), torch.nan)
 
 
 def working_dtype(features: torch.dtype) -> torch.dtype:
-    """The type features are projected in: float64 stays, all others become float32."""
+    """The working type of features, in which they are projected: float64 stays, all others become float32."""
     return torch.float64 if features == torch.float64 else torch.float32

@@ -14,8 +14,8 @@ from sirc.scores.blocks import constant
 from sirc.scores.formulas.softmax import softplus
 from sirc.scores.spec import COMBINATIONS, Spec
 
-Parameters: TypeAlias = Mapping[str, Mapping[str, Tensor | float | Sequence[float]]]
-"""Fitted parameters by spec and name: tensors, or plain numbers, which become constants of a traced graph."""
+AnyParameters: TypeAlias = Mapping[str, Mapping[str, Tensor | float | Sequence[float]]]
+"""Fitted parameters by spec and name, as tensors or, for a traced graph, as plain numbers."""
 
 
 def sirc(log_gap: Tensor, others: Sequence[Tensor], a: Sequence[float], b: Sequence[float]) -> Tensor:
@@ -27,7 +27,7 @@ def sirc(log_gap: Tensor, others: Sequence[Tensor], a: Sequence[float], b: Seque
 
 
 def lowness(others: Sequence[Tensor], a: Sequence[float], b: Sequence[float]) -> list[Tensor]:
-    """b(a − S2) of each S2: how far it is on the side of OOD."""
+    """b(a − S2) of each S2: the larger, the more it looks like OOD."""
     return [
         constant(slope, value) * (constant(center, value) - value)
         for value, center, slope in zip(others, a, b, strict=True)
@@ -52,8 +52,8 @@ def product(*values: Tensor) -> Tensor:
     return torch.stack(values).prod(0)
 
 
-def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], parameters: Parameters) -> Tensor:
-    """The value of a `sirc`, `additive`, `bayes` or the like from log(S1max − S1) and the values of its S2 scores."""
+def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], parameters: AnyParameters) -> Tensor:
+    """The value of a `sirc`, `additive`, `bayes` or similar, from log(S1max − S1) and the values of its S2 scores."""
     a, b = (parameter(spec, key, parameters) for key in "ab")
     if (formula := COMBINATIONS[spec.name].compute) is not None:
         return formula(log_gap, others, a, b, **own_numbers(spec))
@@ -83,13 +83,13 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
 
 
 def own_numbers(spec: Spec) -> dict[str, float]:
-    """The parameters, given or by default, of a combination that was registered with `combination`."""
+    """The parameters, given or default, of a combination that was registered with `combination`."""
     names = [key for key in COMBINATIONS[spec.name].keywords if key not in ("a", "b")]
     return {key: parameter(spec, key, {})[0] for key in names}
 
 
-def parameter(spec: Spec, key: str, parameters: Parameters) -> Sequence[float]:
-    """A parameter of a combination: as given in its spec, as fitted, or by default."""
+def parameter(spec: Spec, key: str, parameters: AnyParameters) -> Sequence[float]:
+    """A parameter of a combination: the one in its spec, else the fitted one, else the default."""
     given = spec.numbers(key)
     if given is not None:
         return given

@@ -1,4 +1,4 @@
-"""The evaluator of specs: values, confidences and parts of any spec on one batch of rows."""
+"""The evaluator of specs: values, confidences and their parts on one batch of rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas.softmax import Softmax, softplus
 from sirc.scores.spec import COMBINATIONS, Spec
 
-# Bytes of one block of features: what a score makes of a block stays small, however many rows there are.
+# Bytes of one block of features in float64: a score's temporaries stay small, however many rows there are.
 _BLOCK = {"cpu": 1 << 25}
 _BLOCK_ELSEWHERE = 1 << 29
-_BOUNDED = "_bounded"  # ends the name of an option that was tuned for a score as the S1 of a combination
+_BOUNDED = "_bounded"  # suffix of an option that was tuned for a score as the S1 of a combination
 
 Quantity: TypeAlias = Literal["plain", "plain as S1", "log gap"]
-"""What a leaf is asked for: its plain value, that value with the options it has as an S1, or log(S1max − S1)."""
+"""What a leaf is evaluated to: its plain value, that value with its options as an S1, or log(S1max − S1)."""
 
 Read: TypeAlias = tuple[Spec, Quantity]
 
@@ -28,11 +28,12 @@ Read: TypeAlias = tuple[Spec, Quantity]
 class Evaluator:
     """Evaluates specs on rows of logits and features; every result is a 1-D float64 tensor.
 
-    The logits are read once for all scores of the softmax, and big arrays block by block, each block once for all
-    `reads`, as `array_reads` finds them in the specs that will be asked for. `parameters` are looked up by spec; those
-    of leaves must have the features' device and working type (`working_dtype`). `logits` may be None where no spec
-    reads them beyond the `softmax` summary. `held_out` are scores of training rows, by spec, that take the place of the
-    plain ones; they get the `labels`.
+    One pass over the logits serves all scores of the softmax. Scores that read whole arrays share one pass over blocks
+    of rows, made at once for all `reads`: what `array_reads` finds in the specs to be evaluated.
+
+    `parameters` are by spec; those of leaves must have the features' device and working type (`working_dtype`).
+    `logits` may be None if no spec reads more of them than the `softmax` summary. `held_out` has functions, by spec,
+    that score training rows in place of the plain scores; they also get the `labels`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Evaluator:
         logits: Tensor | None,
         features: Tensor | None,
         reads: Sequence[Read],
-        parameters: combine.Parameters,
+        parameters: combine.AnyParameters,
         *,
         softmax: Softmax | None = None,
         compile: bool | None = None,
@@ -57,12 +58,12 @@ class Evaluator:
         rows = next(column for column in columns if column is not None)
         self._num_rows, self._device = rows.shape[0], rows.device
         self._known: dict[tuple[str, Quantity], Tensor] = {}
-        self._read_arrays(reads)  # now, together; all else when it is asked for
+        self._read_arrays(reads)  # everything else is computed on first use
 
     @property
     def softmax(self) -> Softmax:
         """The summary of the one pass over the logits."""
-        if self._softmax is None:  # no `cached_property`: its lock, in Python 3.11, cannot be traced
+        if self._softmax is None:  # not a `cached_property`, whose lock in Python 3.11 cannot be traced
             assert self._logits is not None
             self._softmax = Softmax.of(self._logits, compile=self._compile)
         return self._softmax
@@ -87,15 +88,15 @@ class Evaluator:
         return self._leaf(leaf, "log gap")
 
     def confidence(self, spec: Spec) -> Tensor:
-        """The value a scorer returns: −log(S1max − S1) for a score that would tie near S1max, else the plain value."""
+        """What a scorer returns: −log(S1max − S1) for a score whose values tie near S1max, else the plain value."""
         return -self.log_gap(spec) if ranks_by_gap(spec) else self.value(spec)
 
     def parts(self, spec: Spec) -> tuple[Tensor, Tensor]:
-        """The softmax's part of a confidence, and what the features take from it: confidence = part − taken.
+        """The softmax's part of a confidence, and what the features subtract: confidence = part − subtracted.
 
-        For `sirc`, `additive` and `bayes` the first part is the confidence of a row whose S2 scores show no sign of
-        OOD: −log(S1max − S1) for `sirc` and `additive`. Any other spec has only one part, the features' if it reads
-        them.
+        For `sirc`, `additive` and `bayes` the softmax's part is the confidence of a row whose S2 scores show no sign of
+        OOD: −log(S1max − S1) for `sirc` and `additive`. Any other spec has only one part: the features' if it reads
+        them, else the softmax's.
         """
         confidence = self.confidence(spec)
         if spec.has_bounded_first:
@@ -107,7 +108,7 @@ class Evaluator:
         return (nothing, -confidence) if reads_features([spec]) else (confidence, nothing)
 
     def ood_terms(self, spec: Spec) -> dict[str, Tensor]:
-        """softplus(b(a − S2)) for each S2 of a `sirc`, `additive` or `bayes`: how much it looks like OOD."""
+        """softplus(b(a − S2)) for each S2 of a `sirc`, `additive` or `bayes`: how much the row looks like OOD to it."""
         if not spec.has_bounded_first:
             return {}
         a, b = (combine.parameter(spec, key, self._parameters) for key in "ab")
@@ -115,12 +116,12 @@ class Evaluator:
         return {str(other): softplus(low) for other, low in zip(spec.args[1:], lows, strict=True)}
 
     def plane(self, spec: Spec) -> dict[str, Tensor]:
-        """The plain `s1` and `s2` of a `sirc(S1, S2)`, with S1's options as in SIRC, and `log_gap`, log(S1max − S1)."""
+        """Of a `sirc(S1, S2)`: the plain `s1`, with its options as an S1, the plain `s2`, and the `log_gap`."""
         first, second = spec.args
         return {"s1": self._leaf(first, "plain as S1"), "s2": self.value(second), "log_gap": self.log_gap(first)}
 
     def learn(self, spec: Spec, parameters: Mapping[str, Tensor]) -> None:
-        """Take in the parameters of a combination, so that specs with it inside can be evaluated."""
+        """Add the parameters of a combination, so that specs that contain it can be evaluated."""
         self._parameters = {**self._parameters, str(spec): parameters}
 
     def _knots(self, spec: Spec) -> list[tuple[Tensor, Tensor]]:
@@ -143,13 +144,13 @@ class Evaluator:
         return self._known[key]
 
     def _read_arrays(self, wanted: Sequence[Read]) -> None:
-        """Compute leaves that read the logits or the features: each block of rows once for all of them."""
+        """Compute leaves that read the logits or the features, in one pass over blocks of rows."""
         if not wanted:
             return
         features = self._features if any("features" in registry.get(leaf.name).needs for leaf, _ in wanted) else None
         width = max(array.shape[1] for array in (self._logits, features) if array is not None)
         rows = max(1, _BLOCK.get(self._device.type, _BLOCK_ELSEWHERE) // (8 * width))
-        whole = torch.compiler.is_compiling()  # the graph of a deployed score is for batches of any size: no blocks
+        whole = torch.compiler.is_compiling()  # a traced graph takes batches of any size, so it has no blocks
         blocks: list[slice | None] = [None]
         if not whole and self._num_rows > rows:
             blocks = [slice(at, min(self._num_rows, at + rows)) for at in range(0, self._num_rows, rows)]
@@ -160,11 +161,11 @@ class Evaluator:
             for column, (leaf, quantity) in zip(columns, wanted, strict=True):
                 column.append(self._compute(leaf, quantity, here, block))
         for column, (leaf, quantity) in zip(columns, wanted, strict=True):
-            # The joined column is a copy, even of one block: a score may return a view of its input.
+            # `cat` copies, even a single block: a score may return a view of its input.
             self._known[str(leaf), quantity] = column[0] if whole else torch.cat(column)
 
     def _compute(self, leaf: Spec, quantity: Quantity, rows: slice | None, features: Tensor | None) -> Tensor:
-        """A leaf by its registered formula, on a slice of the rows or on all of them."""
+        """A leaf by its registered formula, on all rows or a slice of them."""
         score = registry.get(leaf.name)
         formula = score.log_gap if quantity == "log gap" else score.compute
         assert formula is not None
@@ -193,19 +194,19 @@ class Evaluator:
 
 
 def is_bounded(spec: Spec) -> bool:
-    """Whether a spec is a leaf with a bound S1max, so that it may be the S1 of a combination."""
+    """Whether a spec is a leaf with a bound S1max, so that it can be the S1 of a combination."""
     return spec.is_leaf and registry.get(spec.name).log_gap is not None
 
 
 def ranks_by_gap(spec: Spec) -> bool:
-    """Whether a scorer returns −log(S1max − S1) for this spec: a score whose plain values tie near their bound."""
+    """Whether a scorer returns −log(S1max − S1) for this spec, whose plain values tie near their bound."""
     return is_bounded(spec) and registry.get(spec.name).confidence_kind == "log_gap"
 
 
 def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) -> dict[str, Any]:
-    """The keyword arguments of a leaf's formula: its options, given, tuned or by default, and its fitted parameters.
+    """The keyword arguments of a leaf's formula: its options (given, tuned or default) and its fitted parameters.
 
-    With `as_s1`, an option that was tuned separately for the S1 of a combination has that value.
+    With `as_s1`, options that were tuned separately for the S1 of a combination have those values.
     """
     defaults = registry.get(leaf.name).options
     if not defaults:
@@ -221,13 +222,13 @@ def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) 
 
 
 def option_of(leaf: Spec, parameter: str) -> str | None:
-    """The option that was tuned under this name; None if it is a parameter of the fit."""
+    """The option that was tuned under this name; None if the name is that of a fitted parameter."""
     option = parameter.removesuffix(_BOUNDED)
     return option if option in registry.get(leaf.name).options else None
 
 
 def needed_leaves(specs: Iterable[Spec]) -> list[Spec]:
-    """The leaves inside some specs and the scores these are made from, each once and after what it needs."""
+    """The distinct leaves inside some specs and the scores that they need, each after those it needs."""
     return list({str(leaf): leaf for leaf, _ in _leaf_quantities(specs)}.values())
 
 
@@ -237,12 +238,12 @@ def reads_features(specs: Iterable[Spec]) -> list[Spec]:
 
 
 def array_reads(specs: Iterable[Spec]) -> list[Read]:
-    """The leaves inside some specs that read the logits or the features, and what each is asked for."""
+    """The leaves inside some specs that read the logits or the features, and what each is evaluated to."""
     return [(leaf, quantity) for leaf, quantity in _leaf_quantities(specs) if _reads_arrays(leaf)]
 
 
 def _leaf_quantities(specs: Iterable[Spec]) -> list[Read]:
-    """The leaves inside some specs and what each is asked for, after the scores that it is made from."""
+    """The leaves inside some specs and what each is evaluated to; each comes after the scores that it needs."""
     wanted: dict[tuple[str, Quantity], Spec] = {}
 
     def visit(spec: Spec, quantity: Quantity) -> None:

@@ -3,6 +3,14 @@
 Arguments are torch tensors, NumPy arrays, or anything `Outputs` takes. Each function calls the registered formula of
 its name through the evaluator of specs. `msp`, `doctor` and `entropy` are the plain values of the paper, which reach
 their maximum when the softmax saturates; `log_gap` keeps confident rows apart.
+
+Example:
+    >>> import sirc, torch
+    >>> logits = torch.tensor([[4.0, 0, 0], [900, 0, 0]])
+    >>> sirc.functional.msp(logits)
+    tensor([0.9647, 1.0000], dtype=torch.float64)
+    >>> sirc.functional.log_gap(logits, "msp")
+    tensor([  -3.3428, -899.3069], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ from sirc.scores.formulas.feature import head_energy, unit_bank
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.spec import Spec, parse
 
-# Arguments that stand for what a fit would find.
+# Arguments that replace fitted parameters, and their shapes.
 _SHAPES = {
     "weight": "(K, L)",
     "bias": "(K,)",
@@ -48,7 +56,7 @@ _SHAPES = {
 
 
 def softmax(logits: ArrayLike, *, compile: bool | None = None) -> Softmax:
-    """The summary of one pass over (n, K) logits, which functions of the softmax take in place of the logits."""
+    """The summary of one pass over (n, K) logits; functions of the softmax accept it in place of the logits."""
     return Softmax.of(Outputs(logits).logits, compile=compile)
 
 
@@ -57,7 +65,7 @@ def _formula(
 ) -> Callable[..., Tensor]:
     """A registered score as a function of the arrays that it reads, the arguments of `parameters`, and its options.
 
-    `parameters` makes the fitted parameters from checked tensors; `without` is an option that only a fit reads.
+    `parameters` returns the fitted parameters, given checked tensors; `without` is an option that only a fit reads.
     """
     score = registry.get(name)
     needs = {need for part in registry.closure([name]) for need in registry.get(part).needs}
@@ -270,16 +278,16 @@ def _evaluator(
 
 
 def _logits(name: str, logits: ArrayLike | Softmax) -> Tensor | Softmax:
-    """(n, K) logits for the score of that name, or their summary where it reads no more."""
+    """(n, K) logits for the score of that name, or their summary if that is enough for it."""
     if not isinstance(logits, Softmax):
         return Outputs(logits).logits
     if "logits" in registry.get(name).needs:
-        raise ValueError(f"`{name}` reads every logit, of which `softmax` keeps a summary only. Pass the logits")
+        raise ValueError(f"`{name}` reads every logit, and `softmax` keeps only a summary of them. Pass the logits")
     return logits
 
 
 def _features(features: ArrayLike, *, exact: bool) -> Tensor:
-    """(n, L) features in the type that they are projected in, or in float64."""
+    """(n, L) features in their working type, or in float64."""
     z = as_tensor("features", features)
     if z.dim() != 2:
         raise ValueError(f"`features` must have shape (n, L); got {tuple(z.shape)}")
@@ -287,7 +295,7 @@ def _features(features: ArrayLike, *, exact: bool) -> Tensor:
 
 
 def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor) -> dict[str, Tensor]:
-    """What stands for fitted parameters as tensors of the right shapes, in the features' type and on their device."""
+    """The arguments that replace fitted parameters: tensors of the right shapes, of the features' type and device."""
     sizes = {"L": z.shape[1]} | ({"K": logits.shape[1]} if isinstance(logits, Tensor) else {})
     if "weight" in values:
         head = Head(values["weight"], values.get("bias"))
@@ -313,7 +321,7 @@ def _checked(values: dict[str, Any], logits: Tensor | Softmax | None, z: Tensor)
 
 
 def _columns(*values: ArrayLike, name: str = "scores") -> list[Tensor]:
-    """Float64 scores of the same rows; none is broadcast against another."""
+    """Scores of the same rows, in float64; they are not broadcast."""
     columns = [as_tensor(name, value).double() for value in values]
     shapes = [tuple(column.shape) for column in columns]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:

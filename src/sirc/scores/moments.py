@@ -1,7 +1,14 @@
-"""Streaming statistics of training rows that merge: counts, means, second moments, class sums, a reservoir.
+"""Streaming statistics of training rows: counts, means, second moments, class sums and a random sample.
 
-All of it is float64 and merges: any order of the rows and any number of workers give the single-process result.
-Second moments are kept centred (Chan's update), so a large common offset of the features costs no digits.
+All are float64 and merge: any order of the rows and any number of workers give the single-process result. Second
+moments are centred (Chan's update), so that a large common offset of the features costs no digits.
+
+Example:
+    >>> import torch
+    >>> from sirc import moments
+    >>> left, right = moments.Moments(), moments.Moments()
+    >>> left.update(torch.tensor([[0.0], [2.0]])).merge(right.update(torch.tensor([[4.0]]))).mean
+    tensor([2.], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from sirc.outputs import Head, Outputs
 
 _ROWS, _GPU_ROWS = 4096, 1 << 15
-_COLUMNS = 512
+_COLUMNS = 256
 _SAVED = ("mean", "scatter", "class_count", "class_sum")
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
@@ -32,9 +39,12 @@ Parameters: TypeAlias = dict[str, dict[str, Tensor]]
 class Moments:
     """Count, mean and scatter Σ(z − z̄)(z − z̄)ᵀ of rows read in batches; with `classes`, also Σz of each class.
 
-    >>> m = Moments().update(torch.tensor([[0.0], [2.0]])).merge(Moments().update(torch.tensor([[4.0]])))
-    >>> m.count, m.mean.item(), m.covariance.item()
-    (3, 2.0, 2.6666666666666665)
+    Example:
+        >>> import sirc, torch
+        >>> m = sirc.Moments().update(torch.tensor([[0.0], [2.0]]))
+        >>> m = m.merge(sirc.Moments().update(torch.tensor([[4.0]])))
+        >>> m.count, m.mean.item(), m.covariance.item()
+        (3, 2.0, 2.6666666666666665)
     """
 
     def __init__(self, *, second: bool = True, classes: int | None = None) -> None:
@@ -48,7 +58,7 @@ class Moments:
 
     @exact
     def update(self, rows: ArrayLike, labels: ArrayLike | None = None) -> Moments:
-        """Take in (n, L) rows of any floating type, with labels where classes are counted; returns itself."""
+        """Add (n, L) rows of any floating type, with labels if classes are counted; returns itself."""
         z = as_tensor("rows", rows)
         check_shape("rows", z, n=0, L=1, hint="Pass one row for each sample.")
         check_floating("rows", z)
@@ -62,7 +72,7 @@ class Moments:
         return self.add(z, y)
 
     def add(self, rows: Tensor, labels: Tensor | None = None) -> Moments:
-        """`update` without its checks, for tensors that were validated before."""
+        """`update` for tensors that are known to be valid."""
         if self._mean is not None and rows.shape[1] != len(self._mean):
             raise ValueError(f"`rows` must have the {len(self._mean)} columns of earlier ones; got {rows.shape[1]}")
         if self.classes is not None and (labels is None or len(labels) != len(rows)):
@@ -100,14 +110,14 @@ class Moments:
         return self
 
     def save(self) -> dict[str, Tensor]:
-        """The count and all sums as named tensors, which `load` takes."""
+        """The count and all sums as named tensors, for `load`."""
         sums = {name: getattr(self, f"_{name}") for name in _SAVED}
         count = torch.tensor(self.count, device="cpu")
         return {"count": count} | {name: value for name, value in sums.items() if value is not None}
 
     @classmethod
     def load(cls, saved: Mapping[str, Tensor], *, second: bool = True, classes: int | None = None) -> Moments:
-        """Make the moments that were saved; the tensors are shared, not copied."""
+        """The moments that `save` returned; the tensors are shared, not copied."""
         moments = cls(second=second, classes=classes)
         moments.count = int(saved["count"])
         for name in _SAVED:
@@ -115,7 +125,7 @@ class Moments:
         return moments
 
     def _shift_mean(self, count: int, mean: Tensor) -> None:
-        """Move the mean to that of both groups; add the scatter between the two means."""
+        """Move the mean to that of both groups, and add the scatter between their means."""
         if self._mean is None:
             self._mean = torch.zeros_like(mean)
             if self.second:
@@ -153,7 +163,7 @@ class Moments:
         return self.covariance.addr_(offset, offset)
 
     def mean_square(self, origin: Tensor) -> float:
-        """The mean of ‖z − u‖² about an origin u: the trace of the second moment, without making it."""
+        """The mean of ‖z − u‖² about an origin u: the trace of the second moment."""
         spread = self._kept_scatter().diagonal().sum() / self.count
         return float(spread + (self.mean - origin.to(self.mean)).square().sum())
 
@@ -191,14 +201,14 @@ class Moments:
 
 
 def add_gram_(total: Tensor, x: Tensor) -> None:
-    """total += xᵀx in the upper triangle alone, as symmetry halves the work; ignore the values below it."""
+    """total += xᵀx, only in the upper triangle, as symmetry halves the work; the values below it are meaningless."""
     for start in range(0, x.shape[1], _COLUMNS):
         stop = start + _COLUMNS
         total[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
 
 
 def row_hash(index: Tensor, seed: int) -> Tensor:
-    """A well-mixed int64 for each dataset index (splitmix64): distinct for distinct indices, the same everywhere."""
+    """An int64 hash of each dataset index (splitmix64): distinct for distinct indices, the same on every machine."""
     x = index.to(torch.int64) + _signed(0x9E3779B97F4A7C15 * (2 * seed + 1))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ _logical_shift(x, shift)) * _signed(factor)
@@ -211,7 +221,7 @@ def fold_of(index: Tensor, folds: int, seed: int = 0) -> Tensor:
 
 
 def part_of(index: Tensor, folds: int) -> Tensor:
-    """The fold of each dataset index; `folds` for the half of the first fold that judges the fit of all other rows."""
+    """The fold of each dataset index, or `folds` for half of the first fold, the rows that judge a fit to the rest."""
     fold = fold_of(index, folds)
     return fold.where((fold > 0) | (fold_of(index, 2, seed=2) > 0), folds)
 
@@ -240,14 +250,14 @@ class Reservoir:
 
     @exact
     def update(self, index: Tensor, columns: dict[str, Tensor]) -> Reservoir:
-        """Offer rows: their dataset indices and, by name, tensors with one row each; returns itself."""
+        """Offer rows: their dataset indices and, by name, tensors with a row for each; returns itself."""
         index = index.cpu()
         keys = row_hash(index, self.seed)
         offered = self.admits(index).nonzero()[:, 0]
         both = torch.cat((self._keys, keys[offered]))
         stays = torch.zeros(len(both), dtype=torch.bool, device="cpu")
         stays[both.argsort()[: self.capacity]] = True
-        # New rows take the places of evicted ones (empty places first), so rows that stay are never copied.
+        # New rows take the places of evicted ones (empty places first), so that rows that stay are not copied.
         arrivals = offered[stays[self.capacity :]]
         places = (~stays[: self.capacity]).nonzero()[:, 0]
         self._keys[places], self._index[places] = keys[arrivals], index[arrivals]
@@ -259,11 +269,11 @@ class Reservoir:
         return self
 
     def admits(self, index: Tensor) -> Tensor:
-        """Whether there is room for the rows with these dataset indices; no other row needs to be offered."""
+        """Whether it would keep the rows with these dataset indices; others need not be offered."""
         return row_hash(index.cpu(), self.seed) < self._keys.max()
 
     def merge(self, other: Reservoir) -> Reservoir:
-        """Take in another reservoir of the same capacity and seed; returns itself."""
+        """Add the rows of another reservoir with the same capacity and seed; returns itself."""
         if (self.capacity, self.seed) != (other.capacity, other.seed):
             raise ValueError(
                 "reservoirs merge when their capacity and seed are the same; "
@@ -276,12 +286,12 @@ class Reservoir:
         return int((self._keys != self._EMPTY).sum())
 
     def rows(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The dataset indices of the rows kept and their columns, in the order of the hash."""
+        """The dataset indices and the columns of the rows it keeps, in the order of the hash."""
         order = self._keys.argsort()[: len(self)]
         return self._index[order], {name: value[order.to(value.device)] for name, value in self._columns.items()}
 
     def holds(self, index: Tensor) -> Tensor:
-        """Whether the rows with these dataset indices, all offered before, were kept."""
+        """Whether it keeps the rows with these dataset indices, all offered before."""
         keys = self._keys[self._keys != self._EMPTY]
         last = int(keys.max()) if len(keys) else -self._EMPTY
         return row_hash(index, self.seed) <= last
@@ -289,13 +299,13 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence a score's parameters are solved from: the moments of some rows, a bank, the head, other rows."""
+    """What the parameters of a score are solved from: moments of training rows, a bank of them, the head, `val`."""
 
     moments: Moments = field(default_factory=Moments)
     bank: Tensor | None = None
     head: Head | None = None
     resolution: float = 1e-6
-    """Differences, relative to the size of the features, that are more than rounding."""
+    """The smallest difference, relative to the size of the features, that is more than rounding error."""
     unit: Moments = field(default_factory=Moments)
     """The moments of the same rows scaled to unit length."""
     val: Outputs | None = None
@@ -303,10 +313,10 @@ class Evidence:
 
 
 def counts_classes(evidence: frozenset[str]) -> bool:
-    """Whether scores with this evidence need the class of each training row."""
+    """Whether scores with this evidence need the labels of training rows."""
     return not evidence.isdisjoint({"by_class", "unit_by_class"})
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """The tensors whose names start with a prefix, under the rest of their names."""
+    """The tensors whose names start with a prefix, without the prefix in their names."""
     return {name.removeprefix(prefix): x.to(device=device) for name, x in tensors.items() if name.startswith(prefix)}

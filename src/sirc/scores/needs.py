@@ -1,4 +1,4 @@
-"""Needs of specs: features, training rows and labels, the head, validation rows, a suitable network."""
+"""Needs of specs: features, training rows, labels, the head, validation rows; and networks they do not suit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SIGNED = 0.1  # share of negative features in ‖z‖₁ above which a network 
 @final
 @dataclass(frozen=True)
 class Needs:
-    """The data that some specs need to be fitted and computed, and data that they use if there is any.
+    """The data that some specs need to be fitted and computed.
 
-    Of features, labels of training rows, the head, and labelled ID validation rows, it has the parts of the specs that
-    cannot do without.
+    `features`, `labels` (of training rows), `head` and `val` (labelled ID validation rows) hold the parts of the specs
+    that cannot do without them.
     """
 
     features: tuple[Spec, ...]
@@ -34,17 +34,17 @@ class Needs:
     head: tuple[Spec, ...]
     val: tuple[Spec, ...]
     tuned: bool
-    """Whether they are tuned on validation rows if there are any."""
+    """Whether the specs are tuned on validation rows if there are any."""
 
     @classmethod
     def of(cls, specs: Iterable[str | Spec]) -> Needs:
         """The needs of all these specs together."""
         parsed = [parse(spec) if isinstance(spec, str) else spec for spec in specs]
-        # A `scod` does without any witness but the last.
+        # A `scod` needs none of its witnesses but the last.
         parsed = [spec.with_defaults(lambda scod: scod.witnessed_by(WITNESSES[-1:])) for spec in parsed]
         scores = [(leaf, registry.get(leaf.name)) for leaf in needed_leaves(parsed)]
         parts = dict.fromkeys(part for spec in parsed for part in spec.walk())
-        # An option given in the spec is not tuned, even if it is the default.
+        # An option that is given in the spec is not tuned, even at its default.
         chosen = any(score.tune is not None and not leaf.options for leaf, score in scores)
         val = (*(leaf for leaf, score in scores if score.val), *(part for part in parts if part.tunes))
         return cls(
@@ -58,10 +58,10 @@ class Needs:
 
 
 def warn_unsuited(specs: Iterable[str], outputs: Outputs, progress: Progress) -> None:
-    """Note which scores do not suit this network: those `unsuited_for` signed features, if these rows have such.
+    """Note the scores that are `unsuited_for` signed features, if the features of these rows are signed.
 
-    Features are signed if more than a tenth of ‖z‖₁ is negative: about half is after a LayerNorm, none after a ReLU.
-    The scores are computed all the same.
+    They are if more than a tenth of ‖z‖₁ is negative: about half is after a LayerNorm, none after a ReLU. The scores
+    are computed all the same.
     """
     leaves = [leaf for leaf in needed_leaves([parse(text) for text in specs]) if registry.get(leaf.name).unsuited_for]
     if not leaves or outputs.features is None:
@@ -71,6 +71,6 @@ def warn_unsuited(specs: Iterable[str], outputs: Outputs, progress: Progress) ->
     if negative > _SIGNED:
         for leaf in leaves:
             progress.note(
-                f"note: `{leaf}` is not for this network, {negative:.0%} of whose features' size is negative. It is "
+                f"note: `{leaf}` does not suit this network: {negative:.0%} of its features' 1-norm is negative. It is "
                 f"unsuited for {registry.get(leaf.name).unsuited_for}."
             )

@@ -1,4 +1,4 @@
-"""Products of features with a fitted matrix: on a GPU by its units for half precision, nearly as exact as float32."""
+"""Products of features with a fitted matrix: fast on a GPU's half-precision units, nearly as exact as float32."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import Tensor
 
 from sirc._utils.fused import attempt
 
-# Below these the plain product takes no longer than splitting its factors does.
+# For smaller products, splitting the factors takes longer than it saves.
 _FEWEST_ROWS, _SMALLEST = 1 << 10, 1 << 16
-_TOP = 13  # the largest of a row or column is scaled to 2¹² or more, below 2¹³: float16 ends at 2¹⁶
-_TINIEST = -100  # exponents are taken no lower, so that scales stay finite
+_TOP = 13  # the largest value of a row or column is scaled to at least 2¹² and below 2¹³; float16 ends at 2¹⁶
+_TINIEST = -100  # the lowest exponent of a scale, so that scales stay finite
 
 
 def product(rows: Tensor, matrix: Tensor, plus: Tensor | None = None) -> Tensor:
     """`rows @ matrix + plus`, where the terms of each sum have both signs.
 
-    A large product of float32 on a GPU is made of products of float16, which are more than ten times as fast. Each
-    factor is split in two: its leading 11 bits, and the next 11. Of the four products the least, of the ends, is left
-    out, as what it adds is about what float32 rounds off. Rows and columns are scaled by powers of two, which round
-    nothing for sizes from 1e-25 to 1e25. The units add in float32, but cut off what does not fit: where terms have both
-    signs the error is about twice that of float32, where all have one it grows with their number. So products of what
-    is all positive, such as unit features with one another, are not for this.
+    On a GPU, a large float32 product is the sum of float16 products, which are more than ten times as fast. Each factor
+    is split into its leading 11 bits and the next 11. Of the four products, that of the two lower parts is left out: it
+    is about as small as float32's rounding. Rows and columns are scaled by powers of two, which is exact for sizes from
+    1e-25 to 1e25. The GPU adds in float32, but truncates: if the terms have both signs the error is about twice that of
+    float32; if all have one sign it grows with their number. So do not use it for products of positive numbers, such as
+    those between unit features.
     """
     if _split_pays(rows, matrix):
         made = attempt("the product by halves", partial(_by_halves, rows, matrix))
@@ -55,12 +55,12 @@ def _split_pays(rows: Tensor, matrix: Tensor) -> bool:
 
 @cache
 def _sums_in_float32(device: torch.device) -> bool:
-    """Whether the device multiplies float16 and this torch hands over the sums as they are."""
+    """Whether the device multiplies float16 and this torch can return the float32 sums."""
     return torch.cuda.get_device_capability(device) >= (8, 0) and "dtype" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
 
 
 def _halves(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The leading bits and the next ones of a matrix, side by side along an axis, and what they are to be scaled by."""
+    """The leading and the next bits of a matrix, concatenated along an axis, and the factors that scale them back."""
     low, high = x.aminmax(dim=axis, keepdim=True)
     exponent = torch.frexp(torch.maximum(-low, high)).exponent.clamp_min(_TINIEST) - _TOP
     scaled = x * _power_of_two(-exponent)
@@ -73,5 +73,5 @@ def _halves(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """2 to these int32, exactly, as float32: `ldexp` rounds."""
+    """2 to the power of an int32, exactly, as float32: `ldexp` rounds."""
     return ((exponent + 127) << 23).view(torch.float32)

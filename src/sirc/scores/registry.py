@@ -1,6 +1,6 @@
-"""Registry of scores: a decorated function is a score, and its signature says what it takes.
+"""Registry of scores: `@score` makes a function a score, and its signature declares inputs and options.
 
-To add one, write a function with `@score` in a file of `scores/formulas/`, or in a module of your own.
+To add one, write such a function in a file of `scores/formulas/`, or in a module of your own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Score:
     options: Mapping[str, Option]
     """Options that a spec may set, with their defaults: `knn(k=20)`."""
     parameters: tuple[str, ...]
-    """Fitted parameters, which `solve` must provide; what else it finds is for `held_out` alone."""
+    """Fitted parameters, which `solve` must return; anything else it returns is for `held_out`."""
     title: str
     """The name for people, in plain text."""
     short: str
@@ -50,31 +50,31 @@ class Score:
     """Scores of one family share a colour in figures."""
     solve: Callable[..., dict[str, Tensor]] | None = None
     evidence: frozenset[str] = frozenset()
-    """The parts of the training data that `solve` reads: mean, second moments, per-class sums, these also of the unit
-    features, a bank of rows that each row is compared with, or a sample of rows."""
+    """What `solve` reads of the training data: mean, second moments or per-class sums, of features or unit features; a
+    bank of rows that each row is compared with; or a sample of rows."""
     head: bool = False
     val: bool = False
     """Whether `solve` reads labelled ID validation rows, `evidence.val`."""
     log_gap: Callable[..., Tensor] | None = None
     """log(S1max − S1) from the same inputs, for a bounded score that may be SIRC's S1."""
     resolution: Callable[[Evidence], float] | None = None
-    """The smallest spread on training data that is more than rounding noise."""
+    """The smallest spread on training data that is more than rounding error."""
     tune: Callable[[Tensor, Tensor], dict[str, Option]] | None = None
     """Chooses options on labelled ID validation rows, from (n, K) logits and (n,) labels."""
     confidence_kind: Literal["log_gap", "plain"] = "log_gap"
-    """The value a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
+    """What a scorer returns for a score with a `log_gap`: minus the `log_gap`, or the plain value."""
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The smallest and largest value of an option; of `<option>_bounded`, where the score is the S1 of `sirc`."""
+    """The smallest and largest value of an option; `<option>_bounded` has those of the S1 of `sirc`."""
     exclude_self: Callable[[dict[str, Option]], dict[str, Option]] | None = None
-    """Changes the options so that a row of the bank does not find itself."""
+    """Returns the options with which a row of the bank does not find itself."""
     least_rows: Callable[..., int] | None = None
-    """The rows that a search of the bank takes, from the options."""
+    """How many rows the bank must have, from the options."""
     held_out: Callable[..., HeldOut] | None = None
-    """From the evidence, all that `solve` found, and the options: the score of training rows, each as if `solve` had
-    all rows but itself. It gets what `compute` gets by position, then the labels of the rows where `evidence` counts
-    classes, else None. Without it, statistics out of sample are found by leaving out folds."""
+    """Takes the evidence, all that `solve` returned and the options; returns a function that scores each training row
+    as if `solve` had not seen it. That function takes what `compute` takes by position, then the labels if `evidence`
+    counts classes, else None. Without it, out-of-sample statistics come from leaving out folds."""
     unsuited_for: str = ""
-    """The networks that the score is not meant for, and why."""
+    """The networks that the score is not meant for, with the reason."""
 
     @property
     def summary(self) -> str:
@@ -88,7 +88,7 @@ _SCORES: dict[str, Score] = {}
 def score(
     *, needs: str | tuple[str, ...], title: str = "", short: str = "", evidence: Iterable[str] = (), **fields: Any
 ) -> Callable[[_F], _F]:
-    """Register a function as the score of its own name.
+    """Register the decorated function as a score under its own name.
 
     `needs` names what the function receives by position: `"logits"` (n, K), `"features"` (n, L), `"softmax"`
     (the `Softmax` summary of the one pass over the logits), or another score's name (its values).
@@ -96,8 +96,16 @@ def score(
     from the training data. `tune` chooses options on labelled validation rows if `fit` has some; `limits` bounds
     them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`. The other fields are those of `Score`.
 
-    Tables, figures and the page call the score `title` (by default its name with spaces for underscores), `short`
+    Tables, figures and the page name the score `title` (by default its name with spaces for underscores), or `short`
     inside a combination, and draw it in the colour of its `family`.
+
+    Example:
+        >>> import sirc, torch
+        >>> @sirc.score(needs="logits", title="Lowest logit")
+        ... def lowest_logit(logits):
+        ...     return -logits.amin(-1)
+        >>> sirc.Scorer("lowest_logit")(sirc.Outputs(torch.tensor([[4.0, -1, 0]])))["lowest_logit"]
+        tensor([1.], dtype=torch.float64)
     """
 
     def register(function: _F) -> _F:
@@ -162,7 +170,7 @@ def _check(new: Score) -> None:
 
 
 def check_call(what: str, function: Callable[..., object], given: int, named: Iterable[str]) -> None:
-    """Require a function that can be called with so many arguments by position and these by name."""
+    """Require a function that takes `given` arguments by position and those in `named` by keyword."""
     if not callable(function):
         raise ValueError(f"{what} must be a function; got {type(function).__name__}")
     try:

@@ -1,4 +1,4 @@
-"""The one pass over the logits: per-row sums, in blocks that fit a CPU's cache or in one GPU kernel."""
+"""The pass over the logits: sums of each row, in blocks that fit a CPU's cache or in one GPU kernel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sirc._utils.fused import attempt
 # Elements of a float64 block: on a CPU a few MB, which the cache holds; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 1 << 19}
 _BLOCK_ELSEWHERE = 1 << 25
-_SMALL, _LARGE = 1 << 12, 1 << 24  # below, in one expression; above, worth compiling on a GPU
-_WIDEST = 1 << 15  # classes: a wider row does not fit the kernel's registers
+_SMALL, _LARGE = 1 << 12, 1 << 24  # up to the first, one expression is fastest; from the second, compiling on a GPU
+_WIDEST = 1 << 15  # classes: more do not fit the kernel's registers
 
 RowSums = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def row_sums(logits: Tensor, *, compile: bool | None = None) -> RowSums:
-    """Prediction, v₁, v₂, t, w, q and ‖π − 1/K‖₁ of each row (see `softmax.py`), float64 but the first."""
+    """Prediction (int64), v₁, v₂, t, w, q and ‖π − 1/K‖₁ (float64) of each row; `softmax.py` defines them."""
     if torch.compiler.is_compiling():
         return _sums(logits)
     check_type("compile", compile, bool | None, "True, False or None")
@@ -81,7 +81,7 @@ def _blocked_sums(logits: Tensor) -> RowSums:
 
 
 def _sums(logits: Tensor) -> RowSums:
-    """The same in one expression, for a compiler to fuse or a graph to hold."""
+    """The same sums as one expression, for small batches, the compiler and traced graphs."""
     x = logits.double()
     k = x.shape[-1]
     column = torch.arange(k, device=x.device)
@@ -99,12 +99,12 @@ def _sums(logits: Tensor) -> RowSums:
 
 
 def _share(top: Tensor, second: Tensor, t: Tensor) -> Tensor:
-    """The factor that turns f_k into π_k."""
+    """π_k/f_k of the classes other than the winner."""
     shrink = torch.exp(second - top)
     return shrink / (1 + t * shrink)
 
 
 def _deviation(others: Tensor, top: Tensor, second: Tensor, t: Tensor, k: int) -> Tensor:
-    """‖π − 1/K‖₁, from a sum in which the winner's f was 0 and so added 1/K."""
+    """‖π − 1/K‖₁ from the sum over all classes in which the winner, with f = 0, counted as 1/K."""
     winner = 1 / (1 + t * torch.exp(second - top))
     return others + (winner[:, 0] - 2 / k)

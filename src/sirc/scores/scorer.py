@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class Confidences(dict[str, Tensor]):
-    """Confidences by spec, under the text each was asked with; another spelling of the same spec finds it too."""
+    """Confidences by spec; a spec is found under any spelling, such as `sirc(msp,l1)` for `sirc(msp, l1)`."""
 
     def __missing__(self, text: str) -> Tensor:
         if text not in self:
@@ -43,8 +43,15 @@ class Confidences(dict[str, Tensor]):
 class Scorer:
     """Scores outputs by each of its specs: `scorer(outputs)` → `{spec: 1-D float64 tensor}`; higher means accept.
 
-    Made by `sirc.fit`. Specs that learn nothing from data need no fit: `sirc.Scorer(["msp", "energy"])`.
+    `sirc.fit` makes it. Specs that learn nothing from data need no fit: `sirc.Scorer(["msp", "energy"])`.
     `parameters` holds what was learnt, by canonical spec: `scorer.parameters["vim"]["c"]`.
+
+    Example:
+        >>> import sirc, torch
+        >>> scorer = sirc.Scorer(["msp", "energy"])
+        >>> confidence = scorer(sirc.Outputs(torch.tensor([[4.0, 0, 0], [1, 2, 0]])))
+        >>> confidence["energy"]
+        tensor([4.0360, 2.4076], dtype=torch.float64)
     """
 
     def __init__(
@@ -67,14 +74,14 @@ class Scorer:
         self.num_classes = num_classes
         self.num_features = num_features
         self.fitted_on = fitted_on
-        """Marks of a sample of the rows that it was fitted on; None if it learnt from none."""
+        """Marks of a sample of the rows that it was fitted on; None if it was not fitted."""
         self.fitted_rows = fitted_rows
         self._parsed = {text: self.parsed(text) for text in self.specs}
         self._reads = array_reads(self._parsed.values())
         self._cast: dict[tuple[torch.device, torch.dtype], dict[str, dict[str, Tensor]]] = {}
 
     def parsed(self, text: str) -> Spec:
-        """A spec as it was fitted: each `scod` with those of its witnesses that the data allowed."""
+        """The parsed spec as it was fitted: each `scod` has only the witnesses that the data allowed."""
 
         def as_fitted(scod: Spec) -> Spec:
             found = self.parameters.get(str(scod), {}).get("witnesses")
@@ -86,9 +93,9 @@ class Scorer:
         return f"Scorer({list(self.specs)})"
 
     def __call__(self, outputs: Outputs | Iterable[object], *, compile: bool | None = None) -> Confidences:
-        """Confidences of each row, in order, on the rows' device.
+        """Confidences of all rows, in their order and on their device.
 
-        Takes `Outputs`, an `OutputStore`, or an iterable of batches. `compile` is passed to the pass over the logits.
+        `outputs` is an `Outputs`, an `OutputStore`, or an iterable of batches. `compile` is as in `functional.softmax`.
         """
 
         def confidences(evaluator: Evaluator) -> dict[str, Tensor]:
@@ -103,12 +110,12 @@ class Scorer:
         *,
         compile: bool | None = None,
     ) -> dict[str, Tensor]:
-        """The columns that `formula` makes with the evaluator of each batch, joined over all batches."""
+        """The columns that `formula` computes with the evaluator of each batch, joined over all batches."""
         self.check_fitted()
 
         @exact
         def one(batch: Outputs) -> Mapping[str, Tensor]:
-            columns = formula(self.evaluator(batch, compile))
+            columns = formula(self._evaluator(batch, compile))
             check_values(columns, batch)
             return columns
 
@@ -119,8 +126,7 @@ class Scorer:
             return dict(batches[0])
         return {name: torch.cat([columns[name] for columns in batches]) for name in batches[0]}
 
-    def evaluator(self, outputs: Outputs, compile: bool | None = None) -> Evaluator:
-        """The evaluator of this scorer's specs on one batch."""
+    def _evaluator(self, outputs: Outputs, compile: bool | None = None) -> Evaluator:
         self._check_outputs(outputs)
         dtype = torch.float64 if outputs.features is None else working_dtype(outputs.features.dtype)
         if (outputs.device, dtype) not in self._cast:
@@ -135,7 +141,7 @@ class Scorer:
         return float(Evaluator(zeros, None, [], self.parameters).log_gap(leaf))
 
     def check_fitted(self) -> None:
-        """Raise unless all specs have the parameters that they learn from data."""
+        """Raise an error unless all specs have the parameters that they learn from data."""
         for text, spec in self._parsed.items():
             for part in (*needed_leaves([spec]), *spec.walk()):
                 if needs_fit(part) and str(part) not in self.parameters:
@@ -170,7 +176,7 @@ class Scorer:
                 )
 
     def only(self, specs: str | Sequence[str]) -> Scorer:
-        """The same fit, for some of the specs."""
+        """The same fit with only some of its specs."""
         wanted = check_specs(specs)
         canonical = {str(spec) for spec in self._parsed.values()}
         if unknown := [text for text in wanted if str(parse(text)) not in canonical]:
@@ -189,9 +195,9 @@ class Scorer:
         )
 
     def seen(self, outputs: Outputs | Iterable[object]) -> float:
-        """The estimated share of these rows that the scorer was fitted on; 0 for a scorer that learnt from none.
+        """The estimated share of these rows that the scorer was fitted on; 0 for a scorer without a fit.
 
-        It compares the logits, up to rounding, with a sample of up to 4096 fitting rows. Rows in half precision are
+        It compares the logits, up to rounding, with those of up to 4096 random fitting rows. Rows in half precision are
         recognised if the scorer was fitted on them in half precision.
         """
         if self.fitted_on is None or not len(self.fitted_on):
@@ -202,16 +208,24 @@ class Scorer:
         return min(1.0, share * self.fitted_rows / max(1, len(marks)))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write one safetensors file whose header carries specs and sizes as JSON, with a checksum."""
+        """Write one safetensors file, with a checksum and with specs and sizes as JSON in its header.
+
+        Example:
+            >>> import sirc, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sirc.Scorer("msp").save(f"{folder}/scorer.safetensors")
+            ...     sirc.Scorer.load(f"{folder}/scorer.safetensors")
+            Scorer(['msp'])
+        """
         write_safetensors(Path(path), *self._contents(), overwrite=overwrite)
 
     @property
     def digest(self) -> str:
-        """The checksum of all that it scores by."""
+        """The checksum of its specs and parameters."""
         return content_digest(*self._contents())
 
     def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """What its file holds: tensors and metadata."""
+        """The tensors and the metadata of its file."""
         tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
         header = {
             "format": "sirc-scorer",
@@ -229,7 +243,15 @@ class Scorer:
 
     @classmethod
     def load(cls, path: str | Path) -> Scorer:
-        """Read what `save` wrote; the scores are bit for bit those of the scorer that was saved."""
+        """Read what `save` wrote; the loaded scorer gives the same scores, bit for bit.
+
+        Example:
+            >>> import sirc, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sirc.Scorer(["msp", "energy"]).save(f"{folder}/scorer.safetensors")
+            ...     sirc.Scorer.load(f"{folder}/scorer.safetensors").specs
+            ('msp', 'energy')
+        """
         tensors, metadata = read_safetensors(check_path("path", path))
         header = read_header(path, metadata, "scorer", _VERSION)
         try:
@@ -253,7 +275,7 @@ def _batches(outputs: Outputs | Iterable[object]) -> Iterator[Outputs]:
 
 
 def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The parameters among the tensors of a file, which are named `spec/parameter`."""
+    """The parameters in a file, whose tensors are named `spec/parameter`."""
     parameters: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         spec, slash, key = name.rpartition("/")
@@ -282,7 +304,7 @@ def needs_fit(spec: Spec) -> bool:
 
 
 def learns(specs: Iterable[Spec]) -> bool:
-    """Whether anything inside these specs is learnt from training data."""
+    """Whether any part of these specs learns from training data."""
     parts = [part for spec in specs for part in (*needed_leaves([spec]), *spec.walk())]
     return any(needs_fit(part) and not _from_val_alone(part) for part in parts)
 
@@ -299,7 +321,7 @@ def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:
 
 
 def missing_features(leaves: Iterable[Spec]) -> str:
-    """The words for outputs without the features that these leaves read."""
+    """The error text for outputs without the features that these leaves read."""
     return (
         f"features are needed for {', '.join(f'`{leaf}`' for leaf in leaves)}; these outputs have none. "
         "Give `features`, what the final linear layer receives; in Python `Outputs(logits, features)`"
@@ -307,8 +329,8 @@ def missing_features(leaves: Iterable[Spec]) -> str:
 
 
 def check_values(columns: Mapping[str, Tensor], outputs: Outputs) -> None:
-    """Refuse NaN and infinity among the values of rows: they rank nothing. When all is well it waits for one number."""
-    # A sum carries a NaN or an infinity along; it may also overflow by itself, so each value is then looked at.
+    """Refuse NaN and infinite values, which cannot be ranked."""
+    # One sum keeps a GPU from waiting for each column. It may overflow by itself: only then look at every value.
     if math.isfinite(torch.stack([column.sum() for column in columns.values()]).sum()):
         return
     for name, column in columns.items():
@@ -328,7 +350,7 @@ def check_values(columns: Mapping[str, Tensor], outputs: Outputs) -> None:
 def cast_parameters(
     parameters: Mapping[str, Mapping[str, Tensor]], device: torch.device, dtype: torch.dtype
 ) -> dict[str, dict[str, Tensor]]:
-    """Move the parameters of leaves to the features' device and working type; numbers such as a and b stay."""
+    """The parameters of leaves on the features' device, in their working type; those of combinations as they are."""
 
     def cast(spec: Spec, name: str, value: Tensor) -> Tensor:
         return value.to(device, dtype) if spec.is_leaf and not option_of(spec, name) else value

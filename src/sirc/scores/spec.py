@@ -23,17 +23,17 @@ Value = float | tuple[float, ...] | str
 
 @dataclass(frozen=True)
 class Combination:
-    """A way to combine two or more specs: its name for people and its keyword parameters."""
+    """A way to combine two or more specs: its title and its keyword parameters."""
 
     title: str
     keywords: Mapping[str, Value | None] = field(default_factory=dict)
-    """With their defaults; None where the value is fitted or must be given."""
+    """Each with its default; None if it is fitted or must be given."""
     most: int | None = None
     """The largest number of specs it takes."""
     bounded_first: bool = False
-    """Whether it takes its first score by the distance from S1max, the others by how typical they are of ID data."""
+    """Whether it takes log(S1max − S1) of its first score, and a and b of the others, as `sirc` does."""
     compute: Callable[..., Tensor] | None = None
-    """The formula of one that was registered with `combination`."""
+    """The formula, if it was registered with `combination`."""
 
 
 COMBINATIONS = {
@@ -63,13 +63,14 @@ _GRAMMAR = "A spec is a name (`msp`) or a combination such as `sirc(msp, residua
 def combination(
     *, title: str = "", most: int | None = None, bounded_first: bool = False
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as the combination of its own name: of the plain values of two or more specs, at most `most`.
+    """Register the decorated function as a combination under its own name.
 
-    Its keyword-only arguments are parameters of the spec, plain numbers; one without a default must be given. With
-    `bounded_first` the function receives, by position, log(S1max − S1) of the first score, the values of the others and
-    their a and b, three lists; `fit` finds a and b as for `sirc`: a = μ − 3σ and b = 1/σ over ID training data.
+    It receives the plain values of two or more specs, at most `most`. Its keyword-only arguments are parameters of the
+    spec, plain numbers; one without a default must be given. With `bounded_first` it receives, by position,
+    log(S1max − S1) of the first score and three lists: the values of the others, their a and their b. `fit` finds a and
+    b as for `sirc`: a = μ − 3σ and b = 1/σ over ID training data.
 
-    Tables, figures and the page call it `title`, by default its name with spaces for underscores.
+    Tables, figures and the page name it `title`, by default its name with spaces for underscores.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -105,7 +106,7 @@ class Spec:
     args: tuple[Spec, ...] = ()
     options: Mapping[str, Value] = field(default_factory=dict)
     is_default: bool = False
-    """Whether it was written as `scod`, which does with the witnesses that there are."""
+    """Whether it was written as `scod`, whose S2 scores (witnesses) depend on the data."""
     _text: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -128,12 +129,12 @@ class Spec:
 
     @property
     def has_bounded_first(self) -> bool:
-        """Whether it takes its first score by the distance from S1max: `sirc`, `additive`, `bayes`."""
+        """Whether it takes log(S1max − S1) of its first score, as `sirc`, `additive` and `bayes` do."""
         return not self.is_leaf and COMBINATIONS[self.name].bounded_first
 
     @property
     def finds_spread(self) -> bool:
-        """Whether mean and spread of its S2 scores come from training data."""
+        """Whether it learns the mean and the spread of its S2 scores from training data."""
         return self.has_bounded_first and not {"a", "b"} <= set(self.options)
 
     @property
@@ -143,7 +144,7 @@ class Spec:
 
     @property
     def given(self) -> Mapping[str, Value]:
-        """The options that differ from the defaults; a `scod` is for AURR by default."""
+        """The options that differ from the defaults; the default metric of `scod` is AURR."""
         if not self.is_default:
             return self.options
         others = {key: value for key, value in self.options.items() if key != "metric"}
@@ -151,56 +152,64 @@ class Spec:
 
     @property
     def called(self) -> str:
-        """The name that it is written with."""
+        """The name it is written with."""
         return "scod" if self.is_default else self.name
 
     def witnessed_by(self, others: Sequence[Spec]) -> Spec:
-        """The same `scod`, under the same text, of other S2 scores."""
+        """The same `scod`, with the same text, but other S2 scores."""
         return replace(self, args=(self.args[0], *others))
 
     def with_defaults(self, change: Callable[[Spec], Spec]) -> Spec:
-        """The same spec with each `scod` in it changed."""
+        """The same spec with `change` applied to each `scod` in it."""
         if self.is_leaf or self.is_default:
             return change(self) if self.is_default else self
         return Spec(self.name, tuple(arg.with_defaults(change) for arg in self.args), self.options)
 
     def with_only(self, other: Spec) -> Spec:
-        """This combination with its first score and only this S2."""
+        """This combination with the same first score and only this S2."""
         return Spec(self.name, (self.args[0], other), self.options)
 
     def walk(self) -> Iterator[Spec]:
-        """This spec and all inside it, each after what is inside it."""
+        """This spec and all specs inside it, innermost first."""
         for arg in self.args:
             yield from arg.walk()
         yield self
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
-        """A keyword parameter as a tuple, or None where it was not given."""
+        """A keyword parameter as a tuple; None if it was not given."""
         value = self.options.get(key)
         assert not isinstance(value, str)
         return (value,) if isinstance(value, int | float) else value
 
 
 def is_vim(spec: Spec) -> bool:
-    """Whether it is the linear combination that finds its own c."""
+    """Whether it is the linear combination whose c is fitted."""
     return spec.name == "linear" and "c" not in spec.options
 
 
 VIM = Spec("linear", (Spec("energy"), Spec("residual")))
 """`vim` is this combination with its fitted c."""
 WITNESSES = (Spec("residual"), VIM, *map(Spec, ("mahalanobis", "mahalanobis_pp", "knn", "l1", "energy")))
-"""The S2 scores that `scod` may have: all but the last, or those of them that the data allow, or the last alone."""
+"""The S2 scores of `scod`: all but the last, as far as the data allow; the last alone if they allow none."""
 SCOD = Spec("bayes", (Spec("msp"), *WITNESSES[:-1]), {"metric": "aurr"}, is_default=True)
-"""`scod`, the score to take where none is asked for, is this combination."""
+"""`scod`, the default score, is this combination."""
 
 
 def known_names() -> tuple[str, ...]:
-    """All names a spec may use: scores, `vim`, combinations and `scod`."""
+    """All names that a spec may use: scores, `vim`, combinations and `scod`.
+
+    Example:
+        >>> import sirc
+        >>> sirc.known_names()[:3]
+        ('msp', 'doctor', 'entropy')
+        >>> {"residual", "vim", "sirc", "scod"} <= set(sirc.known_names())
+        True
+    """
     return (*registry.names(), "vim", *COMBINATIONS, "scod")
 
 
 def parse(text: str) -> Spec:
-    """Parse a spec; a `ValueError` says what is wrong with it and what would be right."""
+    """The spec that a text stands for; a `ValueError` says what is wrong with the text and how to write it."""
     if not isinstance(text, str):
         raise ValueError(f"a spec must be a string; got {type(text).__name__}. {_GRAMMAR}")
     return _parse(text)
@@ -208,7 +217,7 @@ def parse(text: str) -> Spec:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Spec:
-    # Checked before parsing, whose own limits depend on the depth of the caller's stack. Operators nest too.
+    # Checked first, since the parser's own limits depend on the depth of the caller's stack. Operators nest too.
     depth = max(accumulate((c in "([") - (c in ")]") for c in text), default=0)
     if depth > _DEEPEST or len(text) > _LONGEST or len(_OPERATOR.findall(_NUMBER.sub("", text))) > _DEEPEST:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The pass over the logits as one GPU kernel: each row read once, every sum taken while it is in registers.
+"""The pass over the logits as one GPU kernel: each row is read once and summed in registers.
 
 A float64 exponential of each logit would take longer than reading it. For logits in float32 or less, exponentials are
 taken in float32, summed by eights (by sixteens for more than 16,384 classes), and these sums added up in float64. The
@@ -24,7 +24,7 @@ _PER_WARP = 128  # what a warp reads at once: four neighbours for each of its th
 def kernel_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Prediction (n), and v₁, v₂, t, w, q and ‖π − 1/K‖₁ as the rows of a (6, n) float64 tensor.
 
-    For K > 1 and finite logits: the rest are refused before, and would not all end as NaN here.
+    Only for K > 1 and finite logits: others are refused before, and would not always give NaN here.
     """
     n, k = logits.shape
     if logits.stride(1) != 1:
@@ -41,7 +41,7 @@ def kernel_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
             prediction,
             sums,
             n,
-            # Known to the compiler, these tell it that four neighbours can be read at once.
+            # As constants, these tell the compiler that four neighbours can be read at once.
             stride=logits.stride(0),
             k=k,
             deep=deep,
@@ -49,7 +49,7 @@ def kernel_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
             wide=wide,
             native=not wide and not _INTERPRETED,
             num_warps=warps,
-            enable_fp_fusion=True,  # said, as releases of Triton differ in what they take for granted
+            enable_fp_fusion=True,  # explicit, since its default differs between releases of Triton
         )
         _finish[(triton.cdiv(n, 512),)](sums, n, k=k, block=512, enable_fp_fusion=True)
     return prediction, sums
@@ -68,7 +68,7 @@ def _row(
     wide: tl.constexpr,
     native: tl.constexpr,
 ):
-    """One row, as two halves of `deep` lines of `width` logits; last it stores Σ max(f_k − c, 0), for `_finish`."""
+    """One row, as two halves of `deep` lines of `width` logits; the last sum is Σ max(f_k − c, 0), for `_finish`."""
     row = tl.program_id(0).to(tl.int64)
     line, place = tl.arange(0, deep)[:, None], tl.arange(0, width)[None, :]
     x = _read(logits + row * stride, line * width + place, k, wide)
@@ -77,7 +77,7 @@ def _row(
     top, second = tl.reduce((top, second), 0, _two_largest)
     found = tl.min(tl.minimum(tl.where(x == top, line, 2 * deep), tl.where(y == top, deep + line, 2 * deep)), 0)
     winner = tl.min(tl.where(found < 2 * deep, found * width + tl.arange(0, width), 2 * deep * width), 0)
-    # The winner counts as f = 1 here, like the runner-up, and is taken off the sums: no logit needs a mask.
+    # The winner counts as f = 1 here, like the runner-up, and is subtracted from the sums: no logit needs a mask.
     below_x, below_y = _below(x, second, native), _below(y, second, native)
     f_x, f_y = _exp(below_x, native), _exp(below_y, native)
     t = _total(f_x + f_y) - 1
@@ -98,7 +98,7 @@ def _row(
 
 @triton.jit
 def _finish(sums, n, k: tl.constexpr, block: tl.constexpr):
-    """‖π − 1/K‖₁ = 2·Σ max(π_k − 1/K, 0), as all π add up to 1: those above 1/K exceed it by what the others lack."""
+    """‖π − 1/K‖₁ = 2·Σ max(π_k − 1/K, 0), since Σ(π_k − 1/K) = 0."""
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = row < n
     at, step = sums + row, tl.cast(n, tl.int64)
@@ -116,13 +116,13 @@ def _read(row, column, k: tl.constexpr, wide: tl.constexpr):
 
 @triton.jit
 def _two_largest(a, b, c, d):
-    """Of two pairs, each in order."""
+    """The two largest values of two ordered pairs."""
     return tl.maximum(a, c), tl.maximum(tl.minimum(a, c), tl.maximum(b, d))
 
 
 @triton.jit
 def _below(x, second, native: tl.constexpr):
-    """How far x is below the second largest, in 1024ths from 0 to 1: a power of two, so that rounding is the same."""
+    """(second − x)/1024, clamped to 0…1; dividing by a power of two rounds nothing."""
     if native:  # one instruction, which saturates; 0fBA800000 is −1/1024
         scaled = second * 0.0009765625 + tl.zeros_like(x)
         below = tl.inline_asm_elementwise(
@@ -137,7 +137,7 @@ def _below(x, second, native: tl.constexpr):
 def _exp(below, native: tl.constexpr):
     """exp(−1024·below), which is 0 from below = 1 on."""
     if native:
-        # By powers of two, log₂e being in the factor; results below 2⁻¹²⁶ are 0, which saves what would keep them.
+        # As a power of two, with log₂e in the factor. Results below 2⁻¹²⁶ become 0, which is faster.
         f = tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=r,r", [below * -1477.3197218702985], tl.float32, True, 1
         )
@@ -148,7 +148,7 @@ def _exp(below, native: tl.constexpr):
 
 @triton.jit
 def _divided(x, k: tl.constexpr, wide: tl.constexpr):
-    """x/K, rounded to the nearest: of equal logits none is above 1/K."""
+    """x/K, rounded to nearest, so that none of equal logits is above 1/K."""
     return x / k if wide else tl.div_rn(x, tl.full((), k, tl.float32))
 
 
@@ -166,5 +166,5 @@ def _excess(f, c, native: tl.constexpr):
 
 @triton.jit
 def _total(terms):
-    """The sum in float64 of sums along the first axis, whose terms lie together in a thread."""
+    """The sum in float64 of sums along the first axis, whose terms are in one thread."""
     return tl.sum(tl.sum(terms, 0).to(tl.float64), 0)

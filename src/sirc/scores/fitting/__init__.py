@@ -1,4 +1,4 @@
-"""Fitting scores to ID training data: two streaming passes, cross-fitted statistics, tuned options."""
+"""Fitting scores to ID training data: two streaming passes, out-of-sample statistics, tuned options."""
 
 from sirc.scores.fitting.fitter import Fitter, fit
 

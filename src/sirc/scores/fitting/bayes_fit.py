@@ -1,4 +1,4 @@
-"""Fits for `bayes`: the calibration of u, the density ratio g, the ID share of a mixture."""
+"""Fits of `bayes`: the calibration of u, the density ratio g, the ID share of a mixture."""
 
 from __future__ import annotations
 
@@ -7,48 +7,59 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sirc.scores.formulas.softmax import softplus
 
 _STEPS, _HALVINGS = 200, 34
-_PENALTY = 1e-3  # on squared weights, per mean log-likelihood: keeps them finite on rows that are all told apart
-_PRIOR = 0.1  # the same for one row on either side: so much is g taken to be what is witnessed without OOD rows
-_LEAST_SLOPE = 1e-3  # against log odds of unit spread, so that it is as little for a network with huge logits
+_PENALTY = 1e-3  # on squared weights, beside the mean log-likelihood: keeps them finite on separable rows
+_PRIOR = 0.1  # the penalty with one row on either side: how far g is taken to be what is witnessed without OOD rows
+_LEAST_SLOPE = 1e-3  # for log odds of unit spread, so that it is as small for a network with huge logits
 _SLACK = 0.1  # probability that the bound behind the estimated share fails
 
 
 def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
-    """Offset and positive slope of the log odds that make wrong rows likeliest (Platt's rule), near 0 and 1 a priori.
+    """Offset and positive slope of the log odds under which the wrong rows are likeliest (Platt scaling).
 
-    The prior, Cauchy's on the shift at the mean and on the log of the slope, is worth a row or two: few rows leave the
-    odds as claimed and rows that are all right, or all told apart, stay finite, while a network far off is followed.
+    A Cauchy prior on the shift at the mean and on the log of the slope keeps them near 0 and 1. It is worth a row or
+    two: few rows leave the odds as claimed, and rows that are all right, or perfectly separated, give finite numbers;
+    many rows of a badly calibrated network overrule it.
     """
-    x = log_odds.double().cpu()
-    target = wrong.double().cpu()
-    mean, deviation = spread(x)
-    t = (x - mean) / deviation
-    claimed = torch.tensor([mean, math.log(deviation)], dtype=torch.float64, device="cpu")
+    from scipy.optimize import minimize
+    from scipy.special import expit
 
-    def loss(theta: Tensor) -> Tensor:
-        z = theta[0] + theta[1].exp() * t
-        return (softplus(z) - target * z).mean() + (theta - claimed).square().log1p().sum() / len(t)
+    mean, deviation = spread(log_odds.double())
+    t = (log_odds.double().cpu().numpy() - mean) / deviation
+    target = wrong.cpu().numpy()
+    claimed = np.array([mean, math.log(deviation)])
 
-    theta = _minimise(loss, min((claimed, torch.zeros_like(claimed)), key=lambda start: float(loss(start))))
-    slope = max(float(theta[1].exp()), _LEAST_SLOPE) / deviation
-    return float(theta[0] - slope * mean), slope
+    def loss(theta: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        """The value and its derivatives by the shift and by the log of the slope."""
+        steepness, away = math.exp(theta[1]), theta - claimed
+        z = theta[0] + steepness * t
+        excess = expit(z) - target
+        value = (np.logaddexp(0, z) - target * z).mean() + np.log1p(away**2).sum() / len(t)
+        by_data = np.array([excess.mean(), (excess * t).mean() * steepness])
+        return value, by_data + 2 * away / (1 + away**2) / len(t)
+
+    start = min((claimed, np.zeros(2)), key=lambda theta: loss(theta)[0])
+    shift, log_slope = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x
+    slope = max(math.exp(log_slope), _LEAST_SLOPE) / deviation
+    return float(shift - slope * mean), slope
 
 
 def spread(x: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation, with 1 in place of a deviation of 0."""
+    """Mean and standard deviation; a deviation of 0 is returned as 1."""
     mean, deviation = float(x.mean()), float(x.std(correction=0))
     return mean, deviation if deviation > 1e-9 * (1 + abs(mean)) else 1.0
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Rows to distinguish from ID rows, by terms of log g: all OOD, or a mixture with a known share of ID rows."""
+    """Rows to tell from ID rows by the terms of log g: OOD rows, or a mixture with a known share of ID rows."""
 
     terms: Tensor
     weight: Tensor
@@ -59,9 +70,9 @@ class Contrast:
 def density_ratio(id_terms: Tensor, contrasts: Sequence[Contrast], witnessed: int) -> tuple[float, Tensor]:
     """The constant and the weights ≥ 0 of log g, by logistic regression of each contrast against the ID rows.
 
-    Both sides weigh the same, whatever their numbers, so that the log odds are log g themselves (of a mixture,
-    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those of what is witnessed
-    without OOD rows: 1 for so many of the terms, and 0 for the others.
+    Both sides weigh the same, whatever their numbers, so that the log odds equal log g (for a mixture,
+    log(share + (1 − share)·g)). The fewer rows there are, the nearer the weights stay to those that hold without OOD
+    rows: 1 for the first `witnessed` terms, and 0 for the others.
     """
     id_weight = torch.full((len(id_terms),), 1 / len(id_terms), dtype=torch.float64, device=id_terms.device)
     sides = []  # columns with the constant's, weights, which way, share
@@ -103,10 +114,10 @@ def _mixed(g: Tensor, share: float) -> Tensor:
 def _minimise_above_zero(
     loss: Callable[[Tensor], float], slopes: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor
 ) -> Tensor:
-    """Projected Newton steps; all numbers but the first stay at or above 0.
+    """Minimise by projected Newton steps, with all numbers but the first at or above 0.
 
-    They end at the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
-    is cut off at 0 need not go downhill; one along the slope, scaled for each number, does.
+    They reach the minimum to the last digits, so that rows in another order give the same numbers. A Newton step that
+    is clipped at 0 need not go downhill; a step along the slope, scaled for each number, does.
     """
     value = loss(theta)
     for _ in range(_STEPS):
@@ -130,11 +141,11 @@ def _minimise_above_zero(
 
 
 def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
-    """The share of ID rows in a mixture, from log odds of being a mixture's row (the higher, the less ID).
+    """The share of ID rows in a mixture and its standard error, from log odds of coming from the mixture.
 
-    A threshold that accepts no OOD rows accepts the ID share times as much of the mixture as of the ID rows. So the
-    share is the least ratio of accepted fractions over all thresholds, each with its sampling error added (Garg et al.
-    2021, best bin). The second number is the standard error of that ratio.
+    A threshold that accepts no OOD rows accepts a fraction of the mixture that is the ID share times the accepted
+    fraction of the ID rows. So the share is the smallest ratio of the two fractions over all thresholds, each with its
+    sampling error added (Garg et al. 2021, best bin).
     """
     id_sorted, mixed = id_odds.double().sort().values, mixed_odds.double().sort().values
     n_id, n_mixed = len(id_sorted), len(mixed)
@@ -147,40 +158,3 @@ def id_share(id_odds: Tensor, mixed_odds: Tensor) -> tuple[float, float]:
     # Both counts are binomial; a fraction of 0 has the error of one row.
     variance = max(p * (1 - p), 1 / n_mixed) / n_mixed + ratio**2 * q * (1 - q) / n_id
     return min(1.0, ratio), math.sqrt(variance) / q
-
-
-def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """The minimum of a smooth function of a few numbers, by BFGS.
-
-    torch.optim would do the same, but making its first optimizer imports modules for seconds.
-    """
-
-    def value_and_slope(theta: Tensor) -> tuple[float, Tensor]:
-        theta = theta.detach().requires_grad_(True)
-        with torch.enable_grad():
-            value = loss(theta)
-        return float(value.detach()), torch.autograd.grad(value, theta)[0]
-
-    theta, unit = start, torch.eye(len(start), dtype=start.dtype, device=start.device)
-    (value, slope), inverse = value_and_slope(theta), unit
-    for number in range(_STEPS):
-        step = -inverse @ slope
-        if not float(slope @ step) < 0:
-            inverse, step = unit, -slope
-        size, promised = 1.0, float(slope @ step)
-        while not (trial := value_and_slope(theta + size * step))[0] <= value + 1e-4 * size * promised:
-            size /= 2
-            if size < 1e-10:
-                return theta
-        moved, turned = size * step, trial[1] - slope
-        gained, theta = value - trial[0], theta + moved
-        value, slope = trial
-        if gained <= 1e-12 * (1 + abs(value)) and float(slope.abs().max()) < 1e-6:
-            break
-        curvature = float(moved @ turned)
-        if curvature > 1e-12 * float(moved.norm() * turned.norm()):
-            if number == 0:
-                inverse = unit * (curvature / float(turned @ turned))
-            left = unit - torch.outer(moved, turned) / curvature
-            inverse = left @ inverse @ left.T + torch.outer(moved, moved) / curvature
-    return theta

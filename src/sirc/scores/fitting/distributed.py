@@ -26,8 +26,8 @@ def fit_together(
 ) -> Scorer:
     """Fit with all processes of the default torch.distributed group.
 
-    Each process merges the states of all, in the order of their ranks, so all have the same. Work that can fail is done
-    between exchanges, so that no process waits for one that has stopped.
+    Each process merges the states of all in the order of their ranks, so that all have the same state. Work that can
+    fail is done between exchanges, so that no process waits for one that has stopped.
     """
     rank, world = distributed.rank(), distributed.world()
     with failing_together():
@@ -43,27 +43,27 @@ def fit_together(
     with failing_together():
         share = share_length(train, rank, world)
         batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, first pass", share)
-        fitter.read(batches, progress if rank == 0 else SILENT)
-        saved = fitter.state.save()
+        fitter._read(batches, progress if rank == 0 else SILENT)
+        saved = fitter._state.save()
     place = torch.empty(0, device=device or (train.device if isinstance(train, Outputs) else "cpu")).device
-    merged = fitter.state.empty()
+    merged = fitter._state.empty()
     for tensors in gather_tensors(saved):
         merged.merge(merged.empty().load(tensors, place))
-    fitter.state = merged
+    fitter._state = merged
     if device is not None:
-        fitter.tuning = fitter.tuning.to(device)
+        fitter._tuning = fitter._tuning.to(device)
     with failing_together():
-        parameters, second = fitter.solve(sampled=False, progress=progress if rank == 0 else SILENT)
+        parameters, second = fitter._solve(sampled=False, progress=progress if rank == 0 else SILENT)
         if second is not None:
             batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, second pass", share)
             second.read(batches, merged.check_batch)
     if second is not None:
         second.load(gather_tensors(second.save()), place)
         with failing_together():
-            parameters |= fitter.settle(second)
+            parameters |= fitter._settle(second)
     parameters = _of_process_0(parameters)
     with failing_together():
-        scorer = fitter.scorer(parameters)
+        scorer = fitter._scorer(parameters)
     scorer.parameters = _of_process_0(scorer.parameters)
     return scorer
 
@@ -80,7 +80,9 @@ def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object
         "head": "none" if head is None else digest.hexdigest()[:12],
         "train": type(train).__name__,
         "rows": len(train),
-        "tuning_rows": [f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter.tuning.rows()],
+        "tuning_rows": [
+            f"{len(x)} of mean {float(x.logits.double().mean()):.6g}" for x in fitter._tuning.sets.values()
+        ],
         "shard_size": train.shard_size if isinstance(train, OutputStore) else None,
         "layout": str(train.layout if len(train) else None),
     }
@@ -91,13 +93,13 @@ def _check_same(arguments: dict[str, object]) -> None:
     for number, other in enumerate(others, start=1):
         if differing := differences(first, other):
             raise ValueError(
-                f"every process must pass the same to `fit`; process {number} differs from process 0: {differing}. "
-                "Pass the whole of `train` in each: it takes its own share"
+                f"every process must pass the same arguments to `fit`; process {number} differs from process 0: "
+                f"{differing}. Pass the whole of `train` in each: `fit` takes the process's share"
             )
 
 
 def _of_process_0(parameters: Parameters) -> Parameters:
-    """The parameters of process 0: the same in all, bit for bit, even where machines round differently."""
+    """The parameters of process 0, so that all have the same bits even if their machines round differently."""
     mine = {json.dumps([spec, name]): x for spec, values in parameters.items() for name, x in values.items()}
     received: Parameters = {spec: {} for spec in parameters}
     for key, tensor in distributed.broadcast_tensors(mine).items():

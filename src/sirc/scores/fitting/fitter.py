@@ -1,4 +1,4 @@
-"""Fit: find the parameters of specs on ID training data, in one pass for moments and one for statistics."""
+"""`fit` and `Fitter`: parameters of specs from ID training data, in two passes over the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sirc.scores import registry
 from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
-from sirc.scores.fitting.second_pass import SecondPass, attempt, check_bank, searching_terms
+from sirc.scores.fitting.second_pass import SecondPass, check_bank, each_or_why, searching_terms
 from sirc.scores.fitting.standing import Standing, warn_far
 from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import IdRows, Tuning
@@ -49,28 +49,39 @@ def fit(
 ) -> Scorer:
     """Find all parameters of the specs on ID training data and return a `Scorer`.
 
-    `specs` are one or more; without any, `sirc.fit(train=…)`, it is `scod`, the score to take where none is asked for.
-    `train` is an `Outputs`, an `OutputStore`, or any iterable of batches (`Outputs`, dicts or tuples of arrays).
-    It is read twice, except for a one-shot iterator: there a random sample of 12,500 rows stands in for the second
-    pass. Memory does not grow with the number of rows.
+    Memory does not grow with the number of rows.
 
-    `head` is the final linear layer (`sirc.find_head(model, example)`), needed by `residual` and `vim`.
-    `crossfit`: how the statistics of fitted scores inside `sirc`, `bayes` and `vim` are found. `"auto"`: below 100 rows
-    for each feature each row is scored with parameters fitted to all others, by a formula or, for scores that have
-    none, to all outside its fold, one of five; else in sample. 0 is the paper's in-sample rule, 2 or more a number of
-    folds for scores without a formula.
-    `val`: labelled ID rows that the network was not trained on. On them `fit` tunes the options of `max_logit_pnorm`,
-    `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of `both`;
-    `delta_mahalanobis` and `delta_knn` compare with its right and wrong rows.
-    `ood` (rows, or a dict of sets that weigh the same) and `unlabelled` (a mixture of ID and OOD rows, as met in use):
-    `bayes` learns from them how OOD rows differ from those of `val`.
-    `on_unfit`: where specs cannot be fitted to these data, "stop" refuses all before the first pass if that can be told
-    without reading, and names them; "skip" fits the others, and a warning says which were left out and why.
-    `device`: where to compute, if not where the rows are; batches are moved there one by one.
-    `distributed=True`: every process of the default torch.distributed group calls this with the same arguments, `train`
-    being an `OutputStore` or an `Outputs`; each reads its share of the rows, and all get the scorer of one process.
-    `progress`: whether to show bars of the steps, by default at a terminal and in a notebook; or a
-    `sirc.progress.Progress`. It also notes scores that do not suit a network with such features.
+    Args:
+        specs: one spec or several; by default `scod`.
+        train: an `Outputs`, an `OutputStore`, or any iterable of batches (`Outputs`, dicts or tuples of arrays). It is
+            read twice. An iterator that can be read only once is, and a random sample of 12,500 rows replaces the
+            second pass.
+        head: the final linear layer (`sirc.find_head(model, example)`), which `residual`, `vim` and others need.
+        crossfit: which parameters score the training rows for the statistics inside `sirc`, `bayes` and `vim`. With
+            `"auto"` and fewer than 100 rows for each feature, those fitted without the row (by a formula) or, for
+            scores that have no such formula, without its fold, one of five; with more rows, those fitted to all. 0
+            always takes the latter, the paper's in-sample rule; 2 or more is a number of folds.
+        val: labelled ID rows that the network was not trained on. They tune the options of `max_logit_pnorm`,
+            `tempered_msp` and `tempered_entropy`, the calibration of `bayes`, a `budget` of `sirc` and the quantiles of
+            `both`; `delta_mahalanobis` and `delta_knn` compare with its right and wrong rows.
+        ood: OOD rows, or a dict of sets that weigh the same, from which `bayes` learns how OOD rows differ from `val`.
+        unlabelled: a mixture of ID and OOD rows, as met in use, for the same purpose.
+        on_unfit: what to do with specs that these data cannot fit. "stop" raises an error that names them, before the
+            first pass if possible; "skip" fits the others and warns which were left out and why.
+        device: where to compute, if not where the rows are; batches are moved there one by one.
+        distributed: whether all processes of the default torch.distributed group make this call, with the same
+            arguments and an `OutputStore` or `Outputs` as `train`. Each reads its share of the rows, and all get the
+            scorer that one process would make.
+        progress: whether to show progress bars, by default at a terminal and in a notebook; or a
+            `sirc.progress.Progress`. It also notes scores that do not suit a network with such features.
+
+    Example:
+        >>> import sirc, torch
+        >>> logits = torch.tensor([[4.0, 0, 0], [0, 3, 1], [1, 0, 2], [0, 2, 2]])
+        >>> train = sirc.Outputs(logits, features=logits + 1)
+        >>> scorer = sirc.fit(["msp", "sirc(msp, l1)"], train)
+        >>> scorer.parameters["sirc(msp, l1)"]["a"]
+        tensor([5.4510], dtype=torch.float64)
     """
     progress = as_progress(progress)
     if train is None:
@@ -91,18 +102,28 @@ def fit(
         return fit_together(make, train, device=device, progress=progress)
     fitter = make()
     rows = None if known is None else len(known)
-    fitter.read(with_progress(indexed_batches(train), device, progress, "fit, first pass", rows), progress)
+    fitter._read(with_progress(indexed_batches(train), device, progress, "fit, first pass", rows), progress)
     return fitter.finish(None if one_shot else train, device=device, progress=progress)
 
 
 @final
 class Fitter:
-    """`fit` in steps, for data in several places: `update` with batches, `merge` with others, `finish`.
+    """`fit` in steps, for data in several places: `update` with batches, `merge` with other fitters, `finish`.
 
-    Pass each batch with its dataset indices when workers read different parts; then any split of the rows over workers,
-    in any order, gives the parameters of a single pass. `finish(train)` makes the second pass over `train`; without it,
-    and with `one_pass=True` from the start, a random sample of the rows stands in for it. Where `train` is there from
-    the start, specs that cannot be fitted to it are refused, or left out, at once.
+    Where workers read different parts, pass each batch with the dataset indices of its rows: any split of the rows, in
+    any order, then gives the parameters of a single pass. `finish(train)` makes the second pass over `train`; with
+    `one_pass=True` a random sample of the rows replaces it, and `finish()` takes none. Given `train`, the constructor
+    checks the specs against it at once. The other arguments are those of `sirc.fit`.
+
+    Example:
+        >>> import sirc, torch
+        >>> logits = torch.tensor([[4.0, 0, 0], [0, 3, 1], [1, 0, 2], [0, 2, 2]])
+        >>> train = sirc.Outputs(logits, features=logits + 1)
+        >>> left, right = sirc.Fitter("sirc(msp, l1)"), sirc.Fitter("sirc(msp, l1)")
+        >>> left.update(train[:2], index=[0, 1]).merge(right.update(train[2:], index=[2, 3])).count
+        4
+        >>> left.finish(train)
+        Scorer(['sirc(msp, l1)'])
     """
 
     def __init__(
@@ -118,88 +139,79 @@ class Fitter:
         on_unfit: OnError = "stop",
         train: Outputs | OutputStore | None = None,
     ) -> None:
-        self.state = FitState(specs, head=head, crossfit=crossfit, one_pass=one_pass)
-        self.head, self.crossfit = head, self.state.crossfit
+        self._state = FitState(specs, head=head, crossfit=crossfit, one_pass=one_pass)
+        self.head, self.crossfit = head, self._state.crossfit
         self.left_out: dict[str, str] = {}
-        """The specs that could not be fitted, and why."""
+        """The specs that could not be fitted, each with the reason."""
         self.missing: dict[str, str] = {}
-        """The witnesses that a `scod` does without, and why."""
+        """The witnesses that `scod` goes without, each with the reason."""
         check_choice("on_unfit", on_unfit, get_args(OnError))
         self._on_unfit = on_unfit
-        self.id_rows: IdRows = {}
-        """For each `bayes`, what it found of a sample of the training rows, each scored without itself."""
+        self._id_rows: IdRows = {}
         self._validates = val is not None
         self._warned = False
         if isinstance(train, OutputStore):
             train.require_complete()
         self._check(train)
-        self.tuning = Tuning.of(self.state.parsed, val, ood, unlabelled)
+        self._tuning = Tuning.of(self._state.parsed, val, ood, unlabelled)
 
     @property
     def specs(self) -> tuple[str, ...]:
         """The specs that are fitted."""
-        return self.state.specs
+        return self._state.specs
 
     @property
     def count(self) -> int:
         """The number of rows read so far."""
-        return self.state.count
-
-    @property
-    def num_classes(self) -> int | None:
-        """K of the rows read so far."""
-        return self.state.num_classes
-
-    @property
-    def num_features(self) -> int | None:
-        """L of the rows read so far."""
-        return self.state.num_features
+        return self._state.count
 
     @exact
     def update(self, batch: object, *, index: ArrayLike | None = None) -> Fitter:
-        """Take in a batch; `index` gives the rows' places in the dataset, by default those after the rows so far."""
+        """Read a batch; `index` holds the dataset indices of its rows, by default those that follow the rows so far."""
         outputs = Outputs.of(batch)
         if not self.count:
             self._check(outputs, whole=False)
-        self.state.update(outputs, index)
+        self._state.update(outputs, index)
         return self
 
     def _check(self, rows: Outputs | OutputStore | None, *, whole: bool = True) -> None:
-        """Leave out, or refuse, specs that cannot be fitted to rows like these; if these are all, also to so few."""
+        """Leave out, or refuse, specs that rows like these cannot fit; if these are all the rows, too few count too."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
         alone = {str(spec): spec for scod in self._defaults for spec in map(scod.with_only, scod.args[1:])}
         self._reduce({alone[text].args[1]: why for text, why in find(list(alone.values())).items()})
-        self._drop(find(self.state.parsed))
+        self._drop(find(self._state.parsed))
 
     @property
     def _defaults(self) -> list[Spec]:
         """Each `scod`, alone or inside another spec, with the witnesses that it still has."""
-        return list({str(part): part for spec in self.state.parsed for part in spec.walk() if part.is_default}.values())
+        return list(
+            {str(part): part for spec in self._state.parsed for part in spec.walk() if part.is_default}.values()
+        )
 
     def _reduce(self, lacking: Mapping[Spec, str]) -> None:
-        """Let each `scod` do without the witnesses that are made from these."""
-        before = dict(self.state.reduced)
+        """Drop from each `scod` the witnesses that are made from these specs."""
+        before = dict(self._state.reduced)
         for spec in self._defaults:
             kept = [witness for witness in spec.args[1:] if not using([witness], lacking)]
             if len(kept) < len(spec.args) - 1:
-                self.state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
+                self._state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
                 self.missing |= {str(part): why for part, why in lacking.items() if using(spec.args[1:], [part])}
-        if self.state.reduced != before:
+        if self._state.reduced != before:
             self._choose(self.specs)
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
-        """Leave out, or refuse, the specs that are made from these."""
+        """Leave out, or refuse, the specs that contain these parts."""
         self._reduce(unfit)
-        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self.state.parsed, [part])})
+        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self._state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
-        """Leave out, or refuse, the combinations that need statistics of these scores."""
+        """Leave out, or refuse, the specs with a combination that needs statistics of these scores."""
         self._reduce(unfit)
-        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self.state.combinations, [leaf])})
+        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self._state.combinations, [leaf])})
 
     def _drop(self, reasons: Mapping[str, str]) -> None:
-        """Leave specs out, or refuse them, all at once; without any left there is nothing to fit."""
+        """Leave these specs out, or refuse them together; refuse also if no spec would be left."""
         unfit = {text: reasons[key] for text in self.specs if (key := str(parse(text))) in reasons}
         kept = [text for text in self.specs if text not in unfit]
         if not unfit:
@@ -211,12 +223,12 @@ class Fitter:
 
     def _choose(self, specs: Sequence[str]) -> None:
         if self.count:
-            self.state.choose(specs)
+            self._state.choose(specs)
         else:
-            self.state = self.state.empty(specs)
+            self._state = self._state.empty(specs)
 
-    def read(self, batches: IndexedBatches, progress: Progress = SILENT) -> None:
-        """Take in the batches of the first pass; notes scores that do not suit the features of the first one."""
+    def _read(self, batches: IndexedBatches, progress: Progress) -> None:
+        """Read the batches of the first pass; note scores that do not suit the features of the first batch."""
         for index, batch in batches:
             if not self.count:
                 warn_unsuited(self.specs, batch, progress)
@@ -224,56 +236,56 @@ class Fitter:
 
     @exact
     def merge(self, other: Fitter) -> Fitter:
-        """Add all that another fitter with the same settings has read; returns itself."""
+        """Add all rows that another fitter with the same settings has read; returns itself."""
         check_type("other", other, Fitter, "a `Fitter`")
         if not self.count:
             self._reduce({parse(text): why for text, why in other.missing.items()})
-        self.state.merge(other.state)
+        self._state.merge(other._state)
         return self
 
     @exact
     def finish(
         self, train: OutputsLike | None = None, *, device: torch.device | str | None = None, progress: Progress = SILENT
     ) -> Scorer:
-        """Solve all parameters, with a second pass over `train` where the specs need one."""
+        """Find all parameters, with a second pass over `train` if the specs need one."""
         if device is not None:
-            self.tuning = self.tuning.to(device)
-        parameters, second = self.solve(sampled=train is None, progress=progress)
+            self._tuning = self._tuning.to(device)
+        parameters, second = self._solve(sampled=train is None, progress=progress)
         if second is not None:
             if train is not None:
                 batches = with_progress(indexed_batches(train), device, progress, "fit, second pass", self.count)
-                second.read(batches, self.state.check_batch)
-            parameters |= self.settle(second)
-        return self.scorer(parameters)
+                second.read(batches, self._state.check_batch)
+            parameters |= self._settle(second)
+        return self._scorer(parameters)
 
-    def settle(self, second: SecondPass) -> Parameters:
-        """The parameters of combinations, once the second pass is read."""
-        parameters, unfit = second.settle(self.count, self.state.checksums)
-        if defaults := using(self._defaults, unfit):  # which have the same witnesses
+    def _settle(self, second: SecondPass) -> Parameters:
+        """The parameters of combinations, after the second pass."""
+        parameters, unfit = second.settle(self.count, self._state.checksums)
+        if defaults := using(self._defaults, unfit):  # all have the same witnesses
             self._reduce(second.settle_each(defaults[0]))
-            second.choose(self.state.combinations)
-            parameters, unfit = second.settle(self.count, self.state.checksums)
+            second.choose(self._state.combinations)
+            parameters, unfit = second.settle(self.count, self._state.checksums)
         self._leave_out(unfit)
-        each = self.count / (self.state.num_features or 1)
-        in_sample = "" if self.state.folds else " and `crossfit=0`"
+        each = self.count / (self._state.num_features or 1)
+        in_sample = "" if self._state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
         self._warned = warn_far(whose, second.standings(parameters), advice)
         outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
         self._warned |= warn_far("typical training rows", second.typical_standings(parameters), outliers)
-        self.id_rows = second.sample(parameters)
-        for key, spec in self.state.reduced.items():
+        self._id_rows = second.sample(parameters)
+        for key, spec in self._state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]
                 parameters[key]["witnesses"] = torch.tensor(places, device="cpu")
         return parameters
 
-    def solve(self, *, sampled: bool, progress: Progress = SILENT) -> tuple[Parameters, SecondPass | None]:
-        """The parameters of single scores, and the second pass to make where combinations are fitted.
+    def _solve(self, *, sampled: bool, progress: Progress) -> tuple[Parameters, SecondPass | None]:
+        """The parameters of single scores, and the second pass to make if combinations are fitted.
 
-        `sampled`: rows kept from the first pass stand in for the second, and are read already.
+        With `sampled`, that pass has already read the rows that were kept from the first.
         """
-        state = self.state
+        state = self._state
         state.flush()
         if not state.count or state.num_classes is None:
             raise ValueError("`train` must hold at least one row of ID training data; got an empty iterable")
@@ -282,11 +294,11 @@ class Fitter:
                 f"`{state.combinations[0]}` needs statistics of the training rows: pass `finish(train)` for a second "
                 "pass, or make the fitter with `one_pass=True`"
             )
-        self.tuning.check_model(state.parsed, state.num_classes, state.num_features)
-        val = self.tuning.val
+        self._tuning.check_model(state.parsed, state.num_classes, state.num_features)
+        val = self._tuning.val
         evidence = state.evidence(val)
-        tuned = self.tuning.options(state.parsed)
-        steps = [partial(attempt, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
+        tuned = self._tuning.options(state.parsed)
+        steps = [partial(each_or_why, [leaf], partial(solve, evidence=evidence)) for leaf in state.leaves]
         folds = range(state.folds + 1) if state.crossfitted and state.folds else ()
         steps += [partial(state.solve_without, fold, val) for fold in folds]
         found = []
@@ -296,7 +308,7 @@ class Fitter:
                 found.append(solution)
                 task.advance()
         solved, without = found[: len(state.leaves)], found[len(state.leaves) :]
-        if without and without[-1][1]:  # the rows that judge then do not
+        if without and without[-1][1]:  # a fit without the judging rows failed, so there is nothing to judge with
             without[-1] = {}, {}
         self._leave_out({leaf: why for _, unfit in solved for leaf, why in unfit.items()})
         everything = {leaf: values for part, _ in solved for leaf, values in part.items()}
@@ -310,13 +322,13 @@ class Fitter:
             return score.held_out(evidence, everything[str(leaf)], **{**score.options, **leaf.options})
 
         in_sample = not state.folds
-        exactly, unfit = attempt(state.held_out if state.scarce or not in_sample else [], held_out)
+        exactly, unfit = each_or_why(state.held_out if state.scarce or not in_sample else [], held_out)
         self._leave_out_statistics({} if in_sample else unfit)
         index, columns = state.sample()
         rows = len(index) if sampled else state.count
         if state.reservoir is not None and rows <= len(index):
             check = partial(check_bank, rows=rows, excluding_self=True)
-            self._leave_out_statistics(attempt(searching_terms(state.combinations), check)[1])
+            self._leave_out_statistics(each_or_why(searching_terms(state.combinations), check)[1])
         if not state.combinations:
             return parameters, None
         parts, judge_of = [part for part, _ in without], state.count if in_sample else 0
@@ -328,26 +340,26 @@ class Fitter:
         return parameters, second
 
     def _judge(self, scorer: Scorer) -> None:
-        """Warn where validation rows stand far from 0 on the scale of an S2, if the training rows have not told."""
-        val, scales = self.tuning.val, [spec for spec in self.state.combinations if spec.finds_spread]
+        """Warn if validation rows stand far from 0 on the scale of an S2, unless training rows gave a warning."""
+        val, scales = self._tuning.val, [spec for spec in self._state.combinations if spec.finds_spread]
         if val is None or not len(val) or not scales or self._warned:
             return
-        columns = scorer.evaluator(val)
+        columns = scorer._evaluator(val)
         standings = []
         for spec in scales:
             for s2, a, b in zip(spec.args[1:], *(scorer.parameters[str(spec)][name] for name in "ab"), strict=True):
                 z = (columns.value(s2) - float(a)) * float(b) - 3
                 compares = any(registry.get(leaf.name).val for leaf in needed_leaves([s2]))  # with these very rows
-                if not compares and bool(z.isfinite().all()):  # else scoring such rows is refused in words
+                if not compares and bool(z.isfinite().all()):  # scoring other rows raises an error
                     standings.append(Standing(s2, float(z.median()), float(z.std(correction=0)), len(z)))
         warn_far("rows of `val`", standings, "Fit on more rows, or on rows that are more like these")
 
-    def scorer(self, parameters: Parameters) -> Scorer:
-        """Tune what is left to tune, and make the scorer, with marks of the rows that it learnt from."""
-        state = self.state
+    def _scorer(self, parameters: Parameters) -> Scorer:
+        """Tune the combinations, and make the scorer with marks of the rows that it learnt from."""
+        state = self._state
         make = partial(Scorer, num_classes=state.num_classes, num_features=state.num_features)
         scorer = make(self.specs, parameters)
-        tuned, unfit = self.tuning.combinations(scorer, self.id_rows)
+        tuned, unfit = self._tuning.combinations(scorer, self._id_rows)
         self._judge(scorer)
         self._leave_out(unfit)
         if self.left_out and is_main():
@@ -355,19 +367,19 @@ class Fitter:
         if self.missing and self._defaults and is_main():
             warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
-        if state.marks is None and not self.tuning.used(state.parsed):
+        if state.marks is None and not self._tuning.used(state.parsed):
             return make(self.specs, parameters)
         marks, rows = RowMarks(), 0
         if state.marks is not None:
             marks.add(*state.marks.sample())
             rows = state.count
-        if self.tuning.used(state.parsed):
-            for outputs in self.tuning.rows():
+        if self._tuning.used(state.parsed):
+            for outputs in self._tuning.sets.values():
                 marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
                 rows += len(outputs)
         return make(self.specs, parameters, fitted_on=marks.sample()[1], fitted_rows=rows)
 
 
 def _declared(leaf: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the things that `solve` found that are parameters of the score."""
+    """The parameters of a score among all that its `solve` found."""
     return {name: value for name, value in found.items() if name in registry.get(parse(leaf).name).parameters}

@@ -1,4 +1,4 @@
-"""RowMarks: fingerprints of a sample of fitting rows, to recognise them in data that should be new."""
+"""Row marks: fingerprints of a sample of fitting rows, to recognise them in data that should be new."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 from sirc.scores.moments import Reservoir, row_hash
 
 _SAMPLE = 4096
-_SEED = 11  # samples other rows than the bank does
+_SEED = 11  # so that it samples other rows than the bank
 _MARKS = 4
-_CLOSE = 1e-5  # relative: recomputing a row changes its marks by rounding, another row differs by much more
+_CLOSE = 1e-5  # relative: rounding changes the marks of a recomputed row by less, other rows differ by more
 _BLOCK = 1 << 12
 
 
 @final
 class RowMarks:
-    """Marks of up to 4096 random rows, the same sample for any order of the rows and any number of workers."""
+    """Marks of up to 4096 random rows: the same sample for any order of the rows and any number of workers."""
 
     def __init__(self) -> None:
         self._sample = Reservoir(_SAMPLE, seed=_SEED)
 
     def update(self, index: Tensor, logits: Tensor) -> None:
-        """Take in rows: their dataset indices and their logits."""
-        rows = self._sample.admits(index).nonzero()[:, 0]  # the logits of all others need not be read
+        """Add rows: their dataset indices and their logits."""
+        rows = self._sample.admits(index).nonzero()[:, 0]  # skip the logits of all others
         self.add(index[rows], row_marks(logits[rows.to(logits.device)]))
 
     def add(self, index: Tensor, marks: Tensor) -> None:
-        """Take in rows whose marks are known."""
+        """Add rows by their marks."""
         if len(index):
             self._sample.update(index, {"mark": marks.cpu()})
 
@@ -43,13 +43,13 @@ def row_marks(logits: Tensor) -> Tensor:
     """Four random sums of each row of (n, K) logits, float64."""
     places = torch.arange(_MARKS * logits.shape[1], device="cpu")
     signs = (row_hash(places, _SEED) & 1).double() * 2 - 1
-    # Weights differ in size, so that the same logits in another order give other marks.
+    # Weights of different sizes, so that the same logits in another order give other marks.
     weights = signs * (1 + places.double() / len(places))
     return logits.detach().double() @ weights.reshape(-1, _MARKS).to(logits.device)
 
 
 def matching_rows(sample: Tensor, marks: Tensor) -> Tensor:
-    """Whether each row of the sample has, up to rounding, one of these marks."""
+    """Whether each row of the sample matches one of these marks, up to rounding."""
     distance = torch.full((len(sample),), torch.inf, dtype=torch.float64, device="cpu")
     marks = marks.cpu()
     for start in range(0, len(marks), _BLOCK):

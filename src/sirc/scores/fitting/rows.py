@@ -1,4 +1,4 @@
-"""Training rows: batches with their dataset indices, buffered into blocks worth working on."""
+"""Training rows: batches with their dataset indices, and a buffer that joins small batches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sirc.progress import Progress
 from sirc.scores.moments import fold_of
 
 OutputsLike: TypeAlias = Outputs | Iterable[object]
-"""An `Outputs`, an `OutputStore`, or any iterable of batches that `Outputs.of` takes."""
+"""An `Outputs`, an `OutputStore`, or any iterable of batches that `Outputs.of` accepts."""
 IndexedBatches: TypeAlias = Iterable[tuple[Tensor, Outputs]]
 """Batches with the dataset indices of their rows."""
 BLOCK_ROWS = 8192
-_GPU_BLOCK_ROWS = 1 << 15  # smaller blocks would leave a GPU waiting for kernel launches
+_GPU_BLOCK_ROWS = 1 << 15  # with smaller blocks a GPU would wait for kernel launches
 
 
 def indexed_batches(train: OutputsLike, name: str = "train") -> Iterator[tuple[Tensor, Outputs]]:
-    """All batches of the data; indices count the rows from 0."""
+    """All batches of the data, with indices that count the rows from 0."""
     batches: Iterable[object]
     if isinstance(train, Outputs):
         batches = train.batches(BLOCK_ROWS if train.device.type == "cpu" else _GPU_BLOCK_ROWS)
@@ -47,7 +47,7 @@ def indexed_batches(train: OutputsLike, name: str = "train") -> Iterator[tuple[T
 
 
 def indexed_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterator[tuple[Tensor, Outputs]]:
-    """Every `world`-th block or shard from number `rank` on, with the indices that `indexed_batches` gives its rows."""
+    """Every `world`-th block or shard, starting at `rank`, with the same row indices as in `indexed_batches`."""
     if isinstance(train, Outputs):
         for start in range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS):
             batch = train[start : start + BLOCK_ROWS]
@@ -63,7 +63,7 @@ def indexed_share(train: Outputs | OutputStore, rank: int, world: int) -> Iterat
 
 
 def share_length(train: Outputs | OutputStore, rank: int, world: int) -> int:
-    """The number of rows that `indexed_share` gives, without reading any."""
+    """The number of rows in `indexed_share`, without reading them."""
     if isinstance(train, Outputs):
         starts = range(rank * BLOCK_ROWS, len(train), world * BLOCK_ROWS)
         return sum(min(BLOCK_ROWS, len(train) - start) for start in starts)
@@ -73,7 +73,7 @@ def share_length(train: Outputs | OutputStore, rank: int, world: int) -> int:
 def with_progress(
     batches: IndexedBatches, device: torch.device | str | None, progress: Progress, name: str, total: int | None
 ) -> Iterator[tuple[Tensor, Outputs]]:
-    """The same batches, moved to `device` and reported as they are used."""
+    """The same batches, moved to `device`, with a progress bar."""
     with progress.task(name, total, unit="rows") as task:
         for index, batch in batches:
             yield index, batch if device is None else batch.to(device)
@@ -82,7 +82,7 @@ def with_progress(
 
 @final
 class RowBuffer:
-    """Collects small batches and passes them on in blocks of at least `BLOCK_ROWS` rows."""
+    """Joins small batches and passes them on in blocks of at least `BLOCK_ROWS` rows."""
 
     def __init__(self, consume: Callable[[Tensor, Outputs], None], copy: Callable[[Outputs], Outputs]) -> None:
         self._consume = consume
@@ -91,7 +91,7 @@ class RowBuffer:
         self._rows = 0
 
     def add(self, index: Tensor, outputs: Outputs) -> None:
-        """Take in a batch. A small one is copied until there are enough, as its owner may reuse the memory."""
+        """Add a batch. A small one waits as a copy, since its owner may reuse the memory."""
         if len(outputs) >= BLOCK_ROWS:
             self.flush()
             self._consume(index, outputs)
@@ -111,10 +111,10 @@ class RowBuffer:
 
 
 def checksums(index: Tensor, outputs: Outputs) -> Tensor:
-    """Two numbers, from a few columns of each row: one changes when rows do, the other also when they change places."""
+    """Two checksums of a few columns of each row: the first ignores the order of the rows, the second does not."""
     rows = outputs.logits if outputs.features is None else outputs.features
     some = rows[:, :: max(1, rows.shape[1] // 16)].double()
-    # Columns weigh differently: features that sum to the same number in all rows are common (LayerNorm, softmax).
+    # Columns have different weights, since features often have the same sum in all rows (LayerNorm, softmax).
     column = torch.arange(1, some.shape[1] + 1, device=some.device).to(some)
     weight = torch.stack((torch.ones_like(index), fold_of(index, 1009, seed=1)))
     return (weight.to(some) @ (some @ column)).cpu()

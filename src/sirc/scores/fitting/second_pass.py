@@ -1,4 +1,4 @@
-"""The second pass over training rows: means and spreads of S2 scores, for SIRC's a, b and ViM's c."""
+"""The second pass over training rows: statistics of S2 scores, for SIRC's a and b and ViM's c."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 
 _MAX_LOGIT = Spec("max_logit")
-_ROWS, _SEED = 4096, 12  # a sample of the values, of other rows than the bank has
-_BEYOND_BANK = 1.1  # of the rows in the bank: from here on those outside are enough for statistics
+_ROWS, _SEED = 4096, 12  # the sample of values, and the seed that makes its rows others than those of the bank
+_BEYOND_BANK = 1.1  # times the rows of the bank: with more training rows, those outside it give the statistics
 _BELOW = 0.15865525393145707  # the share of a normal distribution that lies more than σ below its mean
-_JUDGING = 2000  # rows, about, that tell how far in-sample statistics are off
-_PARTS = ("all", "outside", "judged")
+_JUDGING = 2000  # about how many rows measure how far in-sample statistics are off
+_PARTS = ("all", "outside", "judged")  # rows whose moments are kept: all, those outside the bank, those that judge
 _T = TypeVar("_T")
 
 
 def fitted_combinations(specs: Iterable[Spec]) -> list[Spec]:
-    """The combinations inside these specs whose parameters are statistics of training rows, each once."""
+    """The distinct combinations inside these specs whose parameters are statistics of training rows."""
     fitted = {str(part): part for spec in specs for part in spec.walk() if is_vim(part) or part.finds_spread}
     # c comes before the a and b of a `sirc` with `vim` inside.
     return sorted(fitted.values(), key=lambda spec: not is_vim(spec))
 
 
 def fitted_terms(combinations: Iterable[Spec]) -> list[Spec]:
-    """The scores, themselves fitted on training rows, whose statistics these combinations need."""
+    """The fitted scores whose statistics over training rows these combinations need."""
     return [leaf for leaf in needed_leaves(_all_terms(combinations).values()) if registry.get(leaf.name).solve]
 
 
 def searching_terms(combinations: Iterable[Spec]) -> list[Spec]:
-    """Those of the fitted terms that search the bank."""
+    """The fitted terms that search the bank."""
     return [leaf for leaf in fitted_terms(combinations) if "bank" in registry.get(leaf.name).evidence]
 
 
 def evidence_of(specs: Iterable[Spec]) -> frozenset[str]:
-    """The kinds of evidence that the scores inside these specs are solved from."""
+    """All evidence that the scores inside these specs need."""
     return frozenset().union(*(registry.get(leaf.name).evidence for leaf in needed_leaves(specs)))
 
 
-def attempt(specs: Iterable[Spec], solve: Callable[[Spec], _T]) -> tuple[dict[str, _T], dict[Spec, str]]:
-    """What `solve` finds of each of these specs, such as its parameters, and why it finds nothing of some."""
-    parameters: dict[str, _T] = {}
+def each_or_why(specs: Iterable[Spec], function: Callable[[Spec], _T]) -> tuple[dict[str, _T], dict[Spec, str]]:
+    """The results of a function of each spec, and for specs where it raised a `ValueError`, the error's text."""
+    results: dict[str, _T] = {}
     unfit: dict[Spec, str] = {}
     for spec in specs:
         try:
-            parameters[str(spec)] = solve(spec)
+            results[str(spec)] = function(spec)
         except ValueError as error:
             unfit[spec] = str(error)
-    return parameters, unfit
+    return results, unfit
 
 
 def check_bank(leaf: Spec, rows: int, *, excluding_self: bool = False) -> None:
-    """Require the training rows that a score's search of the bank takes."""
+    """Require enough training rows for a score that searches the bank."""
     score = registry.get(leaf.name)
     options = {**score.options, **(_excluding_self(leaf) if excluding_self else leaf).options}
     least = 1 if score.least_rows is None else score.least_rows(**options)
@@ -81,10 +81,12 @@ class SecondPass:
     """Means and covariances, over training rows, of the terms that S2 scores are linear forms of.
 
     One pass suffices even for an S2 with a fitted c inside: μ and σ of energy + c·residual follow from the means and
-    the covariance of energy and residual, for any c. `held_out` are the scores that leave each row out by a formula,
-    and `folds` the parameters without each fold, for its rows, of those that cannot; the last are without the rows that
-    judge, whose values tell where rows that were not fitted on stand. `judge_of` so many rows: the statistics are
-    in-sample, and the `held_out` values of some tell it.
+    the covariance of energy and residual, for any c.
+
+    `held_out` has the scores that leave each row out by a formula. `folds` has the parameters of the other scores: for
+    each fold, those fitted without its rows, and last those fitted without the judging rows, whose values show where
+    rows that were not fitted on stand. `judge_of` is the number of training rows if the statistics are in-sample, else
+    0; the `held_out` values of some of the rows then judge.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class SecondPass:
         self._evidence = evidence
         self._parameters = parameters
         self._terms = _all_terms(combinations)
-        if any(spec.is_default for spec in combinations):  # what a `scod` does with where all else fails
+        if any(spec.is_default for spec in combinations):  # the witness of a `scod` that has no other
             self._terms.setdefault(str(WITNESSES[-1]), WITNESSES[-1])
         # `bayes` takes its statistics from a sample: a term that nothing else needs is computed for sampled rows alone.
         self._of_all_rows = list(_all_terms(spec for spec in combinations if spec.name != "bayes"))
@@ -113,17 +115,15 @@ class SecondPass:
         self._labelled = counts_classes(evidence_of(leaf for leaf in map(parse, self._held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
-        self._all = Moments()
-        self._outside_bank = Moments()
+        self._moments = {part: Moments() for part in _PARTS}
         self._firsts = {str(spec.args[0]): spec.args[0] for spec in combinations if spec.name == "bayes"}
         self._rows = Reservoir(_ROWS, _SEED)
-        self._judged = Moments()
         self._cast: dict[tuple[torch.device, torch.dtype, int], Parameters] = {}
 
     def leave_out_bank(self, bank: Reservoir, rows: int) -> None:
-        """Let scores that search the bank count rows outside it alone.
+        """Take the statistics of scores that search the bank from rows outside it.
 
-        Where too few rows are outside, each row is left out of its own search instead, or its nearest neighbour is.
+        If too few are outside, all rows count, and each is left out of its own search, or its nearest neighbour is.
         """
         if not self._searching:
             return
@@ -137,7 +137,7 @@ class SecondPass:
         self._parameters = {**self._parameters, **excluding}
 
     def read(self, batches: IndexedBatches, check_batch: Callable[[Outputs], None]) -> None:
-        """Take in the batches of the second pass."""
+        """Read the batches of the second pass."""
         buffer = RowBuffer(self._add, self._copy)
         for index, batch in batches:
             check_batch(batch)
@@ -154,19 +154,17 @@ class SecondPass:
 
     @property
     def _ordered(self) -> bool:
-        """Whether rows must come under the index that they had in the first pass, as it tells their fold or place."""
+        """Whether rows need the index that they had in the first pass, which gives their fold or place in the bank."""
         return bool(self._folds) or self._bank is not None
 
     def read_sample(self, index: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Take in rows kept from the first pass in place of a second."""
+        """Read rows kept from the first pass in place of a second pass."""
         self._add(index, Outputs._trusted(columns["logits"], columns.get("features"), columns.get("labels")))
         self._sampled = True
 
     def _add(self, index: Tensor, batch: Outputs) -> None:
         if self._judge_of and self._held_out:
-            some = (fold_of(index, 1 + self._judge_of // _JUDGING, seed=2) == 0).nonzero()[:, 0]
-            columns, _ = self._columns(batch[some.to(batch.device)], -1, self._held_out, list(self._terms))
-            self._judged.add(torch.stack(list(columns.values()), -1))
+            self._judge(batch, fold_of(index, 1 + self._judge_of // _JUDGING, seed=2) == 0, -1)
         if not self._folds:
             self._add_rows(index, batch, -1, {} if self._judge_of else self._held_out)
             return
@@ -176,9 +174,14 @@ class SecondPass:
             rows = (part % folds == number).nonzero()[:, 0]
             if len(rows):
                 self._add_rows(index[rows], batch[rows.to(batch.device)], number, self._held_out)
-        if self._folds[-1] and len(some := (part == folds).nonzero()[:, 0]):
-            columns, _ = self._columns(batch[some.to(batch.device)], folds, self._held_out, list(self._terms))
-            self._judged.add(torch.stack(list(columns.values()), -1))
+        if self._folds[-1]:
+            self._judge(batch, part == folds, folds)
+
+    def _judge(self, batch: Outputs, judging: Tensor, fold: int) -> None:
+        """Add the values of the judging rows, scored with the parameters of a fold or, if it is −1, of all rows."""
+        if len(rows := judging.nonzero()[:, 0]):
+            columns, _ = self._columns(batch[rows.to(batch.device)], fold, self._held_out, list(self._terms))
+            self._moments["judged"].add(torch.stack(list(columns.values()), -1))
 
     def _add_rows(self, index: Tensor, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]) -> None:
         outside = torch.ones(len(index), dtype=torch.bool, device="cpu")
@@ -188,9 +191,9 @@ class SecondPass:
         if self._of_all_rows:
             columns, _ = self._columns(batch, fold, held_out, self._of_all_rows)
             values = torch.stack(list(columns.values()), -1)
-            self._all.add(values)
+            self._moments["all"].add(values)
             if self._bank is not None:
-                self._outside_bank.add(values[outside.to(values.device)])
+                self._moments["outside"].add(values[outside.to(values.device)])
         if len(some := (outside & self._rows.admits(index)).nonzero()[:, 0]):
             here = some.to(batch.device)
             others = [name for name in self._terms if name not in columns]
@@ -209,7 +212,7 @@ class SecondPass:
         names: Sequence[str],
         firsts: Mapping[str, Spec] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Some terms of each row, and log(S1max − S1) of some first scores."""
+        """The terms of these names, and log(S1max − S1) of these first scores, of each row."""
         dtype = torch.float64 if batch.features is None else working_dtype(batch.features.dtype)
         key = (batch.device, dtype, fold)
         if key not in self._cast:
@@ -226,8 +229,8 @@ class SecondPass:
         return values, log_gaps
 
     def save(self) -> dict[str, Tensor]:
-        """All that was read as named tensors, which `load` takes."""
-        parts = zip(_PARTS, (self._all, self._outside_bank, self._judged), strict=True)
+        """All statistics as named tensors, for `load`."""
+        parts = self._moments.items()
         tensors = {f"{part} {name}": x for part, moments in parts for name, x in moments.save().items()}
         index, columns = self._rows.rows()
         tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
@@ -236,24 +239,24 @@ class SecondPass:
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
         self.rows_read, self.checksums = 0, torch.zeros_like(self.checksums)
-        self._all, self._outside_bank, self._judged = sums = Moments(), Moments(), Moments()
+        self._moments = {part: Moments() for part in _PARTS}
         self._rows = Reservoir(_ROWS, _SEED)
         for tensors in passes:
             self.rows_read += int(tensors["rows_read"])
             self.checksums += tensors["checksums"].cpu()
-            for part, moments in zip(_PARTS, sums, strict=True):
+            for part, moments in self._moments.items():
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
             columns = under("row ", tensors, device)
             if len(index := columns.pop("index")):
                 self._rows.update(index, columns)
 
     def settle(self, count: int, checksums: Tensor) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters of the combinations, and why some have none.
+        """The parameters of the combinations, and the reasons why some have none.
 
-        The first pass must have read as many rows, and where rows are left out the same, or in the same order.
+        `count` and `checksums` are those of the first pass: if rows are left out, both passes must read the same rows.
 
-        c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2, with the median for μ and its
-        distance to the quantile that lies σ below a normal mean for σ where rows are sampled: no few rows decide there.
+        c = mean max logit / mean residual norm; a = μ − 3σ and b = 1/σ of each S2. For `bayes`, μ and σ are the median
+        of a sample and its distance to the quantile that lies σ below a normal mean: a few rows cannot distort them.
         """
         if not self._sampled and self.rows_read != count:
             raise ValueError(
@@ -271,22 +274,21 @@ class SecondPass:
                 f"{'Set `shuffle=False`, or pass' if order else 'Pass'} an `OutputStore`"
             )
         if changed and not self._sampled:
-            self._judged = Moments()
+            self._moments["judged"] = Moments()
         vims = [spec for spec in self._combinations if is_vim(spec)]
-        scales, unfit = attempt(vims, lambda spec: {"c": self._vim_scale(spec)})
+        scales, unfit = each_or_why(vims, lambda spec: {"c": self._vim_scale(spec)})
 
         def spreads(spec: Spec) -> dict[str, Tensor]:
-            find = self._typical if spec.name == "bayes" else self._spread
-            spread = [find(spec, s2, scales) for s2 in spec.args[1:]]
+            spread = [self._center_and_scale(spec, s2, scales) for s2 in spec.args[1:]]
             mu, sigma = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in zip(*spread, strict=True))
             return {"a": mu - 3 * sigma, "b": 1 / sigma}
 
         others = [spec for spec in self._combinations if unfit.keys().isdisjoint(spec.walk()) and not is_vim(spec)]
-        parameters, also_unfit = attempt(others, spreads)
+        parameters, also_unfit = each_or_why(others, spreads)
         return scales | parameters, unfit | also_unfit
 
     def settle_each(self, spec: Spec) -> dict[Spec, str]:
-        """Why `settle` finds nothing of a combination with some of its S2 scores alone."""
+        """The S2 scores of a combination that `settle` cannot settle, each with the reason."""
         chosen, alone = self._combinations, [spec.with_only(other) for other in spec.args[1:]]
         self.choose([*filter(is_vim, chosen), *alone])
         _, unfit = self.settle(self.rows_read, self.checksums)
@@ -294,11 +296,11 @@ class SecondPass:
         return {part.args[1] if part in alone else part: why for part, why in unfit.items()}
 
     def choose(self, combinations: list[Spec]) -> None:
-        """Settle these combinations, of the terms that were read."""
+        """Settle only these combinations from now on."""
         self._combinations = combinations
 
     def _vim_scale(self, spec: Spec) -> Tensor:
-        mean, terms = self._all.mean, self._of_all_rows
+        mean, terms = self._moments["all"].mean, self._of_all_rows
         norm = -mean[terms.index(str(spec.args[1]))]
         if not float(norm) > self._resolution(str(spec.args[1])):
             raise ValueError(
@@ -314,11 +316,15 @@ class SecondPass:
             )
         return (top / norm).reshape(1)
 
+    def _center_and_scale(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
+        """The μ and σ that a combination takes of an S2."""
+        return (self._typical if spec.name == "bayes" else self._spread)(spec, s2, parameters)
+
     def _spread(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
-        """μ and σ of an S2."""
+        """Mean and standard deviation of an S2."""
         form = _linear_form(s2, parameters)
         outside = self._bank is not None and self._searching & set(form)
-        mean, sigma = self._moments_of(form, self._outside_bank if outside else self._all, self._of_all_rows)
+        mean, sigma = _moments_of(form, self._moments["outside" if outside else "all"], self._of_all_rows)
         return self._checked(spec, s2, form, mean, sigma)
 
     def _checked(
@@ -340,7 +346,7 @@ class SecondPass:
         return mean, sigma
 
     def _typical(self, spec: Spec, s2: Spec, parameters: Parameters) -> tuple[float, float]:
-        """The median of an S2, and how far below it the quantile of one σ lies; where rows tie there, σ itself."""
+        """The median of an S2 and its distance to the quantile one σ below; the standard deviation if these two tie."""
         values = self._sampled_values(s2, parameters)
         mean, sigma = float(values.mean()), float(values.std(correction=0))
         self._checked(spec, s2, _linear_form(s2, parameters), mean, sigma)
@@ -352,7 +358,7 @@ class SecondPass:
         return columns["values"] @ columns["values"].new_tensor([form.get(name, 0.0) for name in self._terms])
 
     def sample(self, parameters: Parameters) -> dict[str, tuple[Tensor, list[Tensor]]]:
-        """For each `bayes`, log(S1max − S1) and the S2 scores of a sample of the rows, each scored without itself."""
+        """For each `bayes`, log(S1max − S1) and the S2 scores of some training rows, each left out of its fit."""
         specs = [spec for spec in self._combinations if spec.name == "bayes" and str(spec) in parameters]
         _, columns = self._rows.rows()
         return {
@@ -360,26 +366,21 @@ class SecondPass:
             for spec in specs
         }
 
-    def _moments_of(self, form: Mapping[str, float], moments: Moments, names: Sequence[str]) -> tuple[float, float]:
-        """The mean and the spread of a linear form of the terms of these names, from their moments."""
-        weight = moments.mean.new_tensor([form.get(name, 0.0) for name in names])
-        return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
-
     def standings(self, parameters: Parameters) -> Iterator[Standing]:
-        """Mean and spread of held-out rows on each S2's scale; nothing without such rows."""
+        """Where the judging rows stand on the scale of each S2; nothing without such rows."""
+        judged = self._moments["judged"]
         fitted = [spec for spec in self._combinations if not is_vim(spec) and str(spec) in parameters]
-        for spec in fitted if self._judged.count else ():
+        for spec in fitted if judged.count else ():
             for s2 in spec.args[1:]:
                 form = _linear_form(s2, parameters)
-                if self._folds and self._searching & set(form):  # rows that judge may be in the bank
+                if self._folds and self._searching & set(form):  # judging rows may be in the bank
                     continue
-                find = self._typical if spec.name == "bayes" else self._spread
-                center, scale = find(spec, s2, parameters)
-                mean, sigma = self._moments_of(form, self._judged, list(self._terms))
-                yield Standing(s2, (mean - center) / scale, sigma / scale, self._judged.count)
+                center, scale = self._center_and_scale(spec, s2, parameters)
+                mean, sigma = _moments_of(form, judged, list(self._terms))
+                yield Standing(s2, (mean - center) / scale, sigma / scale, judged.count)
 
     def typical_standings(self, parameters: Parameters) -> Iterator[Standing]:
-        """Where the typical training rows stand: far off where a few huge values decide μ and σ of an S2."""
+        """Where typical training rows stand: far from 0 if a few huge values determine μ and σ of an S2."""
         for spec in self._combinations:
             if str(spec) in parameters and spec.name != "bayes" and not is_vim(spec):
                 for s2 in spec.args[1:]:
@@ -394,7 +395,7 @@ class SecondPass:
 
 
 def _all_terms(combinations: Iterable[Spec]) -> dict[str, Spec]:
-    """The terms whose means and covariances settle these combinations, each once."""
+    """The distinct terms whose means and covariances settle these combinations."""
     distinct: dict[str, Spec] = {}
     for spec in combinations:
         terms = [_MAX_LOGIT, spec.args[1]] if is_vim(spec) else [t for s2 in spec.args[1:] for t in _terms(s2)]
@@ -403,7 +404,7 @@ def _all_terms(combinations: Iterable[Spec]) -> dict[str, Spec]:
 
 
 def _excluding_self(spec: Spec) -> Spec:
-    """The same spec for a row that is in the bank, with scores that do not find the row itself."""
+    """The same spec with options under which a row of the bank does not find itself."""
     if not spec.is_leaf:
         return Spec(spec.name, tuple(_excluding_self(arg) for arg in spec.args), spec.options)
     score = registry.get(spec.name)
@@ -419,8 +420,14 @@ def _terms(spec: Spec) -> list[Spec]:
     return [t for s in spec.args for t in _terms(s)] if spec.name == "linear" else [spec]
 
 
+def _moments_of(form: Mapping[str, float], moments: Moments, names: Sequence[str]) -> tuple[float, float]:
+    """Mean and standard deviation of a linear form, from the moments of the terms of these names."""
+    weight = moments.mean.new_tensor([form.get(name, 0.0) for name in names])
+    return float(weight @ moments.mean), float((weight @ moments.covariance @ weight).clamp_min(0).sqrt())
+
+
 def _linear_form(spec: Spec, parameters: Parameters) -> dict[str, float]:
-    """The coefficient of each term."""
+    """The coefficient of each term of a linear form."""
     if spec.name != "linear":
         return {str(spec): 1.0}
     c = (spec.numbers("c") or (float(parameters[str(spec)]["c"]),))[0]

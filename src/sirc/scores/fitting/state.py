@@ -1,4 +1,4 @@
-"""FitState: all that a fit has read so far; takes in batches, merges, saves, loads and solves parameters."""
+"""FitState: statistics of the rows that a fit has read; merges, saves, loads and solves parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sirc.scores.blocks import unit
 from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, checksums
-from sirc.scores.fitting.second_pass import attempt, check_bank, evidence_of, fitted_combinations, fitted_terms
+from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
 from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels, without_a_fold
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
@@ -28,10 +28,10 @@ from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 
 _FOLDS = 5
-_ROWS_PER_FEATURE = 100  # `crossfit="auto"` leaves rows out below this many for each feature
-_MOST_FOLDS = 20  # each keeps second moments of its own
+_ROWS_PER_FEATURE = 100  # with fewer, `crossfit="auto"` leaves rows out
+_MOST_FOLDS = 20  # each has its own second moments
 _UNIT_ROWS = 4096  # scaled to unit length at a time, in float64
-# By part, the evidence that asks for its mean, its second moments, and its sums by class.
+# Each part with the names of the evidence that needs its mean, its second moments, and its sums by class.
 _KINDS = (("raw", "mean", "second", "by_class"), ("unit", "", "unit", "unit_by_class"))
 
 Crossfit = int | Literal["auto"]
@@ -41,10 +41,10 @@ FeatureMoments: TypeAlias = dict[str, Moments]
 
 @final
 class FitState:
-    """Statistics of the training rows that some specs need: moments for each fold, a sample of rows, row marks.
+    """The statistics of training rows that some specs need: moments of each fold, a sample of rows, row marks.
 
-    Any split of the rows over states that are then merged, in any order, gives the state of a single pass, provided
-    that each row comes with its dataset index.
+    States of parts of the rows, merged in any order, give the state of a single pass if each row comes with its dataset
+    index.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FitState:
         self.crossfit = check_crossfit(crossfit)
         self.one_pass = one_pass
         self.reduced = dict(reduced or {})
-        """Each `scod`, by its text, that does with fewer witnesses."""
+        """Each `scod` that has fewer witnesses, by its text."""
         self.choose(specs)
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -80,12 +80,12 @@ class FitState:
         self._buffer = RowBuffer(self._consume, self._copy)
 
     def choose(self, specs: str | Sequence[str]) -> None:
-        """Solve these specs: all at first, fewer where some turn out not to fit."""
+        """Fit these specs: all at first, fewer if some turn out to be unfit."""
         self.specs = check_specs(specs)
         self.parsed = [parse(text).with_defaults(lambda scod: self.reduced.get(str(scod), scod)) for text in self.specs]
         self.leaves = [leaf for leaf in needed_leaves(self.parsed) if registry.get(leaf.name).solve]
         self.combinations = fitted_combinations(self.parsed)
-        # Out of sample, rows are left out of a score one by one, out of the bank, or, where neither can be, by folds.
+        # Out of sample, a row is left out by a formula, out of the bank, or, for all other scores, with its fold.
         terms = [leaf for leaf in fitted_terms(self.combinations) if registry.get(leaf.name).evidence]
         self.held_out = [leaf for leaf in terms if registry.get(leaf.name).held_out]
         self.crossfitted = [
@@ -93,7 +93,7 @@ class FitState:
         ]
 
     def empty(self, specs: Sequence[str] | None = None) -> FitState:
-        """A state for the same fit, or one of these specs, that has read nothing."""
+        """A state without rows for the same fit, or for these specs."""
         again = partial(FitState, head=self.head, crossfit=self.crossfit, one_pass=self.one_pass, reduced=self.reduced)
         return again(specs or self.specs)
 
@@ -114,7 +114,7 @@ class FitState:
 
     @property
     def scarce(self) -> bool:
-        """Whether the rows read so far are few for their features, so that their own statistics mislead."""
+        """Whether the rows read so far are few for their features, so that in-sample statistics mislead."""
         return self.num_features is not None and self.count < _ROWS_PER_FEATURE * self.num_features
 
     @property
@@ -123,7 +123,7 @@ class FitState:
         return self.crossfit if self.crossfit != "auto" else _FOLDS if self.scarce else 0
 
     def update(self, outputs: Outputs, index: ArrayLike | None = None) -> None:
-        """Take in rows; `index` gives their places in the dataset, by default those after the rows so far."""
+        """Read rows; `index` holds their dataset indices, by default those that follow the rows so far."""
         self.check_batch(outputs)
         self._indexed |= index is not None
         if index is None:
@@ -141,7 +141,7 @@ class FitState:
             self._buffer.add(places, outputs)
 
     def check_batch(self, outputs: Outputs) -> None:
-        """Require what the specs need of the rows, and rows like those before."""
+        """Require the features and labels that the specs need, and rows like those before."""
         check_features(self.parsed, outputs)
         if counts_classes(self._evidence) and outputs.labels is None:
             counting = (leaf for leaf in self.leaves if counts_classes(registry.get(leaf.name).evidence))
@@ -162,11 +162,11 @@ class FitState:
         self._rows = rows
 
     def flush(self) -> None:
-        """Work off the rows that still wait for a whole block."""
+        """Process the rows that wait in the buffer."""
         self._buffer.flush()
 
     def _copy(self, outputs: Outputs) -> Outputs:
-        """A copy of the parts that will be used."""
+        """A copy of the columns that will be used."""
         logits = outputs.logits.clone() if self._keeps_logits else outputs.logits[:, :1].clone()
         features = outputs.features.clone() if self._keeps_features and outputs.features is not None else None
         labels = outputs.labels.clone() if counts_classes(self._evidence) and outputs.labels is not None else None
@@ -197,7 +197,7 @@ class FitState:
         self._join_folds()
 
     def _empty_moments(self) -> FeatureMoments:
-        """The moments that the evidence names, of no rows."""
+        """Moments without rows, of the kinds that the evidence names."""
         moments: FeatureMoments = {}
         for part, mean, second, sums in _KINDS:
             if self._evidence & {mean, second, sums}:
@@ -206,12 +206,12 @@ class FitState:
         return moments
 
     def _join_folds(self) -> None:
-        """Keep one fold from the moment that `auto` has rows enough to do without."""
+        """Join the folds as soon as `crossfit="auto"` has enough rows to do without them."""
         if len(self._folds) > 1 and not self.folds:
             self._folds = [_union(self._folds)]
 
     def merge(self, other: FitState) -> Self:
-        """Add all that another state for the same fit has read; returns itself."""
+        """Add the rows of another state for the same fit; returns itself."""
         mine, theirs = ((state.specs, state.crossfit, state.one_pass) for state in (self, other))
         if mine != theirs:
             raise ValueError(f"fitters merge when specs, crossfit and one_pass are the same; got {mine} and {theirs}")
@@ -252,7 +252,7 @@ class FitState:
         return self
 
     def save(self) -> dict[str, Tensor]:
-        """All that was read as named tensors, to send or keep; `load` takes them."""
+        """All statistics as named tensors, for `load`."""
         self.flush()
         facts = {
             "count": self.count,
@@ -273,7 +273,7 @@ class FitState:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        """Fill this empty state with what another saved, on `device`; returns itself."""
+        """Fill this empty state with the tensors that another saved, on `device`; returns itself."""
         facts = json.loads(bytes(tensors["facts"].cpu().numpy()))
         self.count, self._indexed = facts["count"], facts["indexed"]
         self.checksums = torch.tensor(facts["checksums"], dtype=torch.float64, device="cpu")
@@ -292,15 +292,15 @@ class FitState:
         return self
 
     def sample(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The dataset indices and the columns of the rows in the reservoir; none without one."""
+        """The dataset indices and the columns of the rows in the reservoir, if there is one."""
         if self._sample is None:
             self._sample = (torch.empty(0, device="cpu"), {}) if self.reservoir is None else self.reservoir.rows()
         return self._sample
 
     def evidence(self, val: Outputs | None, without_fold: int | None = None) -> Evidence:
-        """All that parameters are solved from, or the same from all training rows but those of one fold.
+        """What parameters are solved from: all training rows, or all but those of one fold.
 
-        `without_fold=folds` leaves out those of the first that judge.
+        `without_fold=folds` leaves out the judging rows, which are part of the first fold.
         """
         index, columns = self.sample()
         bank = columns.get("features") if self._samples_rows else None
@@ -321,14 +321,14 @@ class FitState:
         return Evidence(raw, bank, self.head, resolution, scaled, val)
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters, of scores that need folds, from all rows but those of one, and why some have none."""
+        """The parameters of scores that need folds, fitted without one fold, and why some have none."""
         evidence = self.evidence(val, without_fold=fold)
 
         def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
             with without_a_fold(self.folds):
                 return solve(leaf, evidence)
 
-        return attempt(self.crossfitted, solve_leaf)
+        return each_or_why(self.crossfitted, solve_leaf)
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:
@@ -347,7 +347,7 @@ def check_crossfit(crossfit: Crossfit) -> Crossfit:
 
 
 def _add(moments: FeatureMoments, features: Tensor, labels: Tensor | None) -> None:
-    """Take in rows that were validated before, with labels where classes are counted."""
+    """Add valid rows, with labels if classes are counted."""
     for part, sums in moments.items():
         counted = None if sums.classes is None else labels
         if part == "raw":
@@ -359,7 +359,7 @@ def _add(moments: FeatureMoments, features: Tensor, labels: Tensor | None) -> No
 
 
 def _union(folds: Sequence[FeatureMoments]) -> FeatureMoments:
-    """The moments of all folds together; where there is one fold, itself."""
+    """The moments of all folds together; a single fold is returned as it is."""
     if len(folds) == 1:
         return folds[0]
     total = {part: Moments(second=sums.second, classes=sums.classes) for part, sums in folds[0].items()}
@@ -389,7 +389,7 @@ def solve(leaf: Spec, evidence: Evidence) -> dict[str, Tensor]:
 
 
 def _check_solved(score: registry.Score, found: object) -> None:
-    """Require that `solve` of a score returned each parameter that it takes, as a tensor."""
+    """Require that the `solve` of a score returned a tensor for each of its parameters."""
     got = f"a {type(found).__name__}"
     if isinstance(found, dict):
         if found.keys() >= {*score.parameters} and all(isinstance(value, Tensor) for value in found.values()):

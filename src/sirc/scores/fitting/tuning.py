@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from sirc.scores.both import id_quantiles
 from sirc.scores.evaluator import Evaluator, needed_leaves, reads_features
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
-from sirc.scores.fitting.second_pass import attempt
+from sirc.scores.fitting.second_pass import each_or_why
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_values, missing_features
@@ -27,19 +27,17 @@ from sirc.scores.spec import Spec
 IdRows: TypeAlias = Mapping[str, tuple[Tensor, list[Tensor]]]
 """For each `bayes`, log(S1max − S1) and the S2 scores of some ID rows."""
 _Numbers: TypeAlias = dict[str, Tensor | Sequence[float]]
-_ALL_ID = 0.99  # an estimated ID share above this leaves no OOD rows to learn from
-_ERRORS = 3.0  # standard errors below 1; no fewer, as the share is the least of many ratios
-_STEP, _FURTHEST = 0.05, 6.0  # the grid of shifts of a that a budget is spent on, in σ
-_SILENT = 1e9  # σ: softplus of minus that is 0 for any S2
+_ALL_ID = 0.99  # with a larger estimated ID share there are no OOD rows to learn from
+_ERRORS = 3.0  # standard errors that the share must lie below 1; no fewer, as it is the smallest of many ratios
+_STEP, _FURTHEST = 0.05, 6.0  # the grid of shifts of a that a budget chooses from, in σ
+_SILENT = 1e9  # a shift in σ that silences any S2: its softplus is 0
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rows that options and combinations are tuned on."""
+    """The rows that options and combinations are tuned on, by the name of the argument they came as."""
 
-    val: Outputs | None = None
-    ood: Mapping[str, Outputs] = field(default_factory=dict)
-    unlabelled: Outputs | None = None
+    sets: Mapping[str, Outputs]
 
     @classmethod
     def of(
@@ -49,49 +47,40 @@ class Tuning:
         ood: OutputsLike | Mapping[str, OutputsLike] | None,
         unlabelled: OutputsLike | None,
     ) -> Tuning:
-        """Read the data, and check that the specs can be tuned on them."""
+        """Read the data and check that the specs can be tuned on them."""
         parts = [part for spec in specs for part in spec.walk()]
         if val is None and (ood or unlabelled is not None) and any(p.name == "bayes" for p in parts):
             raise ValueError(
                 "`val` is needed beside `ood` or `unlabelled`: `bayes` learns how OOD rows differ from held-out ID "
                 "rows. Pass `fit(…, val=sirc.Outputs(logits, features, labels))`"
             )
-        read = None if val is None else _read("val", val)
-        if read is not None and read.labels is None:
+        ood_sets = ood if isinstance(ood, Mapping) and "logits" not in ood else {} if ood is None else {"ood": ood}
+        sets = {} if val is None else {"val": _read("val", val)}
+        for name, data in ood_sets.items():
+            sets[f"ood[{quoted(name)}]"] = _read(f"ood[{quoted(name)}]", data)
+        sets |= {} if unlabelled is None else {"unlabelled": _read("unlabelled", unlabelled)}
+        if "val" in sets and sets["val"].labels is None:
             raise ValueError("`val` must have labels: scores are tuned on which predictions are right. Pass `labels`")
-        sets = ood if isinstance(ood, Mapping) and not {"logits"} & set(ood) else {} if ood is None else {"ood": ood}
-        read_ood = {str(name): _read(f"ood[{quoted(name)}]", part) for name, part in sets.items()}
-        tuning = cls(read, read_ood, None if unlabelled is None else _read("unlabelled", unlabelled))
-        # Rows that nothing learns from are dropped, so that they do not count as fitted on.
-        return tuning if any(part.name == "bayes" for part in parts) else cls(read)
+        # Rows that no spec learns from are dropped, so that they do not count as fitted on.
+        learnt = any(part.name == "bayes" for part in parts)
+        return cls({name: rows for name, rows in sets.items() if learnt or name == "val"})
+
+    @property
+    def val(self) -> Outputs | None:
+        """Labelled ID validation rows."""
+        return self.sets.get("val")
 
     def to(self, device: torch.device | str) -> Tuning:
         """The same rows on another device."""
-        return Tuning(
-            None if self.val is None else self.val.to(device),
-            {name: outputs.to(device) for name, outputs in self.ood.items()},
-            None if self.unlabelled is None else self.unlabelled.to(device),
-        )
+        return Tuning({name: rows.to(device) for name, rows in self.sets.items()})
 
     def used(self, specs: Sequence[Spec]) -> bool:
-        """Whether any of these specs learns from the rows."""
+        """Whether any of these specs learns from these rows."""
         return self.val is not None and Needs.of(specs).tuned
 
-    def rows(self) -> Iterator[Outputs]:
-        """All sets of rows."""
-        return (outputs for _, outputs in self._named())
-
-    def _named(self) -> Iterator[tuple[str, Outputs]]:
-        if self.val is not None:
-            yield "val", self.val
-        for name, outputs in self.ood.items():
-            yield f"ood[{quoted(name)}]", outputs
-        if self.unlabelled is not None:
-            yield "unlabelled", self.unlabelled
-
     def check_model(self, specs: Sequence[Spec], classes: int | None, features: int | None) -> None:
-        """Require rows of the model that the training rows, with so many classes and features, are of."""
-        for name, rows in self._named():
+        """Require as many classes and features as the training rows have."""
+        for name, rows in self.sets.items():
             if rows.num_features is None and (reading := reads_features(specs)):
                 raise ValueError(f"`{name}`: {missing_features(reading)}")
             for what, fitted, given in (
@@ -105,7 +94,7 @@ class Tuning:
                     )
 
     def options(self, specs: Sequence[Spec]) -> Parameters:
-        """The options of scores that are tuned on validation rows, where the spec does not give them."""
+        """The options of scores that are tuned on validation rows; those given in a spec are not tuned."""
         if self.val is None or self.val.labels is None:
             return {}
         options: Parameters = {}
@@ -123,13 +112,13 @@ class Tuning:
         return options
 
     def combinations(self, scorer: Scorer, id_rows: IdRows) -> tuple[Parameters, dict[Spec, str]]:
-        """The parameters of combinations that are tuned, with a scorer that has all others, and why some have none.
+        """The parameters of tuned combinations, and the reasons why some have none.
 
-        `id_rows` are training rows; rows of `val` stand in for them where there are any.
+        `scorer` has all other parameters; `id_rows` are of training rows, used if there is no `val`.
         """
         parts = [part for spec in scorer._parsed.values() for part in spec.walk()]
         tuned = {str(part): part for part in parts if part.tunes or part.name == "bayes"}
-        columns = {name: scorer.evaluator(rows) for name, rows in self._named()} if tuned else {}
+        columns = {name: scorer._evaluator(rows) for name, rows in self.sets.items()} if tuned else {}
         learnt: dict[tuple[Spec, ...], tuple[_Numbers, Tensor, Tensor]] = {}
 
         def numbers_of(part: Spec) -> _Numbers:
@@ -159,19 +148,19 @@ class Tuning:
                 key: torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
                 for key, value in numbers_of(part).items()
             }
-            for evaluator in columns.values():  # a `both` may have this part inside
+            for evaluator in columns.values():  # a `both` may contain this part
                 evaluator.learn(part, {**scorer.parameters.get(str(part), {}), **numbers})
             return numbers
 
-        for part, (name, rows) in product(tuned.values(), self._named()):
-            if part.name != "both":  # whose parts may have to be tuned first
+        for part, (name, rows) in product(tuned.values(), self.sets.items()):
+            if part.name != "both":  # its parts may have to be tuned first
                 first, others = _values(part, columns[name])
                 check_values(dict(zip(map(str, part.args), (first, *others), strict=True)), rows)
         found: Parameters = {}
         unfit: dict[Spec, str] = {}
         for part in tuned.values():
             if unfit.keys().isdisjoint(part.walk()):
-                parameters, why = attempt([part], tune)
+                parameters, why = each_or_why([part], tune)
                 found, unfit = found | parameters, unfit | why
         return found, unfit
 
@@ -184,9 +173,9 @@ class Tuning:
         scorer: Scorer,
         id_row: tuple[Tensor, list[Tensor]],
     ) -> tuple[_Numbers, Tensor, Tensor]:
-        """The parameters of u and g, and both, as logarithms, of some ID rows.
+        """The parameters of u and g, and log u and log g of some ID rows.
 
-        Without rows of `val`, u is as the softmax claims; without OOD rows g is what the S2 scores witness.
+        Without `val`, u is what the softmax claims; without OOD rows, g is what the S2 scores witness.
         """
         claimed = bayes.claim(scorer._uniform_log_gap(spec.args[0]), scorer.num_classes or 0)
         parts = {name: _values(spec, column) for name, column in columns.items()}
@@ -205,10 +194,10 @@ class Tuning:
         terms = {name: bayes.basis(log_u[name], away[name], center) for name in parts}
         contrasts = []
         if sets := [name for name in columns if name not in ("val", "unlabelled")]:
-            # All sets make one contrast, so that together they weigh as much as the ID rows do.
+            # All sets form one contrast, so that together they weigh as much as the ID rows.
             weights = [torch.full_like(log_u[name], 1 / (len(sets) * len(log_u[name]))) for name in sets]
             contrasts.append(Contrast(torch.cat([terms[name] for name in sets]), torch.cat(weights)))
-        if self.unlabelled is not None:
+        if "unlabelled" in columns:
             share = _share_of_id(terms["val"], terms["unlabelled"], spec)
             numbers["id_share"] = (share,)
             contrasts.append(Contrast(terms["unlabelled"], _equal_weights(terms["unlabelled"]), share))
@@ -222,7 +211,7 @@ def fit_budget(
 ) -> _Numbers:
     """a and b of a budgeted SIRC: a = μ − 3σ, moved towards ID data as far as the budget allows.
 
-    The budget is in points of AUROC of ID✗|ID✓ on validation rows; the further a moves, the more S2 counts.
+    The budget is in points of AUROC of ID✗|ID✓ on validation rows. The further a moves, the more S2 counts.
     """
     right = int(correct.sum())
     if right in (0, len(correct)):
@@ -241,7 +230,7 @@ def fit_budget(
         moved = [center + shift / slope for center, slope in zip(a, b, strict=True)]
         if auroc(combine.sirc(log_gap, others, moved, b)) >= floor:
             break
-    else:  # even the weakest S2 costs too much, so it is silenced
+    else:  # even the weakest S2 costs too much: silence it
         moved = [center - _SILENT / slope for center, slope in zip(a, b, strict=True)]
     return {"a": moved, "b": list(b)}
 
@@ -257,7 +246,7 @@ def fit_both(spec: Spec, columns: Evaluator, rows: Outputs) -> _Numbers:
 
 
 def _share_of_id(val: Tensor, mixed: Tensor, spec: Spec) -> float:
-    """The share of ID rows among the unlabelled, from the terms of log g of both."""
+    """The share of ID rows among the unlabelled rows, from the terms of log g."""
     constant, weights = density_ratio(val, [Contrast(mixed, _equal_weights(mixed))], len(spec.args))
     share, error = id_share(constant + val @ weights, constant + mixed @ weights)
     if share > min(_ALL_ID, 1 - _ERRORS * error):
@@ -278,7 +267,7 @@ def _values(spec: Spec, columns: Evaluator) -> tuple[Tensor, list[Tensor]]:
 
 
 def _read(name: str, data: OutputsLike) -> Outputs:
-    """All rows at once: tuning data are small beside training data."""
+    """All rows in memory: tuning data are small compared with training data."""
     if isinstance(data, OutputStore):
         parts = [data.load()]
     elif isinstance(data, Outputs | Mapping):

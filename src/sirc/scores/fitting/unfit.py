@@ -1,4 +1,4 @@
-"""Unfit specs: those that the given data cannot fit, and why, found before any row is read."""
+"""Unfit specs: those that the data cannot fit, found before any row is read, with the reasons."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.
 def unmet(
     specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, whole: bool
 ) -> dict[str, str]:
-    """Why some of these specs cannot be fitted to what there is, by canonical spec.
+    """The specs that cannot be fitted, by their canonical text, each with the reason.
 
-    `head` and `val` say whether they are given; `rows` are training rows, where some are known, and `whole` says if
-    these are all of them.
+    `head` and `val` say whether these are given; `rows` are training rows, if any are known; `whole` says whether they
+    are all training rows.
     """
     needs = Needs.of(specs)
     reasons: dict[str, list[str]] = {}
@@ -55,13 +55,13 @@ def unmet(
 
 
 def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
-    """Those of some specs that are made from any of these parts."""
+    """The specs that contain any of these parts."""
     wanted = set(parts)
     return [spec for spec in specs if not wanted.isdisjoint((*needed_leaves([spec]), *spec.walk()))]
 
 
 def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "specs") -> str:
-    """The words for specs that cannot be fitted, where others, `kept`, can."""
+    """The error text for specs that cannot be fitted; `kept` are those that can."""
     reasons = list(dict.fromkeys(unfit.values()))
     lines = []
     for why in reasons:
@@ -75,7 +75,7 @@ def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "s
 
 
 def missing_labels(leaves: Iterable[Spec]) -> str:
-    """The words for training rows without the labels that these leaves need."""
+    """The error text for training rows without the labels that these leaves need."""
     return (
         f"labels are needed to fit {_quoted(leaves)}: the class of each training row. "
         "Give `labels`; in Python `Outputs(logits, features, labels)`"
@@ -84,7 +84,7 @@ def missing_labels(leaves: Iterable[Spec]) -> str:
 
 @contextmanager
 def without_a_fold(folds: int) -> Iterator[None]:
-    """Say in an error that a fold was left out."""
+    """Add to the text of an error that a fold was left out."""
     try:
         yield
     except ValueError as error:
@@ -92,7 +92,7 @@ def without_a_fold(folds: int) -> Iterator[None]:
 
 
 def _check_rows(spec: Spec, rows: int) -> None:
-    """Require the training rows that a spec takes, where its scores say how many."""
+    """Require enough training rows for the scores of a spec that search the bank."""
     statistics = fitted_terms(fitted_combinations([spec]))
     for leaf in needed_leaves([spec]):
         if "bank" in registry.get(leaf.name).evidence:

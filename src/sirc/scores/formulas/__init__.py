@@ -1,6 +1,6 @@
 """Formulas of single scores, one file per family; importing this package registers them."""
 
-# In the order in which scores are listed: those that others need come first.
+# The order in which scores are listed; a score comes after those that it needs.
 # isort: off
 from sirc.scores.formulas import softmax, temperature, pnorm, gen, logit, feature, shaping, distance, boundary, delta
 

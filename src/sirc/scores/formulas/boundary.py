@@ -1,4 +1,4 @@
-"""Scores of a feature's position between the centre of the data and the decision boundaries."""
+"""Boundary scores: where a feature lies between the data's centre and the decision boundaries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence
 from sirc.scores.registry import HeldOut, score
 
-_NEAR = 1e-3  # of the squared lengths: above this share, a squared distance by products loses at most 3 digits
-_LEAST_DISTANCE = 1e-12  # to the centre: keeps the score of a feature at the centre finite
+_NEAR = 1e-3  # relative to the squared lengths: a larger squared distance by products loses at most 3 digits
+_LEAST_DISTANCE = 1e-12  # keeps the score of a feature at the centre finite
 
 
 def _nci_held_out(evidence: Evidence, found: dict[str, Tensor], *, scale: float) -> HeldOut:
-    """The same value: the centre without a row lies on the line from the row through the centre."""
+    """The plain score: without a row, the centre moves along the line from the row to it, which keeps the direction."""
     return lambda p, features, labels: nci(p, features, **_like(features, found), scale=scale)
 
 
@@ -60,7 +60,7 @@ def solve_fdbd(evidence: Evidence) -> dict[str, Tensor]:
 
 
 def inverse_distances(weight: Tensor) -> Tensor:
-    """1/‖w_j − w_k‖ over the number of classes whose weight is not w_j, (K, K); 0 for those whose weight is w_j."""
+    """1/‖w_j − w_k‖ divided by the number of classes whose weight is not w_j, (K, K); 0 where w_k = w_j."""
     distance = _distances(weight)
     apart = distance > 0
     inverse = torch.where(apart, 1 / torch.where(apart, distance, 1.0), 0.0)
@@ -68,7 +68,7 @@ def inverse_distances(weight: Tensor) -> Tensor:
 
 
 def _distances(weight: Tensor) -> Tensor:
-    """‖w_j − w_k‖ by products, or by differences for near weights, where products leave only rounding error."""
+    """‖w_j − w_k‖ by products, or by differences for close weights, where products leave only rounding error."""
     rows = weight - weight.mean(0)
     norm = rows.square().sum(-1)
     both = norm[:, None] + norm
@@ -80,7 +80,7 @@ def _distances(weight: Tensor) -> Tensor:
 
 
 def _fdbd_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
-    """A row lies N/(N−1) times as far from the mean of the others as from that of all."""
+    """The mean of the other rows is N/(N−1) times as far from a row as the mean of all rows."""
     nearer = 1 - 1 / evidence.moments.count
     return lambda logits, p, features, labels: nearer * fdbd(logits, p, features, **_like(features, found))
 
@@ -101,7 +101,7 @@ def fdbd(logits: Tensor, p: Softmax, features: Tensor, *, center: Tensor, invers
     """
 
     def boundary(v: Tensor, top: Tensor, prediction: Tensor) -> Tensor:
-        # Gaps first, then the sum: a constant in all logits costs no digits.
+        # Sum differences of logits: a constant in all of them then costs no digits.
         return ((top[:, None] - v.double()) * inverse[prediction]).sum(-1)
 
     return by_rows(boundary, logits, p.top, p.prediction) / _distance(features - center)

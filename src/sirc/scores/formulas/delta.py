@@ -1,7 +1,7 @@
-"""Δ scores: how much nearer a row lies to right rows of validation data than to wrong ones. Heng & Soh 2025.
+"""Δ scores: how much closer a row is to right validation rows than to wrong ones. Heng & Soh 2025.
 
-They are logs of likelihood ratios, p(z | right)/p(z | wrong): by Neyman and Pearson's lemma the best order, were the
-densities right.
+They are logs of likelihood ratios, p(z | right)/p(z | wrong), which is the best order (Neyman and Pearson) if the
+densities are right.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
-from sirc.scores.formulas.feature import BANK_SIZE, _whitened_classes, unit_bank
+from sirc.scores.formulas.feature import BANK_SIZE, unit_bank, whitened_classes
 from sirc.scores.moments import Evidence, Moments, row_hash
 from sirc.scores.registry import score
 
-_NEAREST = 1e-6  # added to squared distances, so that a row that equals one of the bank has a finite log
+_NEAREST = 1e-6  # added to squared distances, so that a row that is in the bank has a finite log
 
 
 def _right_and_wrong(evidence: Evidence, name: str, least: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
-    """The features and the labels of the right and of the wrong validation rows."""
+    """Features and labels of the right and of the wrong validation rows."""
     val = evidence.val
     assert val is not None
     assert val.features is not None
@@ -35,9 +35,9 @@ def _right_and_wrong(evidence: Evidence, name: str, least: int = 1) -> dict[str,
 
 
 def solve_delta_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
-    """`mahalanobis`'s whitening of the training rows, and under it the class means of right and of wrong rows."""
+    """The whitening of `mahalanobis`, and the class means of right and of wrong rows under it."""
     groups, moments = _right_and_wrong(evidence, "delta_mahalanobis"), evidence.moments
-    space = _whitened_classes(moments, "delta_mahalanobis")
+    space = whitened_classes(moments, "delta_mahalanobis")
     center, whitener = space["center"], space["whitener"]
     parameters = {"center": center, "whitener": whitener}
     for which, (features, labels) in groups.items():
@@ -56,22 +56,22 @@ def solve_delta_mahalanobis(evidence: Evidence) -> dict[str, Tensor]:
     family="distance",
 )
 def delta_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    """Distance to wrong rows less that to right ones: min_k (z−μ_k✗)ᵀΣ⁺(z−μ_k✗) − min_k (z−μ_k✓)ᵀΣ⁺(z−μ_k✓).
+    """Distance to wrong rows minus distance to right ones: min_k (z−μ_k✗)ᵀΣ⁺(z−μ_k✗) − min_k (z−μ_k✓)ᵀΣ⁺(z−μ_k✓).
 
     μ_k✓ and μ_k✗ are the means of the right and of the wrong rows of class k in `val`, for classes that have such rows;
-    Σ is that of `mahalanobis`, from training rows. Heng & Soh 2025, who have a Σ for right and one for wrong rows.
+    Σ is that of `mahalanobis`, from training rows. Heng & Soh 2025 take one Σ for right rows and one for wrong rows.
     """
     white = (features - center) @ whitener
 
     def nearest(means: Tensor) -> Tensor:
-        # Without ‖y‖², which the two distances share.
+        # Without ‖y‖², which cancels in the difference.
         return torch.addmm(means.square().sum(-1), white, means.T, alpha=-2).amin(-1).double()
 
     return nearest(wrong) - nearest(right)
 
 
 def solve_delta_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
-    """The unit features of right and of wrong rows; of more than 12,500 of either, a random sample."""
+    """The unit features of right and of wrong rows: at most 12,500 random ones of either."""
     banks = {}
     for which, (features, _) in _right_and_wrong(evidence, "delta_knn", k).items():
         kept = row_hash(torch.arange(len(features), device="cpu"), 0).argsort()[:BANK_SIZE]
@@ -81,7 +81,7 @@ def solve_delta_knn(evidence: Evidence, *, k: int) -> dict[str, Tensor]:
 
 @score(needs="features", solve=solve_delta_knn, val=True, title="Δ-KNN", family="distance")
 def delta_knn(features: Tensor, *, right: Tensor, wrong: Tensor, k: int = 25) -> Tensor:
-    """Log distance to wrong rows less that to right ones: mean_i log ‖ẑ − ẑ₍ᵢ₎✗‖² − mean_i log ‖ẑ − ẑ₍ᵢ₎✓‖².
+    """Log distance to wrong rows minus that to right ones: mean_i log ‖ẑ − ẑ₍ᵢ₎✗‖² − mean_i log ‖ẑ − ẑ₍ᵢ₎✓‖².
 
     The means are over the k nearest unit features of the right and of the wrong rows of `val`. Heng & Soh 2025.
     """

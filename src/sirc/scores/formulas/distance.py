@@ -1,4 +1,4 @@
-"""Later distance scores: Mahalanobis++, relative Mahalanobis and NNGuide."""
+"""More distance scores: Mahalanobis++, relative Mahalanobis and NNGuide."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
 from sirc.scores.formulas.feature import (
-    _whitened_classes,
-    _whitening,
     head_energy,
     head_of,
     mahalanobis,
     unit_bank,
+    whitened_classes,
+    whitening,
 )
-from sirc.scores.formulas.leave_one_out import background_distances, class_distances
+from sirc.scores.formulas.leave_one_out import background_distances, held_out_mahalanobis
 from sirc.scores.moments import Evidence
 from sirc.scores.products import product
 from sirc.scores.registry import HeldOut, score
 
 
-def _pp_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(evidence.unit, parameters, unit)
-    return lambda features, labels: -distance(features, labels)
-
-
 @score(
     needs="features",
-    solve=lambda evidence: _whitened_classes(evidence.unit, "mahalanobis_pp"),
+    solve=lambda evidence: whitened_classes(evidence.unit, "mahalanobis_pp"),
     evidence=("unit", "unit_by_class"),
-    held_out=_pp_held_out,
+    held_out=lambda evidence, found: held_out_mahalanobis(evidence.unit, found, unit),
     title="Mahalanobis++",
     short="Mahal.++",
     family="distance",
@@ -39,17 +34,17 @@ def mahalanobis_pp(features: Tensor, *, center: Tensor, whitener: Tensor, means:
     return mahalanobis(unit(features), center=center, whitener=whitener, means=means)
 
 
-def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(evidence.moments, parameters)
-    background = background_distances(evidence.moments, parameters["center"], parameters["total"])
-    return lambda features, labels: background(features) - distance(features, labels)
+def _relative_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
+    plain = held_out_mahalanobis(evidence.moments, found)
+    background = background_distances(evidence.moments, found["center"], found["total"])
+    return lambda features, labels: plain(features, labels) + background(features)
 
 
 @score(
     needs="features",
     solve=lambda evidence: {
-        **_whitened_classes(evidence.moments, "relative_mahalanobis"),
-        "total": _whitening(evidence.moments.covariance)[0],
+        **whitened_classes(evidence.moments, "relative_mahalanobis"),
+        "total": whitening(evidence.moments.covariance)[0],
     },
     evidence=("second", "by_class"),
     held_out=_relative_held_out,
@@ -58,7 +53,7 @@ def _relative_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> Hel
     family="distance",
 )
 def relative_mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor, total: Tensor) -> Tensor:
-    """`mahalanobis` less the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
+    """`mahalanobis` relative to the distance to all data: −min_k (z−μ_k)ᵀΣ⁺(z−μ_k) + (z−μ)ᵀΣ₀⁺(z−μ). Ren et al. 2021.
 
     Σ₀ is the covariance of the training features about their mean μ, whatever their class.
     """
@@ -90,9 +85,9 @@ def nnguide(
 ) -> Tensor:
     """The energy times that of near training rows: E(z) · mean of the k largest E(zᵢ) cos(z, zᵢ). Park et al. 2023.
 
-    The energies should be positive, as those of confident rows are: if E(z) is negative, a closer neighbour lowers the
-    score; if those of the bank are negative, the order is reversed. A constant added to all logits changes the order.
-    `skip=1` leaves the row with the largest cosine out of the search.
+    The energies should be positive, as they are for confident rows: if E(z) is negative, a closer neighbour lowers the
+    score; if the energies of the bank are negative, the order is reversed. A constant added to all logits changes the
+    order. `skip=1` leaves out the row with the largest cosine.
     """
     scales = energy[:, 0]
 

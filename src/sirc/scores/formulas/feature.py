@@ -1,4 +1,4 @@
-"""Feature scores: norms, residuals, distances to classes and neighbours with their variants, and their fits."""
+"""Feature scores and their fits: norms, residuals, distances to classes and to neighbours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sirc.scores.blocks import by_rows, unit
-from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, class_distances, squared_part_outside
+from sirc.scores.formulas.leave_one_out import PSEUDO_INVERSE_CUTOFF, held_out_mahalanobis, squared_part_outside
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.moments import Evidence, Moments
 from sirc.scores.products import product
@@ -40,7 +40,7 @@ def principal_dimension(features: int) -> int:
 def solve_residual(evidence: Evidence) -> dict[str, Tensor]:
     """The origin u = −W⁺b and an orthonormal basis of the space outside the min(D, rank) leading directions.
 
-    Beside these the eigenvalues and eigenvectors of the second moment about u.
+    Also the eigenvalues and eigenvectors of the second moment about u, for `held_out`.
     """
     moments, head = evidence.moments, evidence.head
     assert head is not None
@@ -60,7 +60,7 @@ def _residual_held_out(evidence: Evidence, found: dict[str, Tensor]) -> HeldOut:
 
 
 def _residual_resolution(evidence: Evidence) -> float:
-    """Rounding error of the residual: all that is left of features that never leave the subspace."""
+    """The rounding error of the residual, which is all that features inside the subspace have of it."""
     moments, head = evidence.moments, evidence.head
     assert head is not None
     return evidence.resolution * math.sqrt(moments.mean_square(head.origin))
@@ -81,9 +81,9 @@ def residual(features: Tensor, *, origin: Tensor, basis: Tensor) -> Tensor:
     return -_norm(product(features - origin, basis), 2)
 
 
-def _whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
-    """The map that makes the within-class covariance the identity on its range, and the class means under it."""
-    whitener, largest = _whitening(moments.within_class_covariance)
+def whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
+    """The map that turns the within-class covariance into the identity on its range, and the class means under it."""
+    whitener, largest = whitening(moments.within_class_covariance)
     noise = len(whitener) * torch.finfo(whitener.dtype).eps * moments.mean_square(moments.mean)
     if largest <= noise:
         raise ValueError(
@@ -95,36 +95,31 @@ def _whitened_classes(moments: Moments, name: str) -> dict[str, Tensor]:
     return {"center": center, "whitener": whitener, "means": (means - center) @ whitener}
 
 
-def _whitening(covariance: Tensor) -> tuple[Tensor, float]:
-    """The map M that makes a covariance the identity on its range, so that its pseudo-inverse is MMᵀ, and its λmax."""
+def whitening(covariance: Tensor) -> tuple[Tensor, float]:
+    """The map M that turns a covariance into the identity on its range (MMᵀ is its pseudo-inverse), and its λmax."""
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > PSEUDO_INVERSE_CUTOFF * values[-1]
     return vectors[:, kept] / values[kept].sqrt(), float(values[-1])
 
 
-def _mahalanobis_held_out(evidence: Evidence, parameters: dict[str, Tensor]) -> HeldOut:
-    distance = class_distances(evidence.moments, parameters)
-    return lambda features, labels: -distance(features, labels)
-
-
 @score(
     needs="features",
-    solve=lambda evidence: _whitened_classes(evidence.moments, "mahalanobis"),
+    solve=lambda evidence: whitened_classes(evidence.moments, "mahalanobis"),
     evidence=("second", "by_class"),
-    held_out=_mahalanobis_held_out,
+    held_out=lambda evidence, found: held_out_mahalanobis(evidence.moments, found),
     short="Mahal.",
     family="distance",
 )
 def mahalanobis(features: Tensor, *, center: Tensor, whitener: Tensor, means: Tensor) -> Tensor:
     """Minus the squared distance to the nearest class: −min_k (z−μ_k)ᵀ Σ⁺ (z−μ_k). Lee et al. 2018."""
     white = product(features - center, whitener)
-    # ‖y‖² − 2·y·m + ‖m‖² picks the nearest mean; its distance is then computed directly, without cancellation.
+    # ‖y‖² − 2·y·m + ‖m‖² finds the nearest mean; the distance to it is then computed directly, without cancellation.
     nearest = product(white, means.T, plus=means.square().sum(-1).div(-2)).argmax(-1)
     return -white.sub_(means[nearest]).square_().sum(-1, dtype=torch.float64)
 
 
 def unit_bank(bank: Tensor) -> Tensor:
-    """Rows scaled to unit length in float64, then cast to the type that features are compared in."""
+    """Rows scaled to unit length in float64, then cast to the working type of features."""
     return unit(bank.double()).to(bank.dtype if bank.dtype == torch.float64 else torch.float32)
 
 
@@ -148,7 +143,7 @@ def knn(features: Tensor, *, bank: Tensor, k: int = 10) -> Tensor:
 
 
 def head_of(evidence: Evidence, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """W and b of the head in float64, where the rows are; zeros where it has no bias."""
+    """W and b of the head in float64, on the device of the rows; b is 0 if the head has none."""
     head = evidence.head
     assert head is not None
     weight = head.weight.detach().to(None if rows is None else rows.device, torch.float64)
@@ -167,7 +162,7 @@ def head_energy(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
     """The mean of the unit features and, as rows, the directions outside the leading ones.
 
-    Beside these the eigenvalues and eigenvectors of the covariance.
+    Also the eigenvalues and eigenvectors of the covariance, for `held_out`.
     """
     moments = evidence.unit
     values, vectors = torch.linalg.eigh(moments.covariance)
@@ -185,9 +180,9 @@ def solve_cop(evidence: Evidence, *, variance: float) -> dict[str, Tensor]:
 
 
 def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: float) -> HeldOut:
-    """As many leading directions are left out as with all rows: a row less hardly changes their share."""
+    """With as many leading directions as all rows have: one row hardly changes their share of the variance."""
     values, center, rows = found["values"], found["center"], evidence.unit.count
-    k = rows / max(1, rows - 1)  # a row lies at k·d from the mean of the others, and takes k·ddᵀ from their scatter
+    k = rows / max(1, rows - 1)  # a row at d from the mean is at k·d from the mean of the others; its scatter is k·ddᵀ
     leading = len(values) - len(found["outside"])
     part = squared_part_outside(values, found["vectors"], leading, rows, lambda z: k**0.5 * (unit(z) - center.to(z)))
     return lambda features, labels: -(k * part(features)).sqrt()
@@ -206,8 +201,8 @@ def _cop_held_out(evidence: Evidence, found: dict[str, Tensor], *, variance: flo
 def cop(features: Tensor, *, center: Tensor, outside: Tensor, variance: float = 0.99) -> Tensor:
     """Minus the unit feature's part outside the main directions of ID data: −‖(ẑ − μ)^{P⊥}‖₂. Fang et al. 2024.
 
-    The main directions are those that explain 0.99 of the variance of unit training features; where that takes all
-    of them, the last is left out.
+    The main directions are those that explain 0.99 of the variance of unit training features, but never all
+    directions.
     """
     return -_norm(product(unit(features) - center, outside.T), 2)
 

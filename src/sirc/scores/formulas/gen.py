@@ -5,7 +5,7 @@ With v₁ and v₂ the two largest logits, a_k = v₂ − v_k, and g, t, s as in
     π₁(1 − π₁) = exp(L),  L = log(1 − π_max) − log1p(s)
     π_k(1 − π_k)/exp(L) = (1 − π_k)·exp(log1p(s) − log t − a_k)
 
-and the gap g appears in L alone: its factors can neither overflow nor lose digits.
+and the gap g appears only in L: the other factors can neither overflow nor lose digits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def log_generalized_entropy(logits: Tensor, p: Softmax, *, gamma: float, m: int)
 
 
 def _losers(logits: Tensor, prediction: Tensor, m: int) -> Tensor:
-    """The largest logits but the winner's, m − 1 of them, in float64; the winner's place may hold −inf."""
+    """The m − 1 largest logits after the winner's, in float64; the winner's place may hold −inf."""
     if m < logits.shape[1]:
         return logits.topk(m, dim=-1, sorted=True).values[:, 1:].double()
     return logits.double().scatter(1, prediction[:, None], -torch.inf)

@@ -1,7 +1,7 @@
-"""Leave-one-out: values of training rows as if the parameters were fitted to all rows but each, in closed form.
+"""Leave-one-out scores of training rows in closed form: each as if the fit had not seen the row.
 
-A matrix summed over N rows loses one term without a row, and what follows from its inverse or its eigenvectors changes
-by a few inner products: no second decomposition. Where rows are few the small differences need float64.
+Without a row, a matrix that is a sum over N rows loses one term. What follows from its inverse or its eigenvectors then
+changes by a few inner products: no second decomposition is needed. With few rows the differences need float64.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sirc.scores.moments import Moments
 
 PSEUDO_INVERSE_CUTOFF = 1e-10
 """Eigenvalues of a covariance, relative to the largest, that count as 0."""
-_FEW = 20  # rows for each feature, below which all products are float64
-_HARD = 0.1  # of a row's part of its own scatter that others leave: below it float32 has too few digits
+_FEW = 20  # rows for each feature: with fewer, all products are float64
+_HARD = 0.1  # a row whose direction other rows hold to a smaller part (`left`) needs more digits than float32 has
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Removal:
     """How squared lengths |e|² under Σ⁺ change when a row at d from its mean is left out, in whitened coordinates.
 
     They become |e|² + α(e·d)² + β(e·d)(e·a), a = λmax Λ⁻¹d, times (N−1)/N. α and β are those of the inverse of
-    S − kddᵀ, k = n/(n−1), or, where the row was the last in some direction, of its pseudo-inverse.
+    S − kddᵀ, k = n/(n−1), or of its pseudo-inverse if no other row has a part in some direction.
     """
 
     d: Tensor
@@ -36,7 +36,7 @@ class _Removal:
     alpha: Tensor
     beta: Tensor
     left: Tensor
-    """1 − k dᵀS⁺d: the part of the row's direction that other rows hold too."""
+    """1 − k dᵀS⁺d: the part of the row's direction that other rows hold as well."""
 
     @classmethod
     def of(cls, d: Tensor, k: Tensor, rows: int, inverse: Tensor) -> _Removal:
@@ -44,7 +44,7 @@ class _Removal:
         a = d * inverse
         square, b, aa = (_dot(x, y) for x, y in ((d, d), (d, a), (a, a)))
         left = 1 - k * square / rows
-        # The eigenvalue that is left of the direction is about λmax·left·N/(k·b); the cutoff says if it counts as 0.
+        # About λmax·left·N/(k·b) remains of the direction's eigenvalue; below the cutoff it counts as 0.
         gone = left * rows <= PSEUDO_INVERSE_CUTOFF * k * b
         safe = torch.where(gone, b, 1.0)
         alpha = torch.where(gone, aa / safe.square(), k / (rows * torch.where(gone, 1.0, left)))
@@ -55,12 +55,12 @@ class _Removal:
         return (_dot(e, e) + self.alpha * along.square() + self.beta * along * _dot(e, self.a)).clamp_min(0)
 
 
-def class_distances(
+def held_out_mahalanobis(
     moments: Moments, parameters: dict[str, Tensor], scaled: Callable[[Tensor], Tensor] = lambda z: z
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The squared distance of training rows, `scaled`, to the nearest class, from the parameters of `mahalanobis`.
+    """The `mahalanobis` score of training rows, `scaled`, from its parameters: minus the distance to the nearest class.
 
-    A class whose only row is left out is not there.
+    A class whose only row is left out does not count.
     """
     names = ("center", "whitener", "means")
     inverse = _relative_inverse(parameters["whitener"])
@@ -93,13 +93,13 @@ def class_distances(
         columns = (own, at_own, removal.alpha, removal.beta)
         chosen = by_rows(pick, x, removal.d, removal.a, *columns, product=len(means))
         elsewhere = removal.squared_length(x.sub_(means[chosen]))
-        return torch.where(chosen == own, at_own, elsewhere) * ((rows - 1) / rows), removal.left
+        return torch.where(chosen == own, at_own, elsewhere) * ((1 - rows) / rows), removal.left
 
     return _precise(nearest, rows, len(inverse))
 
 
 def background_distances(moments: Moments, center: Tensor, whitener: Tensor) -> Callable[[Tensor], Tensor]:
-    """The squared distance of training rows to the mean of all, under their covariance."""
+    """The squared distance of training rows to the mean of all rows, under their covariance."""
     rows, inverse = moments.count, _relative_inverse(whitener)
 
     @cache
@@ -120,12 +120,12 @@ def squared_part_outside(
 ) -> Callable[[Tensor], Tensor]:
     """‖y − Py‖² of the vectors y of a sum M = Σ yyᵀ, where P projects on the leading eigenvectors of M − yyᵀ.
 
-    `offset` makes y of features. M/rows has these eigenvalues λ, ascending, and eigenvectors V. With c = Vᵀy and
+    `offset` turns features into y. M/rows has the eigenvalues λ, ascending, and the eigenvectors V. With c = Vᵀy and
     g(w) = Σ cᵢ²/(λᵢ − w), the resolvent of M − yyᵀ gives h = g/(1 − g), and the part outside is −1/2πi ∮ h dw about its
-    small eigenvalues. By interlacing the circle |w| = x, x = λ of the first direction that is not leading, parts them
-    from the leading ones for every y; there h is smooth in log tan(arg w/2), so that the trapezoid rule converges
-    exponentially. Where no such λ is above rounding, all rows lie in the leading directions, and so does y unless it is
-    the only one in its own.
+    small eigenvalues. Let x be the largest λ that is not leading. By interlacing, the circle |w| = x parts them from
+    the leading ones for every y. On it h is smooth in log tan(arg w/2), so that the trapezoid rule converges
+    exponentially. If x is only rounding error, all rows lie in the leading directions, and y has a part outside only if
+    no other row has a part in its direction.
     """
     noise = values[-1] * len(values) * torch.finfo(values.dtype).eps
     x = values[max(0, len(values) - leading - 1)]
@@ -133,11 +133,11 @@ def squared_part_outside(
         kept = values > noise
         sole = partial(_sole_part, vectors=vectors[:, kept], values=values[kept] * rows, noise=100 * rows * noise)
         return lambda features: sole(offset(features.double()))
-    # Eigenvalues of M − yyᵀ nearer to x than the lowest node belong to directions that y has next to no part in.
+    # Eigenvalues of M − yyᵀ nearer to x than the lowest node belong to directions in which y has almost no part.
     low, high, step = -math.log(1e9 * rows), 11.0, 0.3
     s = torch.arange(low, high, step, dtype=values.dtype, device=values.device)
     weight = step / (math.pi * s.cosh())
-    weight[[0, -1]] *= 1 + 1 / math.expm1(step)  # beyond its ends the integrand falls as a geometric series
+    weight[[0, -1]] *= 1 + 1 / math.expm1(step)  # beyond the ends, the integrand falls as a geometric series
     it = torch.complex(torch.zeros_like(s), s.exp())
     from_x = 2 * it / (1 - it)
     resolvent = 1 / (((values - x) / x)[:, None] - from_x)
@@ -148,7 +148,7 @@ def squared_part_outside(
         return vectors.to(dtype)
 
     def part(features: Tensor) -> Tensor:
-        y = offset(features)  # in the type that features are scored in: no term is larger than c²/x
+        y = offset(features)  # in the working type, which suffices: no term is larger than c²/x
         square = (y @ cast(y.dtype)).double().square_().div_(rows * x)
         g = torch.complex(*(square @ table).chunk(2, 1))
         return ((g / (g - 1) * (1 + from_x)).real @ weight).clamp_min_(0) * (rows * x)
@@ -157,15 +157,15 @@ def squared_part_outside(
 
 
 def _sole_part(y: Tensor, *, vectors: Tensor, values: Tensor, noise: Tensor) -> Tensor:
-    """‖y − Py‖² where P projects on the range of M − yyᵀ, and M has these eigenvalues above rounding."""
+    """‖y − Py‖², where P projects on the range of M − yyᵀ and M has these eigenvalues above rounding."""
     p = y @ vectors / values.sqrt()
     h, pp = p.square().sum(-1), (p.square() / values).sum(-1)
-    sole = 1 - h <= noise * pp  # the eigenvalue that others leave of the direction is about (1 − h)/pp
+    sole = 1 - h <= noise * pp  # about (1 − h)/pp remains of the direction's eigenvalue
     return torch.where(sole & (pp > 0), h.square() / torch.where(pp > 0, pp, 1.0), 0.0)
 
 
 def _precise(formula: Callable[..., tuple[Tensor, Tensor]], rows: int, features: int) -> Callable[..., Tensor]:
-    """The values of a formula of rows, in float64 where rows are few, or where few others are like a row."""
+    """The values of a formula of rows, in float64 if there are few rows, or few others like a row."""
 
     def values(features_: Tensor, *columns: Tensor) -> Tensor:
         if rows < _FEW * features:

@@ -1,4 +1,4 @@
-"""MaxLogit-pNorm: the largest centred logit over the p-norm of all, exact near its bound.
+"""MaxLogit-pNorm: the largest centred logit divided by the p-norm of all, exact near its bound.
 
 With v̄ the mean logit, ŷ the winner, x_k = (v̄ − v_k)/(v₁ − v̄) for the K − 1 others and R = Σ|x_k|^p,
 
@@ -7,7 +7,7 @@ With v̄ the mean logit, ŷ the winner, x_k = (v̄ − v_k)/(v₁ − v̄) for t
 The bound: Σx = 1, so that by Jensen's inequality Σ|x|^p ≥ (K − 1)·|1/(K − 1)|^p = (K − 1)^(1−p), with equality where
 all other logits are equal (p > 1); (1 + R)^(−1/p) falls with R, so S1max = (1 + (K − 1)^(1−p))^(−1/p).
 
-The excess R − (K − 1)^(1−p) is a sum of terms that are never negative: with h = 1/(K − 1), as Σ(x − h) = 0,
+The excess R − (K − 1)^(1−p) is a sum of nonnegative terms: with h = 1/(K − 1), as Σ(x − h) = 0,
 
     |x|^p − h^p − p·h^(p−1)·(x − h) = (|x| − h)²·Q_p(|x|) + 2p·h^(p−1)·max(−x, 0),
     Q_1 = 0,  Q_{p+1}(y) = y·Q_p(y) + p·h^(p−1)
@@ -30,9 +30,9 @@ from sirc.scores.formulas.softmax import Softmax, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
 
 MSP = -1
-"""The p that stands for `msp`, where no norm ranks better."""
+"""The p that means `msp`, chosen if no norm ranks better."""
 _LARGEST = 9
-# Smallest excess: rows at the bound, where it is 0, tie with each other above all others.
+# The smallest excess: rows at the bound, where it is 0, tie with each other above all other rows.
 _FLOOR = 2.0**-1000
 
 
@@ -62,7 +62,7 @@ def _excesses(logits: Tensor, p: Softmax, powers: Sequence[int]) -> Tensor:
                 q = q * y + number((power - 1) * h ** (power - 2))
             if power in powers:
                 excess = (square * q).sum(-1) + negative * number(power * h ** (power - 1))
-                # Where all logits are equal take the largest possible R: that of all logits equal except one lower one.
+                # If all logits are equal, take the largest possible R: that of K − 1 equal logits and one lower.
                 most = number(k - 2 + (k - 1.0) ** power - h ** (power - 1))
                 excesses.append(torch.where(equal[:, 0], most, excess))
         return torch.stack(excesses)
@@ -100,9 +100,9 @@ def log_gap_to_bound(logits: Tensor, softmax: Softmax, *, p: int) -> Tensor:
 
 
 def choose_p(logits: Tensor, labels: Tensor) -> dict[str, Option]:
-    """p from 0 to 9 with the least AURC on labelled rows, and p from 1 to 9; −1, `msp`, unless that is strictly less.
+    """`p`, from 0 to 9, with the least AURC on labelled rows, and `p_bounded`, from 1 to 9.
 
-    Without a wrong or without a right row there is nothing to choose by: −1.
+    Each is −1, which means `msp`, unless its AURC is strictly less; also without a wrong or without a right row.
     """
     softmax = Softmax.of(logits)
     right = softmax.prediction == labels
@@ -113,7 +113,7 @@ def choose_p(logits: Tensor, labels: Tensor) -> dict[str, Option]:
     excesses = _excesses(logits, softmax, powers)
     columns |= {p: _plain(excess, k, p) for p, excess in zip(powers, excesses, strict=True)}
     area = {p: Ranking(column[right], column[~right]).aurc(1.0, 1.0) for p, column in columns.items()}
-    # The first of equal ones: −1 before all p, then the smallest.
+    # `min` takes the first of equal ones: −1 before all p, then the smallest p.
     bounded = [p for p in area if p != 0]
     return {"p": min(area, key=area.__getitem__), "p_bounded": min(bounded, key=area.__getitem__)}
 
@@ -134,10 +134,10 @@ def _plain(excess: Tensor, k: int, p: int) -> Tensor:
     family="softmax",
 )
 def max_logit_pnorm(logits: Tensor, softmax: Softmax, *, p: int = 4) -> Tensor:
-    """The largest centred logit over the p-norm of all: (v₁ − v̄)/‖v − v̄‖_p. Cattelan & Silva 2023.
+    """The largest centred logit divided by the p-norm of all: (v₁ − v̄)/‖v − v̄‖_p. Cattelan & Silva 2023.
 
-    p = 0 leaves the norm out; p = −1 is `msp`. p is chosen on labelled validation data where `fit` has some
-    (`choose_p`); without, p = 4. Equal logits, 0/0, get the least value that K logits can have (p = 0: 0).
+    p = 0 leaves out the norm; p = −1 is `msp`. `fit` chooses p on labelled validation data (`choose_p`); without them,
+    p = 4. Equal logits, 0/0, get the smallest value that K logits can have (p = 0: 0).
     """
     if p == MSP:
         return msp(softmax)

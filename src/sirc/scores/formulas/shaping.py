@@ -17,22 +17,22 @@ _UNSUITED_FOR = (
     "transformers and other networks whose features are signed: it takes the sum of the activations for their size and "
     "the small ones for noise, which holds after a ReLU only"
 )
-# Pruning the p% smallest activations leaves at least 1 − p/100 of their sum: eʳ stays finite up to p = 99.
+# Pruning the p% smallest activations leaves at least 1 − p/100 of their sum, so that eʳ is finite up to p = 99.
 _PERCENTILES = {"percentile": (0, 99)}
 
 
 def pooled_percentile(values: Tensor, percentile: float) -> Tensor:
-    """The percentile of all values together, in float64, interpolated as NumPy does."""
+    """The percentile of all values together, in float64, interpolated as in NumPy."""
     flat = values.reshape(-1).to("cpu", working_dtype(values.dtype)).numpy()
     place = (len(flat) - 1) * percentile / 100
     ranks = [math.floor(place), math.ceil(place)]
-    # torch.kthvalue takes quadratic time on descending values, and torch.quantile takes at most 16 million.
+    # torch.kthvalue takes quadratic time on descending values; torch.quantile accepts at most 16 million values.
     low, high = np.partition(flat, ranks)[ranks].astype(np.float64)
     return torch.tensor(low + (high - low) * (place - ranks[0]), dtype=torch.float64, device=values.device)
 
 
 def solve_react(evidence: Evidence, *, percentile: float) -> dict[str, Tensor]:
-    """The head, and the value that activations are clipped at."""
+    """The head, and the value at which activations are clipped."""
     sample = evidence.bank
     assert sample is not None
     clip = pooled_percentile(sample, percentile)
@@ -110,7 +110,7 @@ def ash(features: Tensor, *, weight: Tensor, bias: Tensor, percentile: float = 9
 
 
 def _largest(features: Tensor, percentile: float) -> Tensor:
-    """The features with all but the largest of each row set to 0; keeps as many as the authors' code."""
+    """The features with all but the largest of each row set to 0; it keeps as many as the authors' code."""
     size = features.shape[1]
     count = max(1, size - round(size * percentile / 100))
     least = features.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
@@ -118,6 +118,6 @@ def _largest(features: Tensor, percentile: float) -> Tensor:
 
 
 def _ratio(features: Tensor, kept: Tensor) -> Tensor:
-    """r, the sum of the positive features over that of the kept ones, (n,) float64."""
+    """r, the sum of the positive features divided by that of the kept ones, (n,) float64."""
     before, after = (rows.clamp_min(0).sum(-1, dtype=torch.float64) for rows in (features, kept))
     return torch.where(after > 0, before / torch.where(after > 0, after, 1.0), 1.0)

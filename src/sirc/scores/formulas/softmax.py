@@ -41,9 +41,9 @@ class Softmax:
     def of(cls, logits: Tensor, *, compile: bool | None = None) -> Softmax:
         """Read (n, K) logits once.
 
-        `compile=None` takes the fastest way: on CUDA one kernel, with float32 exponentials unless the logits are
-        float64 (`triton_kernel.py` says how much that changes), elsewhere float64 in blocks that fit the cache.
-        `False` is the latter on any device, `True` the same in float64 fused by `torch.compile`.
+        `compile=None` chooses the fastest way: on CUDA one kernel, with float32 exponentials unless the logits are
+        float64 (`triton_kernel.py` says how much that changes); elsewhere float64 in blocks that fit the cache. `False`
+        is the latter on any device; `True` is float64, fused by `torch.compile`.
         """
         return cls(*row_sums(logits, compile=compile))
 
@@ -69,7 +69,7 @@ class Softmax:
         return self._once("norm", lambda: torch.sqrt(1 + torch.exp(-2 * self.gap) * self.w) / (1 + self.rest))
 
     def _once(self, name: str, formula: Callable[[], Tensor]) -> Tensor:
-        """Compute on first use and cache; a compiler eliminates repeated work by itself."""
+        """Compute on first use and cache; while tracing, the compiler removes repeated work."""
         if torch.compiler.is_compiling():
             return formula()
         cache: dict[str, Tensor] = self.__dict__.setdefault("_cache", {})

@@ -1,4 +1,4 @@
-"""Softmax scores at a temperature T, and the T that makes the validation labels most likely."""
+"""Softmax scores at a temperature T, and the T under which validation labels are likeliest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sirc.scores.blocks import by_rows, constant, row_blocks
 from sirc.scores.formulas.softmax import Softmax, entropy, log_entropy, log_one_minus_max, msp
 from sirc.scores.registry import Option, score
 
-# Range of T: data without a mistake would give T → 0, data without a right answer T → ∞.
+# The range of T: data without a wrong prediction would give T → 0, data without a right one T → ∞.
 _COLDEST, _HOTTEST = 0.05, 20.0
 _LIMITS = {"temperature": (0.001, 1000.0)}
 
@@ -19,7 +19,7 @@ _LIMITS = {"temperature": (0.001, 1000.0)}
 def divided(logits: Tensor, temperature: float) -> Softmax:
     """The summary of softmax(v/T), in float64."""
     v = logits.double()
-    # Without the common offset each v/T is rounded relative to its distance from the winner.
+    # Subtracting the largest logit makes the rounding of v/T relative to the distance from it.
     x = (v - v.amax(-1, keepdim=True)) / constant(temperature, v)
     return Softmax.of(x, compile=False)
 
@@ -27,8 +27,8 @@ def divided(logits: Tensor, temperature: float) -> Softmax:
 def fit_temperature(logits: Tensor, labels: Tensor) -> dict[str, Option]:
     """T that minimises the negative log-likelihood of the labels, from 0.05 to 20. Guo et al. 2017.
 
-    In b = 1/T the mean of logsumexp(b·v) − b·v_y is convex, so that its only minimum is where its slope changes sign.
-    T = 1 where the likelihood does not depend on T.
+    The mean of logsumexp(b·v) − b·v_y is convex in b = 1/T, so that its minimum is where its slope changes sign. T = 1
+    if the likelihood does not depend on T.
     """
     from scipy.optimize import brentq
 
@@ -55,7 +55,7 @@ def _slope(logits: Tensor, labels: Tensor, b: float) -> float:
 
 
 def _tempered(formula: Callable[[Softmax], Tensor]) -> Callable[..., Tensor]:
-    """A formula of the softmax as one of logits and a temperature."""
+    """A formula of the softmax as a formula of logits and a temperature."""
     return lambda logits, *, temperature: by_rows(lambda v: formula(divided(v, temperature)), logits)
 
 
@@ -72,7 +72,7 @@ def _tempered(formula: Callable[[Softmax], Tensor]) -> Callable[..., Tensor]:
 def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """The largest probability of the softmax at temperature T: max softmax(v/T). Guo et al. 2017.
 
-    T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `msp`.
+    `fit` finds T on labelled validation data (`fit_temperature`); without them, T = 1: `msp`.
     """
     return _tempered(msp)(logits, temperature=temperature)
 
@@ -90,6 +90,6 @@ def tempered_msp(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 def tempered_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """The negative entropy of the softmax at temperature T: −H[softmax(v/T)]. Guo et al. 2017.
 
-    T is fitted to labelled validation data where `fit` has some (`fit_temperature`); without, T = 1: `entropy`.
+    `fit` finds T on labelled validation data (`fit_temperature`); without them, T = 1: `entropy`.
     """
     return _tempered(entropy)(logits, temperature=temperature)
