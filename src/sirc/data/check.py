@@ -144,7 +144,7 @@ class _Checker:
         self.bad(f"'{printable(path)}' is {'a file' if path.exists() else 'not there'}", advice)
 
     def where_to_get(self, otherwise: str) -> str:
-        return f"Get it from {self.known.source}, as\n{self.known.layout}" if self.known else otherwise
+        return f"{self.known.how_to_get}, as\n{self.known.layout}" if self.known else otherwise
 
     def check_benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
         there = [part for part in parts if find_folder(path, part) or catalogue.archives_of(path, known, part)]
@@ -264,7 +264,7 @@ class _Checker:
         self.counts[part] = count
         text = f"{part}: {count:,} images in '{printable(folder)}'"
         if count == 0:
-            advice = f"Get them from {self.known.source}." if self.known else "Pass the folder that holds the images."
+            advice = f"{self.known.how_to_get}." if self.known else "Pass the folder that holds the images."
             self.bad(text, advice)
         elif size is None or count == size:
             self.good(text)

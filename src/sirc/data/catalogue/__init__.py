@@ -64,6 +64,13 @@ class Benchmark:
         raise ValueError(f"`split` must be {parts} for {self.title}; got {quoted(name)}. Pass one of those.")
 
     @property
+    def how_to_get(self) -> str:
+        """The way to its files, for error messages: the command, and the page of its makers."""
+        if self.key == "noise":
+            return f"Get it from {self.source}"
+        return f"Get it with `sirc data get {self.key} ROOT`, or from {self.source}"
+
+    @property
     def layout(self) -> str:
         """The expected files, for people to read: one line for each part."""
         lines = []
@@ -166,7 +173,7 @@ def open_split(
         names = "' or '".join(part.folders)
         raise FileNotFoundError(
             f"{known.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no such "
-            f"folder. Get it from {known.source}, and see `sirc data check {known.key} {printable(path)}`."
+            f"folder. {known.how_to_get}, and see `sirc data check {known.key} {printable(path)}`."
         )
     if not known.lists:
         return image_folder(folder, labelled=labelled, name=known.title)
