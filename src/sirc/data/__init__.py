@@ -1,4 +1,12 @@
-"""Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files."""
+"""Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files.
+
+Example:
+    >>> from sirc import data
+    >>> data.benchmark("textures").licence
+    'for research'
+    >>> data.Noise(count=3, seed=0)[2].size
+    (256, 256)
+"""
 
 from sirc.data.base import ImageSet
 from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets

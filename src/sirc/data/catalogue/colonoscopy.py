@@ -1,4 +1,4 @@
-"""Colonoscopy: download the videos of the paper's OOD set and write their frames as images."""
+"""Colonoscopy: download the videos of the paper's OOD set, and write their frames as images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ColonoscopyFrames:
 
     @property
     def ok(self) -> bool:
-        """True if the number is the paper's, or if the paper has none for this choice of videos."""
+        """True if the number is the paper's, or if the paper gives none for this choice of videos."""
         return self.expected in (None, self.total)
 
     def __str__(self) -> str:
@@ -53,10 +53,10 @@ def fetch_colonoscopy(
     """Fetch the first `videos` NBI videos of each lesion into `folder/videos`, and their frames into `folder/images`.
 
     An interrupted run continues: complete videos are not fetched again, and only those with missing frames are decoded
-    again. Videos that cannot be decoded are named once all others are done.
+    again. Videos that cannot be decoded are listed when all others are done.
     """
     folder, videos = Path(folder), check_positive("videos", videos)
-    _av()  # fail before hours of downloads, not after
+    _av()  # fail before the downloads, not after
     frames: dict[str, int] = {}
     broken: list[str] = []
     wanted = [(lesion, number) for lesion in LESIONS for number in range(1, videos + 1)]
