@@ -16,9 +16,9 @@ from sirc.errors import OnError
 class Augment:
     """Random variation of the training images.
 
-    `crop`: "resized" scales a random part of the image to the network's size, with an area in `scale` of the whole and
-    a width-to-height ratio in `ratio`; "padded" resizes as in a test, adds `padding` black pixels on all sides and
-    crops at random; "none" does as in a test. `flip` is the probability of a mirror image.
+    `crop`: "resized" scales a random part of the image to the network's size, with a share of the area in `scale` and a
+    width-to-height ratio in `ratio`; "padded" resizes as at test time, adds `padding` black pixels on all sides and
+    crops at random; "none" does as at test time. `flip` is the probability of a mirror image.
     """
 
     crop: Literal["resized", "padded", "none"] = "resized"
@@ -42,7 +42,7 @@ class Augment:
 class Train:
     """SGD with momentum, a learning rate that steps down or follows a cosine, random crops and flips.
 
-    `batch_size` is that of all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
+    `batch_size` counts all processes together. "steps" multiplies `lr` by `gamma` at each epoch in `milestones`.
     In the first `warmup` epochs the learning rate rises linearly from a hundredth of its value. `cache = "device"`
     keeps all images, resized, on the accelerator. `graph` captures the step as a CUDA graph, where one process trains
     on a GPU. `on_error = "skip"` leaves out images that cannot be read.
@@ -87,15 +87,15 @@ class Train:
         check_at_least("workers", self.workers, 0)
 
     def hyperparameters(self) -> dict[str, object]:
-        """Give the settings that decide the weights, flat and ready for JSON; a run is only resumed with the same.
+        """The settings that decide the weights, flat and ready for JSON; a run is resumed only with the same ones.
 
-        Not among them: what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`),
-        what is logged, and `on_error`, which is changed to get past a damaged image.
+        They leave out what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`), the
+        logging, and `on_error`, which a user changes to get past a damaged image.
         """
         settings = asdict(self)
         for name in ("workers", "compile", "graph", "channels_last", "tensorboard", "on_error"):
             del settings[name]
-        if not self.warmup:  # so that runs from before there was one are taken up
+        if not self.warmup:  # so that runs of older versions, which had none, are resumed
             del settings["warmup"]
         augment = {f"augment.{name}": value for name, value in settings.pop("augment").items()}
         flat = settings | augment
