@@ -417,7 +417,7 @@ def test_noise_is_written_checked_and_read_back(study, command):
 @pytest.mark.slow
 def test_help_has_an_example_for_every_command(command):
     ones = ("train", "extract", "fit", "run", "demo", "evaluate", "table", "plot", "report")
-    for name in (*([one] for one in ones), ["data", "list"], ["data", "check"], ["data", "noise"]):
+    for name in (*([one] for one in ones), ["data", "list"], ["data", "get"], ["data", "check"], ["data", "noise"]):
         code, out, _ = command(*name, "--help")
         assert code == 0
         assert "Example: sirc " + " ".join(name) in out
@@ -443,6 +443,6 @@ for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--he
     assert shown in out.getvalue(), arguments
     heavy = {"torch", "numpy", "pandas", "scipy", "matplotlib", "pydantic", "PIL"} & set(sys.modules)
     assert not heavy, (arguments, heavy)
-assert len(names) == 22
+assert len(names) == 23
 """
     subprocess.run([sys.executable, "-c", program], check=True)

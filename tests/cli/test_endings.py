@@ -68,7 +68,10 @@ PYTHON = re.compile(
     r"`(?!np\.)(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`[^`]*\b(?:sirc\.\w|Outputs\(|OutputStore\.)[^`]*`"
 )
 MAKERS = {"train", "extract", "fit", "run"}  # which take `--set`
-EVERY = {**NAMED, **{f"data {command.__name__}": command for command in (data.check, data.noise, data.colonoscopy)}}
+EVERY = {
+    **NAMED,
+    **{f"data {command.__name__}": command for command in (data.get, data.check, data.noise, data.colonoscopy)},
+}
 
 
 def told(name, text):

@@ -104,7 +104,7 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
         (("guard", "weights.safetensors", "train"), "weights need the network that they are for: `timm:NAME=weights"),
         (("guard", "os:getcwd", "train"), "is in Python's standard library"),
         (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass `--resize` and `--crop`"),
-        (("guard", "guarded_model:random", "train"), "gives others each time it is called: they are random"),
+        (("guard", "guarded_model:random", "train"), "returns other weights at each call, so they are random"),
         (("guard", "guarded_model:random", "train"), "or name their file, `guarded_model:random=FILE`"),
         (
             ("guard", NETWORK, "new/b", "val"),

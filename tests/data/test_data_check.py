@@ -85,7 +85,7 @@ def benchmarks_size(key):
 def test_a_path_that_is_not_there_says_where_to_get_it(tmp_path):
     report = check("inaturalist", tmp_path / "x" / "y")
     assert problems(report)[0].startswith(
-        f"'{tmp_path}/x/y' is not there | Get it from https://github.com/deeplearning-wisc"
+        f"'{tmp_path}/x/y' is not there | Get it with `sirc data get inaturalist ROOT`, or from https://github.com/deeplearning-wisc"
     )
     assert "iNaturalist/images/" in str(report)
     assert not check("folder", tmp_path / "z").ok
@@ -124,7 +124,9 @@ def test_the_parent_is_a_level_too_high(tmp_path, key):
 def test_another_sets_images_are_not_taken_for_it(tmp_path):
     inaturalist(tmp_path)
     [text] = problems(check("textures", tmp_path))
-    assert text.startswith("test: there is no folder 'images' or 'dtd_images' | Get it from")
+    assert text.startswith(
+        "test: there is no folder 'images' or 'dtd_images' | Get it with `sirc data get textures ROOT`, or from"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,9 @@ def test_a_missing_split_is_named_and_the_other_still_counted(tmp_path):
     shutil.rmtree(top / "train")
     report = check("imagenet200", top)
     [text] = problems(report)
-    assert text.startswith("train: there is no folder 'train/imagenet200' | Get it from https://github.com/daintlab")
+    assert text.startswith(
+        "train: there is no folder 'train/imagenet200' | Get it with `sirc data get imagenet200 ROOT`, or from https://"
+    )
     assert report.counts == {"test": 3}
     assert check("imagenet200", top, split="test").ok
     with pytest.raises(ValueError, match="`split` must be"):

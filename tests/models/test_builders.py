@@ -185,7 +185,7 @@ def test_a_cached_download_that_would_run_code_is_not_read(tmp_path, monkeypatch
     torch.save(nn.Linear(2, 2), file)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(
-        ValueError, match="the pretrained weights of `torchvision:resnet18` could not be had: Weights only"
+        ValueError, match="the pretrained weights of `torchvision:resnet18` could not be loaded: Weights only"
     ):
         build("torchvision:resnet18", pretrained=True)
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
@@ -201,14 +201,14 @@ def test_without_a_network_the_error_says_what_to_fetch(tmp_path, monkeypatch, c
     monkeypatch.setattr(torch.hub, "urlopen", offline)
     with pytest.raises(
         ValueError,
-        match=r"Name or service not known. Where there is no network, fetch them elsewhere "
+        match=r"Name or service not known. Without a network connection, fetch them elsewhere "
         r"\(https://download.pytorch.org/models/resnet18-f37072fd.pth\) and pass the file as `checkpoint=…`",
     ):
         build("torchvision:resnet18", pretrained=True)
     assert capsys.readouterr().out == ""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ValueError, match=r"could not be had.*\(https://huggingface.co/timm/resnet18.a1_in1k\)"):
+    with pytest.raises(ValueError, match=r"could not be loaded.*\(https://huggingface.co/timm/resnet18.a1_in1k\)"):
         build("timm:resnet18", pretrained=True)
     with pytest.raises(ValueError, match=r"and pass the file in the name, `torchvision:resnet18=FILE`\."):
         named("torchvision:resnet18")
@@ -573,13 +573,13 @@ def test_a_name_without_a_network_says_how_to_write_it(tmp_path):
         named(str(tmp_path / "weights.pt"))
     with pytest.raises(ValueError, match=r"must name an `architecture`, as timm's files do; it does not"):
         named(str(tmp_path))
-    with pytest.raises(ValueError, match=r"only models of timm say themselves how .*; ResNet does not"):
+    with pytest.raises(ValueError, match=r"only models of timm know their preprocessing; ResNet does not"):
         preprocess_of(build("torchvision:resnet18"))
 
 
 def test_preprocessing_that_nobody_published_is_told():
     assert preprocess_of("torchvision:densenet121", "IMAGENET1K_V1") == Preprocess()
-    with pytest.raises(ValueError, match="only timm and torchvision say how images are prepared; got `mine:f`"):
+    with pytest.raises(ValueError, match="only timm and torchvision publish a preprocessing; got `mine:f`"):
         preprocess_of("mine:f")
     with pytest.raises(ValueError, match="must be an image classifier; its preprocessing is a ObjectDetection"):
         preprocess_of("torchvision:fasterrcnn_resnet50_fpn")

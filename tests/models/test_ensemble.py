@@ -122,7 +122,7 @@ def test_members_take_what_each_would_take_alone():
         ([], "a list of at least one model; got \\[\\]"),
         ([member(8), "timm:resnet18"], r"must be a torch.nn.Module; got str. Build it first: `sirc.models.build\(name"),
         ([member(8), member(8, 5)], r"must have the same classes; got \[4, 5\] outputs"),
-        ([member(8), nn.Sequential(member(8), nn.Softmax(-1))], "ensemble's member 1: .*a softmax of '0.2'"),
+        ([member(8), nn.Sequential(member(8), nn.Softmax(-1))], "Member 1 of the ensemble: .*a softmax of '0.2'"),
     ],
 )  # fmt: skip
 def test_what_is_no_ensemble_is_refused(models, words, data):
@@ -135,7 +135,7 @@ def test_a_score_that_needs_the_head_is_refused_before_the_models_run(members, d
     members[0].register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
     with pytest.raises(ValueError, match=r"must do without the head, .*; `residual` needs it\. Take `scod`, or S2"):
         sirc.guard(members, train, train, score="sirc(msp, residual)")
-    with pytest.raises(ValueError, match=r"no one head: .* not W z \+ b.*`ensemble\.members\[0\]`"):
+    with pytest.raises(ValueError, match=r"no head of its own: .* not W z \+ b.*`ensemble\.members\[0\]`"):
         sirc.find_head(Ensemble(members), torch.randn(2, 6))
 
 
@@ -147,5 +147,5 @@ def test_members_that_want_images_in_one_way_say_so_together():
     assert isinstance(preprocess_of(same[0]), Preprocess)
     other = timm.create_model("test_vit", num_classes=3)
     other.pretrained_cfg = {**other.pretrained_cfg, "mean": (0.1, 0.1, 0.1)}
-    with pytest.raises(ValueError, match="must want images prepared in one way"):
+    with pytest.raises(ValueError, match="must share one preprocessing"):
         preprocess_of(Ensemble([same[0], other]))

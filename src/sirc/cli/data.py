@@ -1,26 +1,35 @@
-"""Commands for datasets: list and check them, make Noise and Colonoscopy."""
+"""Commands for datasets: list, fetch and check them, make Noise and Colonoscopy."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
+from sirc._utils.hints import closest
 from sirc._utils.text import quoted
-from sirc.cli.console import console, reporting, result
+from sirc.cli.console import console, reporting, result, say
 from sirc.cli.endings import ending
 from sirc.cli.options import Quiet
 from sirc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sirc.data import PublicDataset
 
 Sort = StrEnum("Sort", ["name", "natural"])
 COLONOSCOPY = "http://www.depeca.uah.es/colonoscopy_dataset"
 
 app = typer.Typer(
-    help="Datasets: list the benchmarks, check what is on disk, make Noise and Colonoscopy.", no_args_is_help=True
+    help="Datasets: list the benchmarks, fetch them, check what is on disk, make Noise and Colonoscopy.",
+    no_args_is_help=True,
 )
 
 
@@ -42,6 +51,76 @@ def list_() -> None:
             known.key, known.title, known.role, known.group or "–", sizes, f"ROOT/{known.folder}", known.source
         )
     console().print(table)
+
+
+@app.command()
+@ending
+def get(
+    name: Annotated[str | None, Argument(help="The dataset; without one, all are listed.")] = None,
+    root: Annotated[Path | None, Argument(help="The data root, below which it gets its folder.")] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="Fetch without asking.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a public dataset, check it, and lay it out as experiments expect. The same command continues a stopped one.
+
+    Size and licence are shown first. For a dataset that needs an account or a click, the steps are printed, and the
+    command exits with 1 unless it is there.
+
+    Example: `sirc data get textures ~/data`
+    """
+    from sirc.data import check as check_data
+    from sirc.data import fetch_dataset, public_dataset, public_datasets
+
+    if name is None:
+        console().print(_table_of(public_datasets()))
+        return
+    known = [dataset.name for dataset in public_datasets()]
+    if name not in known:
+        raise ConfigError(f"NAME must be one of {', '.join(known)}; got {quoted(name)}.{closest(name, known)}")
+    if root is None:
+        raise ConfigError("ROOT must be given with a NAME: the folder that holds your datasets, such as `~/data`.")
+    dataset = public_dataset(name)
+    if not (there := dataset.is_in(root)):
+        if not dataset.fetchable:
+            result(dataset.instructions(root))
+            raise typer.Exit(1)
+        say(
+            f"{dataset.title}: {size_text(dataset.asked_size())} to fetch into '{root}'\n"
+            f"  from     {dataset.source}\n"
+            f"  licence  {dataset.licence or 'none stated'}"
+        )
+        if unchecked := [file.url for file in dataset.files if not file.checksum]:
+            say(f"  no checksum is published for {', '.join(unchecked)}: the SHA-256 of what comes is kept")
+        if not yes and not (sys.stdin.isatty() and typer.confirm("Fetch it?", err=True)):
+            say("nothing was fetched; `--yes` fetches without asking")
+            raise typer.Exit(1)
+        fetch_dataset(dataset, root, progress=reporting(quiet))
+    result(f"{dataset.title} {'was there already' if there else 'is there'}; in a TOML: {dataset.use}")
+    if dataset.folder != ".":  # a benchmark, with a folder of its own
+        report = check_data(name, root / dataset.folder)
+        result(str(report))
+        if not report.ok:
+            say(f"to fetch it anew, move '{root / dataset.folder}' away and run this again")
+            raise typer.Exit(1)
+
+
+def _table_of(datasets: Sequence[PublicDataset]) -> Table:
+    from rich.table import Table
+
+    table = Table("name", "title", "size", "licence", "how", box=None, pad_edge=False)
+    for dataset in datasets:
+        how = "fetched" if dataset.fetchable else "by hand: the command says how"
+        size = size_text(dataset.size) if dataset.files else "–"
+        table.add_row(dataset.name, dataset.title, size, dataset.licence or "none stated", how)
+    return table
+
+
+def size_text(size: int | None) -> str:
+    """A number of bytes for people: 625 MB."""
+    if size is None:
+        return "unknown size"
+    unit, name = next(((u, n) for u, n in ((10**9, "GB"), (10**6, "MB")) if size >= u), (10**3, "kB"))
+    return f"{size / unit:.{0 if size >= 10 * unit else 1}f} {name}"
 
 
 @app.command()

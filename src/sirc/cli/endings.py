@@ -21,7 +21,8 @@ from sirc.errors import ConfigError
 INTERRUPTED = 130
 _NOTHING = "nothing was written, and the same command begins anew"
 _STAYS = "what was written so far stays; `--overwrite` replaces it"
-_GO_ON = ("train", "extract", "fit", "run", "demo", "data noise", "data colonoscopy")  # from where they were stopped
+# Commands that go on where they were stopped.
+_GO_ON = ("train", "extract", "fit", "run", "demo", "data get", "data noise", "data colonoscopy")
 _CHOSEN = "the choices made so far are kept, and the same command chooses all of them again"
 _DRAWN = "the figures drawn so far stay, and the same command draws all of them again"
 

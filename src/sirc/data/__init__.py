@@ -1,8 +1,17 @@
-"""Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files."""
+"""Datasets of images: folders, file lists, torchvision's, the paper's benchmarks, and Noise, which needs no files.
+
+Example:
+    >>> from sirc import data
+    >>> data.benchmark("textures").licence
+    'for research'
+    >>> data.Noise(count=3, seed=0)[2].size
+    (256, 256)
+"""
 
 from sirc.data.base import ImageSet
 from sirc.data.catalogue import Benchmark, benchmark, benchmarks, ood_sets
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
+from sirc.data.catalogue.public import PublicDataset, fetch_dataset, public_dataset, public_datasets
 from sirc.data.check import DataReport, check
 from sirc.data.decode import is_unknown, printable, read_image, reason_of, to_rgb
 from sirc.data.device_cache import CachedImages, DeviceCache
@@ -37,6 +46,7 @@ __all__ = [
     "IndexedBatch",
     "Noise",
     "Preprocess",
+    "PublicDataset",
     "Reader",
     "Source",
     "Unreadable",
@@ -49,12 +59,15 @@ __all__ = [
     "eval_geometry",
     "eval_transform",
     "fetch_colonoscopy",
+    "fetch_dataset",
     "file_list",
     "image_folder",
     "is_unknown",
     "ood_sets",
     "open_source",
     "printable",
+    "public_dataset",
+    "public_datasets",
     "read_image",
     "reader_of",
     "reason_of",

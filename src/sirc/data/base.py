@@ -37,9 +37,9 @@ def check_split(split: str) -> str:
 
 
 class ImageSet(ABC, Dataset[object]):
-    """Numbered RGB images. An item is (input, label), or the input alone in OOD sets, whose labels mean nothing.
+    """Numbered RGB images. An item is (input, label), or the input alone in OOD sets, which have no labels.
 
-    `transform` turns an image into the input; without one the item has the image itself. Nothing here is random: an
+    `transform` turns an image into the input; without one the input is the image itself. Nothing here is random: an
     item is the same each time it is read.
     """
 
@@ -70,7 +70,7 @@ class ImageSet(ABC, Dataset[object]):
 
     @abstractmethod
     def _identity(self) -> str:
-        """Identify the images, without transform and labels: by names, sizes and order, or by a seed."""
+        """Identify the images without transform and labels: by names, sizes and order, or by a seed."""
 
     def __getitem__(self, index: int) -> object:
         index = self._number(index)
@@ -84,11 +84,11 @@ class ImageSet(ABC, Dataset[object]):
         digest = hashlib.sha256(self._identity().encode())
         digest.update(b"" if self.labels is None else self.labels.numpy().tobytes())
         description = repr(self.transform)
-        # The repr of a plain function has an address that changes with each process, and does not say what it does.
+        # The repr of a plain function has an address, which differs between processes, and does not say what it does.
         stable = re.sub(r" at 0x[0-9a-fA-F]+", "", description)
         digest.update(stable.encode())
         if stable != description and self.transform is not None:
-            for index in range(len(self)):  # so the first image that can be read is transformed
+            for index in range(len(self)):  # so its result on the first readable image stands for it
                 with contextlib.suppress(ImageError):
                     x = self.transform(self.image(index))
                     digest.update(repr(x.tolist() if isinstance(x, Tensor) else x).encode())
@@ -96,9 +96,9 @@ class ImageSet(ABC, Dataset[object]):
         return digest.hexdigest()[:32]
 
     def numbered_by(self, classes: Sequence[str]) -> Self:
-        """Renumber the labels by the classes of another set, that of the training images.
+        """Renumber the labels by the classes of the training images.
 
-        A set that lacks a class, as a small test set may, would give the classes after it other numbers.
+        A small test set may lack a class, and would then give other numbers to the classes after it.
         """
         if self.labels is None or self.classes == tuple(classes):
             return self
@@ -120,7 +120,7 @@ class ImageSet(ABC, Dataset[object]):
         return self._copy(labels=None, classes=())
 
     def first_readable(self, read: Callable[[int], T]) -> T:
-        """What `read` makes of the first image that can be read, by its number."""
+        """Return `read(index)` for the first image that can be read."""
         for index in range(len(self)):
             with contextlib.suppress(*READ_ERRORS):
                 return read(index)
@@ -131,7 +131,7 @@ class ImageSet(ABC, Dataset[object]):
         return self._copy(name=name)
 
     def subset(self, count: int, *, seed: int) -> ImageSet:
-        """Choose `count` images at random by the seed, in their order."""
+        """Choose `count` images at random, by the seed; they keep their order."""
         count = check_positive("count", count)
         if count > len(self):
             raise ValueError(
@@ -141,7 +141,7 @@ class ImageSet(ABC, Dataset[object]):
         return Subset(self, np.random.default_rng(check_at_least("seed", seed, 0)).permutation(len(self))[:count])
 
     def held_out(self, count: int, *, seed: int) -> tuple[ImageSet, ImageSet]:
-        """Split the images in two: the rest, and `count` of each class, chosen at random by seed and class."""
+        """Split the images in two: the rest, and `count` images of each class, chosen at random by seed and class."""
         check_positive("count", count)
         check_at_least("seed", seed, 0)
         if self.labels is None:
@@ -165,14 +165,14 @@ class ImageSet(ABC, Dataset[object]):
         return Subset(self, np.flatnonzero(~chosen)), Subset(self, np.flatnonzero(chosen))
 
     def origin(self) -> tuple[ImageSet, npt.NDArray[np.int64]]:
-        """Get the set that these images are part of, and their numbers in it."""
+        """Get the set that these images belong to, and their numbers in it."""
         return self, np.arange(len(self))
 
     @property
     def cache_key(self) -> str:
-        """The images and their location, as a key for caches in memory.
+        """A key for caches in memory: the images and their location.
 
-        Unlike the fingerprint, it differs for two folders whose files have the same names and sizes.
+        Unlike the fingerprint, it differs between two folders whose files have the same names and sizes.
         """
         return f"{self._identity()} {self.where(0)} {self.where(len(self) - 1)}" if len(self) else self._identity()
 
@@ -187,7 +187,7 @@ class ImageSet(ABC, Dataset[object]):
         return other
 
     def _number(self, index: int) -> int:
-        """Count negative numbers from the end, as lists do; iteration needs the IndexError after the last."""
+        """Count negative numbers from the end, as lists do; iteration relies on the IndexError after the last."""
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"`index` must be in 0…{len(self) - 1} for '{self.name}'; got {index}.")

@@ -1,4 +1,4 @@
-"""Dataset check: list what is there and missing, and advise, before anything depends on it."""
+"""Dataset check: what is there, what is missing, and what to do about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHUNK = 16  # images decoded by one call of a worker
 @final
 @dataclass(frozen=True)
 class CheckLine:
-    """One line of the report: whether all is well, what was found, and what to do if it is not."""
+    """One line of the report: whether it is fine, what was found, and what to do if not."""
 
     ok: bool
     text: str
@@ -58,7 +58,7 @@ class DataReport:
 
     @property
     def problems(self) -> tuple[CheckLine, ...]:
-        """The lines that ask for action."""
+        """The lines that need action."""
         return tuple(line for line in self.lines if not line.ok)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def check(
 @final
 @dataclass
 class _Checker:
-    """The report so far, and the rules that add to it."""
+    """Collects the lines of the report."""
 
     known: Benchmark | None
     decode: bool
@@ -144,7 +144,7 @@ class _Checker:
         self.bad(f"'{printable(path)}' is {'a file' if path.exists() else 'not there'}", advice)
 
     def where_to_get(self, otherwise: str) -> str:
-        return f"Get it from {self.known.source}, as\n{self.known.layout}" if self.known else otherwise
+        return f"{self.known.how_to_get}, as\n{self.known.layout}" if self.known else otherwise
 
     def check_benchmark(self, known: Benchmark, path: Path, parts: tuple[Split, ...]) -> None:
         there = [part for part in parts if find_folder(path, part) or catalogue.archives_of(path, known, part)]
@@ -203,7 +203,7 @@ class _Checker:
                 self.check_images(part, folder, bool(files.class_folders(folder)) and not _loose_images(folder))
 
     def check_images(self, part: str, folder: Path, labelled: bool, size: int | None = None) -> None:
-        """Count the images of one part, as they would be read, and check its class folders."""
+        """Count the images of one part and check its class folders."""
         names = self.check_classes(part, folder) if labelled else FileNames(files.images_below(folder))
         self.count(part, folder, len(names), size)
         others = list(files.other_files(folder))
@@ -264,7 +264,7 @@ class _Checker:
         self.counts[part] = count
         text = f"{part}: {count:,} images in '{printable(folder)}'"
         if count == 0:
-            advice = f"Get them from {self.known.source}." if self.known else "Pass the folder that holds the images."
+            advice = f"{self.known.how_to_get}." if self.known else "Pass the folder that holds the images."
             self.bad(text, advice)
         elif size is None or count == size:
             self.good(text)
@@ -297,7 +297,7 @@ def _is_archive(name: str) -> bool:
 
 
 def _order(folders: list[str], how: str) -> str:
-    """Say how many classes there are, and which has which number: the first few and the last."""
+    """Count the classes, and show the numbers of the first few and the last."""
     numbers = [*range(min(_FIRST, len(folders))), *([len(folders) - 1] if len(folders) > _FIRST else [])]
     shown = [f"{number} is '{printable(folders[number])}'" for number in numbers]
     if len(folders) > _FIRST + 1:
@@ -306,7 +306,7 @@ def _order(folders: list[str], how: str) -> str:
 
 
 def _order_hint(folders: list[str]) -> str:
-    """Warn of folders that have numbers in their names and stand in another order than that of the numbers."""
+    """Warn if the numbers in the folder names are not in their numeric order."""
     natural = sorted(folders, key=files.natural_key)
     if natural == folders:
         return ""
@@ -324,7 +324,7 @@ def _loose_images(folder: Path) -> list[str]:
 
 
 def _right_level(path: Path, known: Benchmark) -> Path | None:
-    """Find the folder above or below `path` at which the benchmark is, if only one fits."""
+    """Find the folder above or below `path` that holds the benchmark, if only one does."""
     for folder in islice(path.resolve().parents, _LEVELS_UP):
         if _is_at(folder, known):
             return folder
@@ -335,7 +335,7 @@ def _right_level(path: Path, known: Benchmark) -> Path | None:
 
 
 def _is_at(place: Path, known: Benchmark) -> bool:
-    """Look for a part of the benchmark with an image in it; where any folder would do, its name decides."""
+    """Whether a part of the benchmark with an image is here; if any folder would fit, its name decides."""
     for part in known.splits:
         for name in part.folders:
             unsure = name == "." or (known.lists and find_list(place, known) is None)

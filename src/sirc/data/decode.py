@@ -20,13 +20,13 @@ FIND_ALL = " `sirc data check NAME PATH --decode` finds all such files."
 
 
 def read_image(path: PathLike, data: bytes | None = None) -> Image:
-    """Read one file as RGB, or its `data` where these are there; the EXIF orientation is ignored, as in torchvision."""
+    """Read one file, or its content `data`, as RGB; the EXIF orientation is ignored, as in torchvision."""
     try:
         from PIL import Image
     except ImportError as error:
         raise missing_package("reading images", "Pillow") from error
     try:
-        # PIL warns of odd metadata and of sizes below its limit; the pixels are whole, or it raises.
+        # PIL warns of odd metadata and of large images; if pixels are missing, it raises.
         with open(path, "rb") if data is None else io.BytesIO(data) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if (image := Image.open(file)).format == "EPS":
@@ -34,8 +34,8 @@ def read_image(path: PathLike, data: bytes | None = None) -> Image:
             return to_rgb(image)
     except MemoryError:
         raise
-    except Exception as error:  # a damaged file reaches every corner of PIL: OSError, SyntaxError, struct.error, …
-        if isinstance(error, OSError) and error.errno is not None:  # not PIL's
+    except Exception as error:  # PIL raises many kinds for a damaged file: OSError, SyntaxError, struct.error, …
+        if isinstance(error, OSError) and error.errno is not None:
             # The system failed, not the image: too many open files or a lost disk must not look like broken images.
             raise OSError(error.errno, _message(path, error)) from error
         raise ImageError(_message(path, error)) from error
@@ -55,13 +55,13 @@ def to_rgb(image: Image) -> Image:
 
 
 def printable(path: PathLike) -> str:
-    """Write a path so that any terminal and encoding can show it; undecodable bytes become escapes."""
+    """Write a path so that any terminal and encoding can show it: undecodable bytes become escapes."""
     text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def is_unknown(error: Exception) -> bool:
-    """Whether PIL does not know a file's format; Ultralytics makes it look for a package that may not be there."""
+    """Whether PIL does not know the file's format; with Ultralytics, it then tries to import a missing package."""
     from PIL import UnidentifiedImageError
 
     return isinstance(error, UnidentifiedImageError | ImportError)

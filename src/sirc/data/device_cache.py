@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHARE_OF_FREE = 0.8  # of the free memory, for one set
 _SHARE_OF_ALL = 0.5  # of all memory, for all sets together: networks need the rest
 _BLOCK = 128  # images that a worker hands over at a time
-_PER_WORKER = 256  # images that are worth starting one more worker
+_PER_WORKER = 256  # images for which one more worker is worth starting
 
 OnUnreadable = Callable[[Sequence[Unreadable]], object]
 """Called with the images that could not be read; it may raise."""
@@ -33,7 +33,7 @@ OnUnreadable = Callable[[Sequence[Unreadable]], object]
 @final
 @dataclass(frozen=True)
 class CachedImages:
-    """The images of a set as uint8 (N, 3, H, W) on the device; those that could not be read are black."""
+    """The images of a set as uint8 (N, 3, H, W) on the device; unreadable ones are black."""
 
     pixels: Tensor
     rows: Tensor | None
@@ -61,8 +61,8 @@ class _Entry:
 class DeviceCache:
     """The datasets that a study has opened, and their pixels on the device.
 
-    Pixels are found again by the images, their resize and crop, and the device. Where memory is short, the least
-    recently used set is dropped. As a context manager, the cache frees all memory at the end.
+    The key of the pixels is the images, their resize and crop, and the device. If memory is short, the least recently
+    used set is dropped. As a context manager, the cache frees all memory at the end.
     """
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ class DeviceCache:
         return CachedImages(entry.pixels, rows, lost_here)
 
     def _make_room(self, needed: int, device: torch.device, name: str) -> None:
-        """Drop the least recently used sets until there is room; an error if there is none even then."""
+        """Drop the least recently used sets until there is room; raise if that is not enough."""
         while True:
             entries = [entry for entry in self._entries if entry.pixels.device == device]
-            torch.cuda.empty_cache()  # torch keeps the memory of earlier networks, and it does not count as free
+            torch.cuda.empty_cache()  # memory that torch keeps from earlier networks does not count as free
             free, total = device_memory(device)
             cached = sum(entry.pixels.nbytes for entry in entries)
             if needed <= _SHARE_OF_FREE * free and (not entries or cached + needed <= _SHARE_OF_ALL * total):
@@ -134,14 +134,14 @@ class DeviceCache:
 
 
 def device_memory(device: torch.device) -> tuple[float, float]:
-    """Free and total bytes of a device; infinite where the system does not say."""
+    """Get the free and total bytes of a device; infinite if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
     try:
         total: float = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
         total = float("inf")
-    return total, total  # what the system reports as free leaves out caches that it would give up
+    return total, total  # the system's free memory excludes caches that it would give up
 
 
 def _decode(

@@ -40,8 +40,7 @@ _EXPECTED = "Pass the folder that holds the images (.jpg, .png, .tif, .webp, …
 class FileNames:
     """An immutable sequence of relative file names with forward slashes, stored as joined bytes and their ends.
 
-    A list of str would take 100 bytes a name, and each worker process would copy its memory pages when it counts
-    references.
+    A list of str would take 100 bytes per name, and counting references would copy its memory into each worker process.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -126,11 +125,11 @@ def image_folder(
 ) -> FileSet:
     """Open a folder with one subfolder for each class, in the order and with the labels of torchvision's `ImageFolder`.
 
-    That order is by name, as text: 0, 1, 10, 2. `sort="natural"` has 0, 1, 2, 10. `classes` lists the folders in the
+    That order is by name, as text: 0, 1, 10, 2. `sort="natural"` gives 0, 1, 2, 10. `classes` lists the folders in the
     order of the network's outputs; a class without a folder keeps its number.
 
-    `labelled=False` takes every image below the folder, however deep. An empty class folder is an error, since it is
-    usually an interrupted download, unless `allow_empty`: then the class keeps its number. Hidden files are ignored.
+    `labelled=False` takes every image below the folder, at any depth. An empty class folder usually comes from an
+    interrupted download and is an error; with `allow_empty` the class keeps its number. Hidden files are ignored.
     """
     path = check_path("path", path)
     require_folder(path)
@@ -167,8 +166,8 @@ def file_list(
 ) -> FileSet:
     """Open the images below `root` that a text file lists, one `path label` or `path` on each line.
 
-    The last word is the label if it is a whole number; paths may hold spaces. `labelled=None` takes labels if every
-    line has one. A leading folder named in `within` is dropped from the paths: not all lists have it.
+    The last word is the label if it is a whole number; paths may contain spaces. `labelled=None` takes labels if every
+    line has one. A leading folder named in `within` is dropped from the paths, since only some lists have it.
     """
     path, root = check_path("path", path), check_path("root", root)
     names, labels = read_list(path, within)
@@ -227,7 +226,7 @@ def read_list(path: PathLike, within: Sequence[str] = ()) -> tuple[FileNames, ar
 
 
 def images_of_classes(path: Path, classes: Sequence[str]) -> tuple[FileNames, list[int]]:
-    """List the images of every class folder, and the number of images in each; none where there is no folder."""
+    """List the images of every class folder, and the number of images in each, 0 for a missing folder."""
     counts, there = [0] * len(classes), {*class_folders(path)}
 
     def count_images() -> Iterator[str]:
@@ -316,7 +315,7 @@ def require_folder(path: Path) -> None:
 
 
 def with_examples(names: FileNames | Sequence[str], rows: Sequence[int] | npt.NDArray[np.int64] | None = None) -> str:
-    """Say "3 (a, b, c)" of the names in these rows (all, if None), with the first few as examples."""
+    """Count the names in these rows (all, if None), with the first few as examples: "3 (a, b, c)"."""
     rows = range(len(names)) if rows is None else rows
     examples = [printable(names[int(row)]) for row in rows[:_EXAMPLES]]
     return f"{len(rows):,} ({', '.join(examples)}{', …' if len(rows) > _EXAMPLES else ''})"
@@ -336,12 +335,12 @@ def _walk(top: Path, subfolder: str, above: frozenset[tuple[int, int]]) -> Itera
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Count regular files and broken links, so that those are reported; a pipe would block whoever opens it."""
+    """Whether it is a regular file, or a broken link, to be reported; opening a pipe would block."""
     return entry.is_file(follow_symlinks=False) or (entry.is_symlink() and not os.path.isdir(entry.path))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Count folders and links to them, without hidden ones; a link that leads to itself is none."""
+    """Whether it is a folder or a link to one, and not hidden; a link to itself is not."""
     here = entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
     return here and not entry.name.startswith(".")
 

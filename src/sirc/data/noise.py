@@ -38,9 +38,9 @@ class Draw(NamedTuple):
 def draw_noise(seed: int, index: int) -> Draw:
     """Draw image `index`: s = g², g ~ N(0, 1); width ~ U{2, …, 256}; values ~ N(½, s²), clipped to [0, 1], 8-bit.
 
-    It depends on `seed` and `index` alone, so any part of the set can be made anywhere.
+    It depends only on `seed` and `index`, so any part of the set can be made anywhere.
     """
-    # A named generator, not NumPy's default, and scaling outside it give the same bits on every version.
+    # NumPy may change its default generator; this one, and scaling by hand, give the same bits in every version.
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
     std = float(random.standard_normal()) ** 2
     width = int(random.integers(WIDTHS[0], WIDTHS[1], endpoint=True))
@@ -83,9 +83,9 @@ def write_noise(
 ) -> int:
     """Write the images of `Noise(count, seed)` as `images/00000.png` …; return how many were written now.
 
-    PNG, as JPEG would blur the noise; the files have exactly the pixels of `Noise`. Complete images are kept, so that
-    an interrupted run continues and a larger `count` adds to a smaller one. A folder with noise of another seed is
-    refused unless `overwrite`, a folder with other files always.
+    The files are PNG, since JPEG would blur the noise, and have exactly the pixels of `Noise`. Complete images are
+    kept, so an interrupted run continues, and a larger `count` adds to a smaller one. A folder with noise of another
+    seed is refused unless `overwrite`; a folder with other files is always refused.
     """
     noise, folder = Noise(count, seed), Path(folder)
     _claim(folder, {"seed": noise.seed, "size": noise.size, "count": len(noise)}, overwrite)

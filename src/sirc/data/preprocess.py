@@ -37,7 +37,7 @@ class Preprocess:
         return self.crop if self.crop is not None else self.resize
 
     def test(self) -> Callable[[Image], Tensor]:
-        """Make the whole preprocessing of test, fitting and OOD images; nothing in it is random."""
+        """Make the whole preprocessing, for test, fitting and OOD images; nothing in it is random."""
         return _compose(self.geometry(), self.normalise())
 
     def pixels(self) -> Callable[[Image], Tensor]:
@@ -69,7 +69,7 @@ class Preprocess:
         )
 
     def normalise_on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Make `normalise` for uint8 images (N, 3, H, W) on a device: the same numbers, and nothing to wait for."""
+        """Make `normalise` for uint8 images (N, 3, H, W) on a device: the same numbers, without synchronisation."""
         mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (self.mean, self.std))
         return lambda pixels: (pixels * (1 / 255)).sub_(mean).div_(std)
 

@@ -1,4 +1,4 @@
-"""Dataset readers: rows in fixed batches, unreadable items reported, fingerprints of any dataset."""
+"""Dataset readers: rows in fixed batches, with unreadable items reported; fingerprints of any dataset."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from sirc.errors import ImageError
 
 Items: TypeAlias = Dataset[Any]
 
-READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # Pillow's, for files that are not a complete image
+READ_ERRORS = (ImageError, OSError, SyntaxError, EOFError)  # raised by Pillow for incomplete files
 _WORKER_OPTIONS = ("prefetch_factor", "multiprocessing_context", "timeout", "worker_init_fn")
-_SAMPLED = 8  # items that stand for all of a dataset
+_SAMPLED = 8  # items that represent a dataset
 _REPEATS = 3  # readings of an item that must agree; two would miss half of all random flips
 
 
@@ -41,7 +41,7 @@ class Unreadable:
     index: int
     why: str
     fatal: bool = False
-    """True if the machine failed, not the image: no space, no file handle, no disk."""
+    """True if the machine failed, not the image: no file handle, no disk."""
 
     @classmethod
     def because(cls, index: int, error: Exception) -> Unreadable:
@@ -69,7 +69,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
-        """Read these rows in order; batches restart with each span, whichever process reads it."""
+        """Read these rows in order; each span starts a new batch, so that all processes make the same batches."""
 
     def where(self, index: int) -> str:
         """Name an item for messages."""
@@ -96,7 +96,7 @@ class DatasetReader(Reader):
             return
         size = self.batch_size
         batches = [span[start : start + size] for span in spans for start in range(0, len(span), size)]
-        # Starting a process takes longer than most batches: start none that would get no batch.
+        # Starting a process takes longer than most batches, so start none that would get no batch.
         count = min(usable_workers(self.workers if workers is None else workers), len(batches))
         options = {k: v for k, v in (self.options or {}).items() if count or k not in _WORKER_OPTIONS}
         loader = DataLoader(
@@ -106,7 +106,7 @@ class DatasetReader(Reader):
             num_workers=count,
             collate_fn=tuple,  # the batch as it is
             pin_memory=pin,
-            generator=torch.Generator(),  # so that the caller's random numbers stay as they are
+            generator=torch.Generator(),  # leaves the caller's random state alone
             **options,
         )
         for parts in loader:
@@ -114,18 +114,18 @@ class DatasetReader(Reader):
 
 
 def is_system_error(error: BaseException) -> bool:
-    """Tell a failure of the machine from a broken image: errors of the system have a number, Pillow's do not."""
+    """Whether the machine failed and not the image: errors of the system have a number, Pillow's have none."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def usable_workers(wanted: int) -> int:
-    """Limit the number of worker processes to that of processors; it changes the speed only."""
+    """Limit the number of worker processes to the number of processors, which changes only the speed."""
     on_linux = hasattr(os, "sched_getaffinity")
     return min(wanted, len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1)
 
 
 def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader | None:
-    """Make the reader of a dataset or loader; None for an iterable that can only be read as it comes."""
+    """Make the reader of a dataset or loader; None for an iterable that can only be read in order."""
     if isinstance(data, DataLoader):
         return _reader_of_loader(data)
     if not isinstance(data, Dataset) or isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
@@ -135,7 +135,7 @@ def reader_of(data: object, *, batch_size: int, workers: int) -> DatasetReader |
 
 def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
     out_of_order = ValueError(
-        "`data` must come whole and in one fixed order, as row i of the outputs belongs to item i; this DataLoader "
+        "`data` must come whole and in one fixed order, since row i of the outputs belongs to item i; this DataLoader "
         "shuffles, or takes a share. Pass the dataset itself, or a DataLoader with `shuffle=False`."
     )
     if isinstance(loader.sampler, RandomSampler | DistributedSampler):
@@ -158,7 +158,7 @@ def _reader_of_loader(loader: DataLoader[Any]) -> DatasetReader | None:
 @final
 @dataclass(frozen=True)
 class _Batches(Dataset[object]):
-    """The batches of a dataset, by the indices of their rows: those that can be read, collated, and the others."""
+    """The batches of a dataset, by the indices of their rows: the readable items collated, and the others."""
 
     dataset: Items
     collate: Callable[[list[Any]], object]
@@ -177,7 +177,7 @@ class _Batches(Dataset[object]):
 def data_fingerprint(dataset: Items) -> str:
     """Digest the items of a dataset and their order.
 
-    Image sets of this package have a fingerprint; any other dataset is known by its length and a few of its items.
+    Image sets of this package have a fingerprint; any other dataset is identified by its length and a few of its items.
     """
     known = getattr(dataset, "fingerprint", None)
     if isinstance(known, str):
@@ -194,7 +194,7 @@ def data_fingerprint(dataset: Items) -> str:
 
 
 def check_repeatable(dataset: Items) -> None:
-    """Refuse a dataset that augments: outputs must be those of the images as the model sees them in a test."""
+    """Refuse a dataset that augments at random: outputs belong to the images as they are at test time."""
     if not len(dataset):  # type: ignore[arg-type]
         raise ValueError("`data` must hold at least one item; it is empty. Check the path and the split.")
     for index in _sampled(dataset):

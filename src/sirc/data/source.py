@@ -1,4 +1,4 @@
-"""Data sources: a dataset as an experiment's TOML describes it, and how to open it."""
+"""Data sources: datasets as an experiment's TOML describes them, and how to open them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Source:
         for name in ("path", "list") if self.dataset == "list" else ("path",) if self.dataset == "folder" else ():
             if not getattr(self, name):
                 raise ValueError(f'`{name}` must be given for dataset "{self.dataset}"; got none.')
-        known = self.benchmark  # an error if there is none of this name
+        known = self.benchmark  # raises if the name is unknown
         if self.list is not None and self.dataset != "list" and not (known and known.lists):
             raise ValueError(f'`list` must be left out unless `dataset` is "list"; got {quoted(self.list)}.')
         for name in ("classes", "sort"):
@@ -101,18 +101,18 @@ class Source:
 
     @property
     def class_order(self) -> dict[str, object]:
-        """What it says of the order of classes: its `classes` or `sort`, where given."""
+        """The given settings for the order of the classes: `classes` or `sort`."""
         order = {"classes": self.classes, "sort": self.sort}
         return {key: value for key, value in order.items() if value is not None}
 
     @property
     def in_group(self) -> str | None:
-        """The group of OOD sets that this belongs to: as given here, or the benchmark's."""
+        """The group of this OOD set: the one given here, or the benchmark's."""
         return self.group or (self.benchmark.group if self.benchmark else None)
 
 
 def source_path(source: Source, root: Path) -> Path | None:
-    """Resolve where the files must be: `path`, below `root` if relative; None where no files are needed."""
+    """Resolve where the files must be: `path`, below `root` if relative; None if no files are needed."""
     if source.path is None:
         known = source.benchmark
         if known is not None:
@@ -122,7 +122,7 @@ def source_path(source: Source, root: Path) -> Path | None:
 
 
 def class_names(source: Source, root: Path) -> Sequence[str] | None:
-    """Read the classes of a folder in the order of their numbers, where the source has it."""
+    """Get the classes of a folder in the order of their numbers, if the source gives it."""
     if not isinstance(source.classes, str):
         return source.classes
     path = _below(root, "classes", source.classes)
@@ -162,8 +162,8 @@ def open_source(
 ) -> ImageSet:
     """Open the part `split` of a dataset, unless the source names another; `labelled=False` for OOD sets.
 
-    `preprocess=None` gives the images themselves, for training, which preprocesses them in its own way. `unpack=False`
-    leaves the archives of a benchmark alone.
+    `preprocess=None` gives the images themselves, since training has its own preprocessing. `unpack=False` leaves the
+    archives of a benchmark alone.
     """
     if split is not None:
         check_split(split)

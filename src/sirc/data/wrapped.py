@@ -1,4 +1,4 @@
-"""Foreign datasets: torchvision's by name, and map-style ones that a function returns."""
+"""Wrapped datasets: torchvision's by name, and map-style ones that a function returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FORMS = 'a benchmark, "folder", "list", `torchvision:NAME` or `package.module:function`'
 _SPLIT_NAMES = {"train": ("train", "train-standard"), "test": ("test", "val")}  # in torchvision's classes
 _UNPICKLING = ("LSUN", "LSUNClass")  # they read a pickled list of their images, which can run code
-_SAMPLED = 16  # images that stand for all in the fingerprint
+_SAMPLED = 16  # images that represent the set in the fingerprint
 
 
 @final
@@ -74,7 +74,7 @@ class Wrapped(ImageSet):
 
     @cached_property
     def _pixels(self) -> str:
-        # There are no file names to go by, so a few images stand for the set.
+        # There are no file names, so a few images represent the set.
         digest = hashlib.sha256()
         for index in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(int)):
             try:
@@ -144,7 +144,7 @@ def call_function(
 
 
 def find_labels(dataset: Any, name: str) -> Tensor:
-    """Get the label of every item, from an attribute that holds them if there is one, so that no image is decoded."""
+    """Get the label of every item, if possible from an attribute of the dataset, so that no image is decoded."""
     count = len(dataset)
     if count == 0:
         raise ValueError(f"a dataset must have at least one image; '{name}' is empty. Check its path and options.")
@@ -158,7 +158,7 @@ def find_labels(dataset: Any, name: str) -> Tensor:
 
 
 def _agrees(dataset: Any, name: str, index: int, label: int) -> bool:
-    """Check that an item has this label; one whose image is broken counts as agreeing."""
+    """Check that an item has this label; an item with a broken image passes."""
     try:
         return _label(dataset[index], name, index) == label
     except READ_ERRORS:

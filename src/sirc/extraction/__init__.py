@@ -1,4 +1,4 @@
-"""Extraction: run a network over images, into memory or into a store that survives a kill."""
+"""Extraction: run a network over images, into memory or into a store that can be resumed."""
 
 from sirc.extraction.from_device import CachedSet, raise_fatal
 from sirc.extraction.pipeline import extract

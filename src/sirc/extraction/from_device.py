@@ -1,4 +1,4 @@
-"""Extraction from images cached on the device: the batches that files would give, without reading any."""
+"""Extraction from images cached on the device, with the same batches as from files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sirc.data import CachedImages, ImageSet, IndexedBatch, Preprocess, Reader, 
 @final
 @dataclass(frozen=True, eq=False)
 class CachedSet(Reader, Dataset[object]):
-    """Images to extract from, read from a cache on the device, which `load` fills if need be.
+    """Images to extract from, in a cache on the device that `load` fills if it is empty.
 
-    Rows, values and batches are those of a `DatasetReader`, and no worker reads them.
+    Rows, values and batches are those of a `DatasetReader`; no worker processes are needed.
     """
 
     dataset: ImageSet
@@ -28,7 +28,7 @@ class CachedSet(Reader, Dataset[object]):
     batch_size: int = 256
 
     def read(self, spans: Sequence[range], *, pin: bool = False, workers: int | None = None) -> Iterator[IndexedBatch]:
-        """Read these rows in order; without any, the cache is not filled."""
+        """Read these rows in order; the cache is not filled if there are none."""
         if not spans:
             return
         cache, labels = self.load(), self.dataset.labels
@@ -52,7 +52,7 @@ class CachedSet(Reader, Dataset[object]):
 
 
 def raise_fatal(lost: Sequence[Unreadable], where: Callable[[int], str]) -> None:
-    """Stop at images that could not be read because the machine failed, such as a disk; ignore bad images."""
+    """Raise if an image could not be read because the machine failed, such as its disk; ignore bad images."""
     for item in lost:
         if item.fatal:
             raise OSError(f"{where(item.index)} cannot be opened, which is no fault of the image: {item.why}")

@@ -73,34 +73,41 @@ def extract(
     """Run `model` over `data` and keep its logits, the features that its head saw, and the labels.
 
     `data` is a `Dataset` (read `batch_size` at a time by `workers` processes), a `DataLoader` that does not shuffle,
-    or any iterable of batches, read in order. A batch is a tensor, (inputs, labels), or a dict. The model runs where
-    it is, in evaluation mode, and is then left as it was.
+    or any iterable of batches, read in order. A batch is a tensor, (inputs, labels), or a dict. The model runs on its
+    device in evaluation mode, and is left unchanged.
 
     Without `path` the result is an `Outputs` on the CPU. With one it is an `OutputStore`: shards of `shard_size` rows,
-    written as they are ready, so memory does not grow with the data. An interrupted run is taken up where it stopped;
+    written as they are ready, so memory does not grow with the data. An interrupted run continues where it stopped;
     inside `sirc.distributed.process_group()` the processes share the shards; the store is the same either way. It
-    remembers the model, the data and these settings, and refuses others. A `DataLoader`'s rows are all kept, also those
-    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and is not resumed:
-    pass `overwrite=True` to read it again.
+    records the model, the data and these settings, and refuses others. All rows of a `DataLoader` are kept, also those
+    that `drop_last` drops. An iterable that cannot be indexed needs `size`, is read by one process, and cannot be
+    resumed: pass `overwrite=True` to read it again.
 
     Args:
         model: any classifier that `sirc.find_head` understands.
-        data: what to run it on, with the preprocessing of test time.
-        path: the folder of the store, or None to keep all in memory.
-        head: the layer whose input the features are, or its name; found if not given.
+        data: the inputs, with test-time preprocessing.
+        path: the folder of the store, or None to keep all rows in memory.
+        head: the layer whose input is the features, or its name; found if not given.
         features: whether to keep features.
-        labels: whether to keep labels; say False for OOD data with labels of their own.
+        labels: whether to keep labels; pass False for OOD data that has labels of its own.
         batch_size: the number of rows at a time, for a `Dataset`.
         workers: the number of processes that read, for a `Dataset`.
         precision: "bf16" runs the model under autocast, and its last layer in float32 so that logits keep their order.
-        channels_last: give images to the model in that memory format.
-        dtype: the type to store logits and features in; by default the model's.
-        shard_size: the rows of one shard.
-        size: the number of rows in all, for an iterable that has no length.
-        on_error: "stop" at an image that cannot be read, or "skip" it, counted and named.
-        overwrite: delete what a store at `path` holds; "unfinished": only where that has other settings and lacks rows.
-        progress: whether to show a bar, by default at a terminal and in a notebook; or a `sirc.progress.Progress`.
-        name: the name of this task there.
+        channels_last: whether to pass images in that memory format.
+        dtype: the dtype to store logits and features in; by default the model's.
+        shard_size: the number of rows in a shard.
+        size: the total number of rows, for an iterable without a length.
+        on_error: "stop" at an image that cannot be read, or "skip" it; skipped images are counted and listed.
+        overwrite: delete the rows of a store at `path`; "unfinished": only if it has other settings and is incomplete.
+        progress: whether to show a bar, by default in a terminal and a notebook; or a `sirc.progress.Progress`.
+        name: the name of this task in the progress.
+
+    Example:
+        >>> import sirc, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> batches = [(torch.zeros(2, 4), torch.tensor([0, 1])), (torch.ones(1, 4), torch.tensor([2]))]
+        >>> sirc.extract(model, batches)
+        Outputs(3 rows, 3 classes, 8 features, labels, float32 on cpu)
     """
     check_type("model", model, nn.Module, "a torch.nn.Module", "Build it first.")
     progress = as_progress(progress)
@@ -128,7 +135,7 @@ def extract(
 
 
 def _list_skipped(reader: Reader, skipped: list[int], why: dict[int, str]) -> str:
-    """Count and name the images without a row, with the reason where this process met it."""
+    """Count and list the images without a row, with the reason if this process read them."""
     lines = [f"\n  {reader.where(index)}{': ' + why[index] if index in why else ''}" for index in skipped[:20]]
     more = f"\n  … and {len(skipped) - 20} more" if len(skipped) > 20 else ""
     return f"{len(skipped)} of {len(reader)} images could not be read and were skipped:{''.join(lines)}{more}"
@@ -157,7 +164,7 @@ def _extract_in_order(
         )
     if path is not None and size is None:
         raise ValueError(
-            "`size`, the number of rows, must be given to store data that has no length, as a store fixes it "
+            "`size`, the number of rows, must be given to store data that has no length, since a store needs it "
             "beforehand. Pass `size=…`, or no `path`."
         )
 
@@ -168,7 +175,7 @@ def _extract_in_order(
             for got in moved_ahead(batches, runner.device):
                 made = on_host(runner(got.batch))
                 task.advance(len(made[0][0]))
-                if before is not None:  # while the device works on the batch after it
+                if before is not None:  # while the device works on the next batch
                     yield _arrived(*before)
                 before = made
             if before is not None:

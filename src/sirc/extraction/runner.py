@@ -32,7 +32,7 @@ from sirc.outputs import Head, OutputStore
 @final
 @dataclass
 class Runner:
-    """Calls a model and catches its features: a batch in, (logits, features, labels) out, in the dtype to store."""
+    """Runs a model on a batch and returns (logits, features, labels) in the dtype to store."""
 
     model: nn.Module
     head: Head | str | None
@@ -44,7 +44,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.layer: str | None = None
-        self._exact = False  # a layer that the user named may be followed by others
+        self._exact = False  # other layers may follow the one that the user named
         if isinstance(self.head, str) or (isinstance(self.head, Head) and self.head.name):  # arrays have no name
             self._take_layer(self.head)
         self._take: Callable[[], Tensor] | None = None
@@ -64,7 +64,7 @@ class Runner:
         return torch.device("cpu") if first is None else first.device
 
     def find_layer(self, reader: Reader) -> None:
-        """Find the head, if it is not known, with the first item that can be read."""
+        """Find the head, if it is not known, with the first items that can be read."""
         if not self.features or self.layer is not None:
             return
         with self.running():
@@ -75,20 +75,20 @@ class Runner:
                         return
 
     def how(self) -> str:
-        """The settings that decide the outputs beside model and data, for the store to remember."""
+        """The settings, besides model and data, that decide the outputs; the store records them."""
         dtype = "as computed" if self.dtype is None else dtype_name(self.dtype)
         features = f"features of {quoted(self.layer)}" if self.features else "no features"
         return f"{features}, {'labels' if self.labels else 'no labels'}, {self.precision}, stored {dtype}"
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluation mode, no gradients, the precision asked for; restored at the end."""
+        """Set evaluation mode, no gradients and the precision; restore all at the end."""
         autocast = torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
         place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with evaluating(self.model), place, autocast, ExitStack() as self._hooks:
             self._take = None
             hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
-            # Graphs read weights that autocast keeps in half precision until the end, and run no hooks of others.
+            # A CUDA graph reads the half-precision weights that autocast caches until the end, and runs no other hooks.
             self._repeats = None if hooked or self.device.type != "cuda" else Repeats(strangers=True)
             self._hooks.callback(setattr, self, "_repeats", None)
             yield
@@ -127,7 +127,7 @@ class Runner:
         return logits, z
 
     def _formatted(self, batch: object) -> object:
-        """The batch in the memory format asked for."""
+        """Convert the images of a batch to the memory format asked for."""
         if not self.channels_last:
             return batch
         if isinstance(batch, tuple | list):
@@ -138,7 +138,7 @@ class Runner:
 
 
 def ran_in_half(store: OutputStore) -> bool:
-    """Whether `Runner.how` told a store that the network ran in bfloat16, whatever type is stored."""
+    """Whether the network of a store ran in bfloat16, by `Runner.how`; the stored dtype may differ."""
     return ", bf16, stored " in (store.how or "")
 
 
@@ -155,6 +155,6 @@ def _labels(batch: object, rows: int) -> Tensor | None:
     if labels.shape != (rows,) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"`labels` must be one whole number for each of the {rows} inputs; got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}. Pass `labels=False` if these are no labels."
+            f"{tuple(labels.shape)}. Pass `labels=False` if these are not class labels."
         )
     return labels

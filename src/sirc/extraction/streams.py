@@ -1,4 +1,4 @@
-"""Copies between host and device beside the work of the model, so that neither waits for the other."""
+"""Copies between host and device that overlap with the work of the model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sirc.models import LABEL_KEYS
 BatchRows: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 """Logits, features and labels of some rows."""
 
-_AHEAD = 3  # batches whose work the device has not finished; more would only take memory
+_AHEAD = 3  # batches launched but not finished on the device; more would only take memory
 
 
 def moved_ahead(batches: Iterator[IndexedBatch], device: torch.device) -> Iterator[IndexedBatch]:
-    """The batches with their inputs on the model's device, copied there while it works on those before."""
+    """Copy the inputs of each batch to the model's device while it works on earlier batches."""
     if device.type != "cuda":
         yield from batches
         return
@@ -38,7 +38,7 @@ def moved_ahead(batches: Iterator[IndexedBatch], device: torch.device) -> Iterat
 
 
 def _moved(batch: object, reader: torch.cuda.Stream) -> object:
-    """The batch with its inputs, not its labels, where that stream reads them."""
+    """Copy the inputs of a batch, not its labels, to the device of the stream that reads them."""
     if isinstance(batch, Tensor) and batch.device.type == "cpu":
         moved = batch.to(reader.device, non_blocking=True)
         moved.record_stream(reader)
@@ -52,7 +52,7 @@ def _moved(batch: object, reader: torch.cuda.Stream) -> object:
 
 
 def on_host(rows: BatchRows) -> tuple[BatchRows, Callable[[], object]]:
-    """Rows in memory of their own on the CPU, and what waits until they are there."""
+    """Begin to copy rows to new memory on the CPU; return them, and a function that waits for the copies."""
     logits, features, labels = (
         x if x is None else torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=x.is_cuda)
         for x in rows
@@ -62,7 +62,7 @@ def on_host(rows: BatchRows) -> tuple[BatchRows, Callable[[], object]]:
 
 
 def arrived() -> Callable[[], object]:
-    """What waits for all copies begun so far."""
+    """Make a function that waits for all copies begun so far."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return lambda: None
     event = _marked(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Extraction of a dataset shard by shard, written to disk while the model goes on."""
+"""Extraction of a dataset shard by shard; threads write to disk while the model runs on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _R = TypeVar("_R")
 
 @contextmanager
 def known_weights(model: nn.Module) -> Iterator[str]:
-    """Take the model's fingerprint once for all datasets; inside, nothing may change its weights."""
+    """Compute the model's fingerprint once for several datasets; its weights must not change inside."""
     _FINGERPRINTS[model] = fingerprint(model)
     try:
         yield _FINGERPRINTS[model]
@@ -57,10 +57,10 @@ class Extraction:
     name: str
     lost: list[Unreadable] = field(default_factory=list)
     _empty: Outputs | None = None
-    """A selection without rows, which says what rows look like."""
+    """A selection without rows, which has the sizes and types."""
 
     def in_memory(self, block: int) -> Outputs:
-        """All rows, on the CPU."""
+        """Extract all rows to the CPU."""
         size = len(self.reader)
         shards = [_Shard(range(size)[start : start + block], start // block) for start in range(0, size, block)]
         with self.progress.task(self.name, size) as task:
@@ -70,12 +70,14 @@ class Extraction:
         return Outputs.cat(parts)
 
     def on_disk(self, path: PathLike, shard_size: int, overwrite: Overwrite) -> OutputStore:
-        """The store, after this process wrote those of its shards that were missing and all others did too."""
+        """Write the missing shards of this process, wait for the other processes, and return the store."""
         rank, world = distributed.rank(), distributed.world()
         with distributed.failing_together():
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
-            if self.runner.layer is None and overwrite is not True:  # a finished store names the layer of its features
+            if (
+                self.runner.layer is None and overwrite is not True
+            ):  # a complete store records the layer of its features
                 with suppress(StoreError):
                     store = OutputStore(path)
                     if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
@@ -91,8 +93,8 @@ class Extraction:
             missing = sorted(set(store.missing).intersection(mine))
             for i in mine:
                 if i not in missing:
-                    store.shard(i)  # compares its checksum, to report a damaged one now and not at the end
-                    store.parts(i).remove()  # where its writer was killed before it did
+                    store.shard(i)  # compares its checksum, to report damage now and not at the end
+                    store.parts(i).remove()  # in case its writer was killed before it did so
             if self.on_error == "stop" and (skipped := store.skipped):
                 raise StoreError(
                     f"'{store.path}' lacks {len(skipped)} images that could not be read, such as "
@@ -113,19 +115,19 @@ class Extraction:
         return store
 
     def _finished(self, shards: Sequence[_Shard], finish: Callable[[_Shard], _R], task: Task) -> Iterator[_R]:
-        """What `finish` makes of each shard, in threads of their own: the model goes on meanwhile."""
+        """Yield what `finish` returns for each shard, in order; threads call it while the model runs on."""
         waiting: deque[Future[_R]] = deque()
         with ThreadPoolExecutor(_WRITERS) as pool:
             for shard in self._filled(shards, task):
                 waiting.append(pool.submit(finish, shard))
-                # What is finished is told at once, and memory holds no more shards than these.
+                # Results are passed on at once, and memory holds no more shards than these.
                 while waiting and (len(waiting) > _WRITERS or waiting[0].done()):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
 
     def _filled(self, shards: Sequence[_Shard], task: Task) -> Iterator[_Shard]:
-        """Each shard once the model has run on all of it; its rows may still be on their way from the device."""
+        """Yield each shard once the model has run on all of it; its rows may still be on the way from the device."""
         device = self.runner.device
         with self.runner.running():
             spans = [shard.left for shard in shards if shard.left]
@@ -142,7 +144,7 @@ class Extraction:
                         if shard.parts is not None and shard.parts.due:
                             shard.keep()
                 except BaseException:
-                    with suppress(OSError, RuntimeError):  # of a device that failed
+                    with suppress(OSError, RuntimeError):  # the device may have failed
                         shard.keep()
                     raise
                 shard.computed()
@@ -156,7 +158,7 @@ class Extraction:
                 yield shard
 
     def _check(self, lost: list[Unreadable]) -> None:
-        """Stop at images that cannot be read, unless they are to be skipped."""
+        """Raise for images that cannot be read, unless they are skipped."""
         self.lost += lost
         raise_fatal(lost, self.reader.where)
         if lost and self.on_error == "stop":
@@ -166,7 +168,7 @@ class Extraction:
             )
 
     def _unpinned(self, shard: _Shard) -> Outputs:
-        """The rows of a shard, in plain memory: that which a GPU writes to is scarce."""
+        """The rows of a shard in ordinary memory, since pinned memory is scarce."""
         outputs = self._join(shard)
         return Outputs._trusted(**{name: x.clone() if x.is_pinned() else x for name, x in outputs._tensors().items()})
 
@@ -177,13 +179,13 @@ class Extraction:
         try:
             return Outputs(**shard.take())
         except ValueError as error:
-            hint = " Pass `labels=False` for OOD data with labels of their own." if "`labels`" in str(error) else ""
+            hint = " Pass `labels=False` for OOD data that has labels of its own." if "`labels`" in str(error) else ""
             raise ValueError(f"{error}{hint} Rows are counted from item {shard.items.start} of the data.") from error
 
 
 @final
 class _Shard:
-    """A shard in the making: its rows so far, beginning with those that an earlier run kept in `parts`."""
+    """An unfinished shard: its rows so far, beginning with those that an earlier run kept in `parts`."""
 
     def __init__(self, items: range, number: int, parts: Parts | None = None, *, skips: bool = False) -> None:
         self.items, self.left, self.number, self.parts = items, items, number, parts
@@ -195,12 +197,12 @@ class _Shard:
             first, end, *skipped = json.loads(about["items"])
             if first == self.left.start and (skips or not skipped):
                 rows = (tensors["logits"], tensors.get("features"), tensors.get("labels")) if tensors else None
-                with suppress(ValueError):  # what does not add up is computed again
+                with suppress(ValueError):  # inconsistent rows are computed again
                     self.add(end - first, rows, skipped)
         self._kept = self.left.start, self.filled, len(self.skipped)
 
     def add(self, count: int, rows: BatchRows | None, skipped: list[int]) -> None:
-        """Take the rows of the next `count` items, some of which may be skipped."""
+        """Add the rows of the next `count` items, some of which may be skipped."""
         given = 0 if rows is None else len(rows[0])
         if given != count - len(skipped):
             raise ValueError(
@@ -214,7 +216,7 @@ class _Shard:
         self.skipped += skipped
 
     def _copy(self, rows: dict[str, Tensor], count: int) -> None:
-        """Begin to copy rows to the host, into memory that a GPU can write to by itself."""
+        """Begin to copy rows to the host, into pinned memory if they come from a GPU."""
         for name, x in rows.items():
             if len(x) != count:
                 raise ValueError(
@@ -239,13 +241,13 @@ class _Shard:
         self._wait = arrived()
 
     def take(self) -> dict[str, Tensor]:
-        """The columns, which are this shard's no more."""
+        """Hand over the columns; the shard no longer holds them."""
         self._wait()
         columns, self.columns = self.columns, {}
         return {name: x[: self.filled] for name, x in columns.items()}
 
     def keep(self) -> None:
-        """Write what came since the last part as one more."""
+        """Write the rows added since the last call as one more part."""
         first, rows, skipped = self._kept
         if self.parts is not None and self.left.start > first:
             arrived()()

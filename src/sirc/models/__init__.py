@@ -1,4 +1,11 @@
-"""Networks: built by name, their weights, their final layer and the features it receives."""
+"""Networks: built by name, their weights, their final layer and the features it receives.
+
+Example:
+    >>> from sirc import models
+    >>> model = models.build("sirc.models.small:resnet", num_classes=10)
+    >>> len(models.fingerprint(model))
+    32
+"""
 
 from sirc.models.builders import build, check_settings, named, preprocess_of
 from sirc.models.calling import LABEL_KEYS, call_model, evaluating, is_parallel, model_logits, rows_of, unwrap

@@ -59,11 +59,11 @@ def build(
 
 
 def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preprocess | None]:
-    """Build a network with its weights as a person names it; with the preparation of its images, where that is known.
+    """Build a network with weights from one text, as on the command line; with its preprocessing if that is known.
 
-    `timm:NAME` and `torchvision:NAME` have the weights that they were published with; `…=FILE` has those of a
-    checkpoint, for `num_classes` classes. A folder is a model as timm and the Hub keep it: config.json and weights. A
-    `package.module:function` loads weights itself, unless it has a `=FILE` too.
+    `timm:NAME` and `torchvision:NAME` get their published weights; `…=FILE` gets those of a checkpoint, for
+    `num_classes` classes. A folder holds a model in the format of timm and the Hub: config.json and weights. A
+    `package.module:function` loads its weights itself, unless `=FILE` is given too.
     """
     name, _, weights = text.partition("=")
     if (config := Path(text, "config.json")).is_file():
@@ -81,8 +81,8 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
         model = build(name, num_classes=num_classes, checkpoint=weights or None)
         if not weights and fingerprint(model) != fingerprint(build(name, num_classes=num_classes)):
             raise ValueError(
-                f"a function must give a network with weights; `{name}` gives others each time it is called: they are "
-                f"random. Let it load some, or name their file, `{name}=FILE`."
+                f"a function must return a trained network; `{name}` returns other weights at each call, so they are "
+                f"random. Let it load weights, or name their file, `{name}=FILE`."
             )
     else:
         try:
@@ -93,7 +93,7 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
 
 
 def _from_folder(folder: str) -> nn.Module:
-    """Load a model as timm and the Hub keep it; timm, from the version required on, runs no code of a pickle."""
+    """Load a folder in the format of timm and the Hub; the timm version that we require runs no code of a pickle."""
     try:
         return build(f"timm:local-dir:{folder}", pretrained=True)
     except ValueError as error:  # whose way out is that of published weights
@@ -110,7 +110,7 @@ def _from_folder(folder: str) -> nn.Module:
 def check_settings(
     name: str, num_classes: int | None, pretrained: bool | str, checkpoint: PathLike | None, stem: Stem
 ) -> tuple[str, str]:
-    """Refuse settings of a model that do not go together; gives the two parts of its name."""
+    """Refuse settings that contradict each other; return the two parts of the model's name."""
     check_choice("stem", stem, STEMS)
     if num_classes is not None:
         check_positive("num_classes", num_classes)
@@ -129,18 +129,18 @@ def check_settings(
 
 
 def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Preprocess:
-    """Get the preprocessing that a model of timm or torchvision was published with, by its name; timm's also say so."""
+    """Get the published preprocessing of a model of timm or torchvision, by its name, or from timm's model itself."""
     if isinstance(model, Ensemble):
         first, *others = (preprocess_of(member) for member in model.members)
         if any(other != first for other in others):
-            raise ValueError("the members of an ensemble must want images prepared in one way; these differ.")
+            raise ValueError("the members of an ensemble must share one preprocessing; these differ.")
         return first
     if isinstance(model, nn.Module):
         config = getattr(model, "pretrained_cfg", None)
         if not isinstance(config, dict):
             raise ValueError(
-                f"only models of timm say themselves how images are prepared; {type(model).__name__} does not. Name "
-                'it, `preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
+                f"only models of timm know their preprocessing; {type(model).__name__} does not. Name it, "
+                '`preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
             )
         return _timm_preprocess(config.get("architecture", type(model).__name__), config)
     name = model
@@ -151,7 +151,7 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
         return _timm_preprocess(network, timm.get_pretrained_cfg(network).to_dict())
     if source != "torchvision":
         raise ValueError(
-            f"only timm and torchvision say how images are prepared; got `{shorten(name)}`. Write a `Preprocess`."
+            f"only timm and torchvision publish a preprocessing; got `{shorten(name)}`. Write a `Preprocess`."
         )
     published = _torchvision_weights(network, pretrained or True).transforms()
     if not all(hasattr(published, key) for key in ("resize_size", "crop_size", "interpolation", "mean", "std")):
@@ -210,7 +210,7 @@ def _timm_preprocess(name: str, published: Mapping[str, Any]) -> Preprocess:
     config = _library("timm").data.resolve_data_config(pretrained_cfg=published)
     _, height, width = config["input_size"]
     if height != width or config["crop_mode"] == "border" or config["interpolation"] == "random":
-        raise ValueError(f"`timm:{name}` is prepared in a way that `Preprocess` does not know: {config}.")
+        raise ValueError(f"`timm:{name}` has a preprocessing that `Preprocess` cannot express: {config}.")
     side = int(height / config["crop_pct"])
     return Preprocess(
         resize=(side, side) if config["crop_mode"] == "squash" else side,
@@ -300,7 +300,7 @@ def _create(
             raise
         reason = first_line(error).rstrip(".")
         raise ValueError(
-            f"the pretrained weights of `{name}` could not be had: {reason}. Where there is no network, fetch "
+            f"the pretrained weights of `{name}` could not be loaded: {reason}. Without a network connection, fetch "
             f"them elsewhere ({published[1]}) and pass the file {_AS_CHECKPOINT}."
         ) from error
     finally:

@@ -25,7 +25,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def is_parallel(model: nn.Module) -> bool:
-    """Whether the model runs a network in copies of it."""
+    """Whether the model runs copies of a network, as `DataParallel` does."""
     return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
 
 
@@ -52,7 +52,7 @@ def call_model(model: nn.Module, batch: object) -> object:
     its elements by position. A dict is passed as keyword arguments without its labels; a single input under a key that
     the model does not know is passed by position.
     """
-    if isinstance(batch, Tensor):  # first, as it is the usual case, and what the others ask takes longer
+    if isinstance(batch, Tensor):  # first, since it is the usual case and the quickest test
         return _call(model, [_prepare(model, batch)])
     if _is_list(batch) and batch:
         if _is_list(batch[0]):
@@ -95,7 +95,7 @@ def _call(model: nn.Module, inputs: list[Tensor]) -> object:
 
 
 def rows_of(batch: object, which: slice) -> object:
-    """Some rows of a batch that `call_model` takes."""
+    """Select rows of any batch that `call_model` takes."""
     if _is_list(batch) and batch:
         first = batch[0]
         return [tuple(rows_of(one, which) for one in first) if _is_list(first) else rows_of(first, which)]
@@ -107,9 +107,9 @@ def rows_of(batch: object, which: slice) -> object:
 def model_logits(output: object) -> Tensor:
     """Read the logits (N, K) from the output of a model.
 
-    A tensor is the logits; an object has them as `.logits`, a dict as `"logits"` or as its only 2-D tensor;
-    in a tuple or list they are the first 2-D tensor, or the second where the first is its softmax, as networks of
-    Ultralytics give both. (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
+    A tensor is the logits; an object has them as `.logits`, a dict as `"logits"` or as its only 2-D tensor. In a tuple
+    or list they are the first 2-D tensor, or the second if the first is its softmax, as in Ultralytics' networks.
+    (N, K, 1, 1), from a 1×1 convolution, counts as (N, K).
     """
     if isinstance(output, Tensor) and output.ndim == 2:
         return output
@@ -124,7 +124,7 @@ def model_logits(output: object) -> Tensor:
         first, second = matrices[:2]
         if first.shape != second.shape:
             return first
-        # Row by row: a traced graph has no numbers to decide by.
+        # Row by row, since a traced graph cannot branch on values.
         is_softmax = torch.isclose(first, second.softmax(-1).to(first), rtol=1e-2, atol=1e-6).all(-1, keepdim=True)
         return torch.where(is_softmax, second.to(first), first)
     shapes = (f"{k!r}: {tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for k, v in parts.items())
@@ -144,7 +144,7 @@ def _is_array(value: object) -> bool:
 
 
 def _prepare(model: nn.Module, value: object) -> Tensor:
-    """Convert `value` to a tensor on the model's device; floating values to the dtype of its first weights."""
+    """Convert `value` to a tensor on the model's device, and to its dtype if it is floating."""
     if not isinstance(value, Tensor) and not _is_array(value):
         raise ValueError(
             f"A batch must be a tensor, a tuple that starts with one, or a dict of them; got "
@@ -160,7 +160,7 @@ def _prepare(model: nn.Module, value: object) -> Tensor:
 
 
 def _first_weight(model: nn.Module, held: str) -> Tensor | None:
-    """The first floating parameter or buffer, there much sooner than by `model.parameters()`."""
+    """Find the first floating parameter or buffer; much quicker than `model.parameters()`."""
     weights: Mapping[str, Tensor | None] = getattr(model, held)
     for weight in weights.values():
         if weight is not None and weight.is_floating_point():
@@ -172,7 +172,7 @@ def _first_weight(model: nn.Module, held: str) -> Tensor | None:
 
 
 def _logit_rows(output: object) -> Tensor | None:
-    """Reshape a tensor (N, K) or (N, K, 1, 1) to (N, K); None for any other shape, and what is no tensor."""
+    """Reshape a tensor (N, K) or (N, K, 1, 1) to (N, K); None for anything else."""
     if not isinstance(output, Tensor):
         return None
     if output.ndim == 4 and output.shape[2:] == (1, 1):

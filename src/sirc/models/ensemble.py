@@ -15,15 +15,11 @@ from sirc.models.calling import call_model, model_logits, unwrap
 
 @final
 class Ensemble(nn.Module):
-    """Several classifiers of the same classes as one, which gives their mean softmax.
+    """Several classifiers of the same classes as one network: `Ensemble([first, second, third])`.
 
-    ```python
-    model = Ensemble([first, second, third])
-    ```
-
-    Softmax of its logits is the mean of the members' softmax, and their energy, logsumexp v, is the mean of the
-    members' energies; so that one member alone keeps its logits. Its features are those of all members side by side:
-    what the head of each receives. No layer makes these logits from them, so that there is no `Head`.
+    The softmax of its logits is the mean of the members' softmax, and their energy, logsumexp v, is the mean of the
+    members' energies; an ensemble of one keeps that model's logits. Its features are those of all members side by side.
+    No layer maps these features to the logits, so an ensemble has no `Head`.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -38,7 +34,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(map(unwrap, members))
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        """The logits of a batch, which each member takes as it would alone."""
+        """Compute the logits of a batch; each member is called with it as if it were alone."""
         batch: object = [inputs] if inputs else named
         logits = [model_logits(call_model(member, batch)).float() for member in self.members]
         if len(counts := {one.shape[1] for one in logits}) > 1:

@@ -19,37 +19,24 @@ from sirc.models.last_layer import JOIN, LinearLayer, as_rows, layer_input, laye
 
 @contextmanager
 def capture_features(model: nn.Module, name: str) -> Iterator[Callable[[], Tensor]]:
-    """Catch the features (N, L), the input of layer `name`, while the model runs.
+    """Catch the features (N, L), the input of layer `name`, while the model runs in this thread.
 
     Yields a function that returns the features of the latest forward pass, once. The hook is in the unwrapped model:
-    replicas and code compiled earlier run without it. Of several layers, `"a + b"`, the inputs are put side by side.
+    replicas and code compiled earlier run without it. The inputs of several layers, `"a + b"`, are concatenated.
 
         with capture_features(model, head.name) as take:
             logits = model(images)
             features = take()
     """
-    layers = _layers(model, name)
-    caught: dict[str, Tensor] = {}
-
-    def hook(one: str, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        caught[one] = layer_input(args, kwargs)
-
-    def take() -> Tensor:
-        if len(caught) < len(layers):
-            raise ValueError(f"Layer {name!r} did not run since its features were last taken: call the model first.")
-        features = _feature_rows(layers, caught)
-        caught.clear()
-        return features
-
-    with ExitStack() as stack:
-        for one, layer in layers.items():
-            stack.enter_context(layer.register_forward_pre_hook(partial(hook, one), with_kwargs=True))
-        yield take
+    hook = FeatureHook(None, None)
+    with hook.attach(model, name, last=False):
+        hook.open()
+        yield hook.take
 
 
 @final
 class FeatureHook:
-    """A hook that stays on the model of a selective classifier and catches features in each thread separately."""
+    """A hook that catches features in each thread separately; a selective classifier keeps one on its model."""
 
     def __init__(self, width: int | None, classes: int | None) -> None:
         self.name: str | None = None
@@ -62,7 +49,7 @@ class FeatureHook:
         self._tracing = False
 
     def attach(self, model: nn.Module, name: str, *, last: bool = True) -> ExitStack:
-        """Hook the layers of that name; closing what is returned removes the hooks."""
+        """Hook the layers of that name; closing the returned stack removes the hooks."""
         layers = _layers(model, name)
         sizes = [layer_size(layer) for layer in layers.values()]
         outputs, inputs = sizes[-1][0], sum(size for _, size in sizes)
@@ -92,7 +79,7 @@ class FeatureHook:
 
     def _catch(self, name: str, _: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         caught = self._caught()
-        if caught is not None:  # else someone else runs the model
+        if caught is not None:  # otherwise the model runs for someone else
             caught[name] = layer_input(args, kwargs)
 
     def close(self) -> None:
@@ -103,7 +90,10 @@ class FeatureHook:
         """Return the features of this forward pass."""
         caught = self._caught() or {}
         if len(caught) < len(self._layers):
-            raise ValueError(f"layer {self.name!r} did not run: is it still the model's head?")
+            raise ValueError(
+                f"layer {self.name!r} did not run since its features were last taken. Call the model first; if that "
+                "was done, the layer is no longer its head."
+            )
         features = _feature_rows(self._layers, caught)
         caught.clear()
         if torch.compiler.is_compiling():

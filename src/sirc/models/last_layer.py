@@ -1,4 +1,4 @@
-"""The last layer: find it in any classifier, v = W z + b, by running it."""
+"""The last layer of any classifier, v = W z + b: found by running the classifier once."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,26 +18,32 @@ from sirc.outputs import Head, Outputs
 
 LinearLayer = nn.Linear | nn.Conv2d
 JOIN = " + "
-"""Between the names of layers whose inputs are features side by side."""
+"""Joins the names of several layers whose inputs are concatenated to features."""
 _BY_HAND = "Pass the layer's arrays instead: sirc.Head(W, b)."
 
 
 def find_head(model: nn.Module, example: object, *, name: str | None = None) -> Head:
     """Find the linear layer, `nn.Linear` or 1×1 `nn.Conv2d`, whose output *is* the output of `model`.
 
-    The model runs once on `example`, one batch as its loader gives it (a tensor, a tuple that starts with the
-    inputs, or a dict), in evaluation mode and without gradients, and is left as it was. Where several layers
-    fit, the last to run is taken. With `name`, that layer is taken as long as its shapes fit.
+    The model runs once on `example`, one batch from its loader (a tensor, a tuple that starts with the inputs, or a
+    dict), in evaluation mode and without gradients, and is left unchanged. If several layers fit, the last to run is
+    taken. With `name`, that layer is taken if its shapes fit.
 
-    Of a layer that others are added to, as LoRA does, W and b are those of the sum, and the name is its own.
+    If an adapter such as LoRA adds to the layer's output, W and b are those of the sum; the name is the layer's.
+
+    Example:
+        >>> import sirc, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> sirc.find_head(model, torch.zeros(2, 4))
+        Head('2', 3 classes × 8 features)
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module; got {type(model).__name__}. {_BY_HAND}")
     model = unwrap(model)
     if isinstance(model, Ensemble):
         raise ValueError(
-            "An ensemble has no one head: its logits are of a mean softmax, not W z + b. `sirc.guard` and "
-            "`sirc.extract` take the features of all its members; scores that need the head are to be had of one, "
+            "An ensemble has no head of its own: its logits are those of a mean softmax, not W z + b. `sirc.guard` and "
+            "`sirc.extract` take the features of all its members; for scores that need a head, use one member, "
             "`ensemble.members[0]`."
         )
     runs, output = _watch(model, example)
@@ -62,7 +68,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
         if run.rows is not None and run.rows[1].shape == logits.shape and torch.equal(run.rows[1].to(logits), logits):
             if run is not (last := next(other for other in reversed(runs) if other.layer is run.layer)):
                 raise ValueError(
-                    f"The head must run last with what the logits are made of: features are caught there. {run.name!r} "
+                    f"The head must run last on the features of the logits, since they are caught there. {run.name!r} "
                     f"runs again, on {last.shape}. Let the model call it once, or a copy of it the other times."
                 )
             head = _head_of(run.layer, run.name)
@@ -79,9 +85,9 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
 
 
 def features_at(model: nn.Module, example: object, *, name: str | None = None) -> Head | str:
-    """Where the features of a model are caught: at its head, or at the heads of an ensemble's members, by their names.
+    """Find where a model's features are caught: its head, or the names of the heads of an ensemble's members.
 
-    `name` is that of the head, in each of the members.
+    `name` is the name of the head, in an ensemble that of each member's head.
     """
     model = unwrap(model)
     if not isinstance(model, Ensemble):
@@ -93,12 +99,12 @@ def features_at(model: nn.Module, example: object, *, name: str | None = None) -
         try:
             names.append(f"members.{place}.{find_head(member, example, name=name).name}".removesuffix("."))
         except ValueError as error:
-            raise ValueError(f"Of the ensemble's member {place}: {error}") from error
+            raise ValueError(f"Member {place} of the ensemble: {error}") from error
     return JOIN.join(names)
 
 
 def head_of(model: nn.Module, outputs: Outputs, *, name: str | None = None) -> Head:
-    """Find the linear layer that gives the logits of stored outputs from their features, without a run of the model."""
+    """Find the linear layer that maps the features of stored outputs to their logits, without running the model."""
     model = unwrap(model)
     names = [key for key, layer in model.named_modules() if is_linear_layer(layer)] if name is None else [name]
     for key in reversed(names):
@@ -112,14 +118,14 @@ def head_of(model: nn.Module, outputs: Outputs, *, name: str | None = None) -> H
 
 
 def is_whole(model: nn.Module, head: Head) -> bool:
-    """Whether the layer of a head computes the logits alone; where others are added to it, as by LoRA, it does not."""
+    """Whether the head's layer computes the logits alone, without an adapter such as LoRA beside it."""
     weight = linear_layer(unwrap(model), head.name).weight
     return torch.equal(weight.flatten(1), head.weight.to(weight))
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One execution of a linear layer: the shape of its input; its input and output rows, if one per model input."""
+    """One execution of a linear layer: its input's shape, and its input and output if they have a row per sample."""
 
     name: str
     layer: LinearLayer
@@ -161,7 +167,7 @@ def _head_of(layer: LinearLayer, name: str) -> Head:
 
 
 def _gives(head: Head, features: Tensor, outputs: Tensor) -> bool:
-    """Whether the outputs are W z + b; those of a subclass of `nn.Linear` may not be."""
+    """Whether the outputs are W z + b; a subclass of `nn.Linear` may compute something else."""
     z, W = features.double(), head.weight.double()
     b = W.new_zeros(len(W)) if head.bias is None else head.bias.double()
     # Autocast and TF32 multiply in a narrower dtype than the result has, with about three digits.
@@ -170,7 +176,7 @@ def _gives(head: Head, features: Tensor, outputs: Tensor) -> bool:
 
 
 def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
-    """The head that a layer is together with what the module around it adds, as LoRA does: W and b by probing it."""
+    """Find W and b of a layer together with the adapter around it, such as LoRA, by probing the module with both."""
     assert run.rows is not None
     z, module = run.rows[0], model.get_submodule(run.name.rpartition(".")[0])
     if module is model or run.rows[1].shape != logits.shape:
@@ -184,7 +190,7 @@ def _around(model: nn.Module, run: _Run, logits: Tensor) -> Head | None:
 
 
 def _no_head(runs: list[_Run], logits: Tensor) -> str:
-    """Explain why no layer was found, what ran, and how to go on."""
+    """Explain why no layer was found, what ran, and what to do."""
     hints = []
     for run in reversed(runs):
         if run.rows is None and layer_size(run.layer)[0] == logits.shape[1]:
@@ -234,7 +240,7 @@ def linear_layer(model: nn.Module, name: str) -> LinearLayer:
 
 
 def _class_of(layer: nn.Module) -> str:
-    """The class of a layer, with its package where that is not PyTorch: others have a `Linear` of their own."""
+    """The class of a layer, with its package unless that is PyTorch: others have a `Linear` of their own."""
     package = type(layer).__module__.partition(".")[0]
     return type(layer).__name__ if package == "torch" else f"{package}'s {type(layer).__name__}"
 

@@ -1,4 +1,4 @@
-"""Small networks for 32×32 images, a ResNet and a DenseNet, quick to train on a laptop."""
+"""Small networks for 32×32 images, a ResNet and a DenseNet, that a laptop trains quickly."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Residual(nn.Module):
 
 @final
 class _Dense(nn.Module):
-    """x, and `growth` new channels made of it."""
+    """Appends `growth` new channels to x."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Dense(nn.Module):
 
 @final
 class _Transition(nn.Module):
-    """Fewer channels, half the sides."""
+    """Reduces the channels, and halves height and width."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Stems for small images: first layers that reduce an image of 64 px half as much."""
+"""Stems for small images: first layers that reduce the resolution half as much."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
 
 def halve_stem(model: nn.Module, name: str) -> None:
-    """Make the first layers reduce an image half as much.
+    """Make the first layers reduce the resolution half as much, in place.
 
-    Where a first convolution of stride 2 is followed by a pooling of stride 2 (ResNet, DenseNet), the pooling is
-    removed and the convolution becomes 3×3; elsewhere (MobileNet) the convolution's stride becomes 1. The new weights
+    If the first convolution, of stride 2, is followed by a pooling of stride 2 (ResNet, DenseNet), the pooling is
+    removed and the convolution becomes 3×3. Otherwise (MobileNet) the convolution's stride becomes 1. The 3×3 weights
     are the centre of the initial ones, scaled to the variance that the initialisation gives a 3×3 kernel.
     """
     first, pool = _first_layers(model)

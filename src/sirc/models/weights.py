@@ -28,10 +28,10 @@ _OLD_DENSENET = re.compile(r"(.*\bdenselayer\d+\.(?:norm|conv))\.([12]\..*)")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Digest every weight, to the last bit, and the layers, as 32 hexadecimal digits that tell models apart.
+    """Digest every bit of the weights and the repr of every layer into 32 hexadecimal digits.
 
-    Layers count by their repr: a swapped activation changes the fingerprint, changed code does not. Wrappers, the
-    device and the memory layout do not matter; the dtype does, as it changes the outputs.
+    A swapped activation changes the fingerprint; changed code does not. Wrappers, the device and the memory layout do
+    not matter; the dtype does, since it changes the outputs.
     """
     inner = unwrap(model)
     digest = hashlib.sha256(_class_name(inner).encode())
@@ -126,7 +126,7 @@ def _names(state: Mapping[str, object], expected: Mapping[str, object]) -> dict[
 
 
 def _check(path: Path, model: nn.Module, expected: Mapping[str, object], state: Mapping[str, object]) -> None:
-    """Refuse weights that do not fit; say which names differ and guess why."""
+    """Refuse weights that do not fit; say which names differ, and what the cause may be."""
     pairs = {name: (_shape(state[name]), _shape(value)) for name, value in expected.items() if name in state}
     shapes = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     differing = {
@@ -188,7 +188,7 @@ def _check_depth(model: nn.Module, path: Path) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Get the state dict under the names that it has when no part is compiled."""
+    """Get the state dict, with the names of a model that is not compiled."""
     return {name.replace(_COMPILED, ""): value for name, value in model.state_dict().items()}
 
 

@@ -1,4 +1,4 @@
-"""Agreement of predictions with labels: a warning where they agree as if the classes were numbered otherwise."""
+"""Agreement of predictions with labels: a warning if the class numbers or the weights seem wrong."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from sirc._utils.warn import warn
 from sirc.metrics import at_least
 from sirc.outputs.store import OutputStore
 
-_FAR = 0.1  # accuracy that renumbered classes must gain; what a network of any use has above chance
-_FEW = 50  # rows say nothing of chance
-_MISSED = 31  # rows of other classes than the one that is always predicted: who finds one in five would have found some
-_SURE = 1e-6  # how unlikely a gain must be without a cause
-_SHARDS = 8  # of a store are looked at, evenly spread: class by class is how folders are read
+_FAR = 0.1  # accuracy that another numbering must gain, and that a useful network has above chance
+_FEW = 50  # with fewer rows, an accuracy near chance means nothing
+_MISSED = 31  # wrong rows, all predicted as one class: a network that gets one in five right would have found another
+_SURE = 1e-6  # the probability, without a cause, below which a gain is believed
+_SHARDS = 8  # of a store, evenly spread, since folders are read class by class
 
 
 def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
-    """Warn if labels, those of a dataset called `name`, are probably not what the network's outputs stand for."""
+    """Warn if the labels of the dataset `name` probably do not belong to the network's outputs."""
     if doubt := _doubt(name, predictions, labels):
         warn(doubt)
 
 
 def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
-    """The words of the warning, if there is reason for one.
+    """Word the warning; empty if there is no reason for one. There are three:
 
-    Either other numbers of the classes agree far better: the best match of predicted with true classes, made on every
-    other row, gains 10 points of accuracy on the rows between, by more than noise. Or the accuracy is that of chance,
-    the one of predictions that have nothing to do with the labels, and 10 points above it are ruled out. Or all
-    predictions are of one class, and many labels are not. A network that is bad but honest gives none, nor do few rows.
+    - Another numbering of the classes agrees far better: the best match of predicted and true classes, found on every
+      second row, gains 10 points of accuracy on the other rows, more than noise explains.
+    - All predictions are one class, and many labels are not.
+    - The accuracy is that of chance, as if predictions and labels were independent, and 10 points more are excluded.
+
+    A network that is only bad gives no warning, and neither do few rows.
     """
     labels, predictions = labels.cpu(), predictions.cpu()
     rows, right = len(labels), int((predictions == labels).sum())
@@ -67,7 +69,7 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
 
 
 def doubt_of_store(name: str, store: OutputStore) -> str:
-    """What to warn of in the labels of stored outputs, if it has any, from some of its shards; empty if nothing."""
+    """Word the warning about the labels of a store, from some of its shards; empty if there is no reason for one."""
     pairs = []
     for i in range(0, store.num_shards if store.has_labels else 0, -(-store.num_shards // _SHARDS)):
         part = store.shard(i)
@@ -77,7 +79,7 @@ def doubt_of_store(name: str, store: OutputStore) -> str:
 
 
 def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:
-    """Give other predictions the class that fits best: the most frequent pair of classes first, each class once."""
+    """Renumber `others` by the best match of classes: the most frequent pair first, each class once."""
     if not len(labels) or not len(others):
         return others
     width = 1 + int(labels.max())

@@ -26,12 +26,12 @@ from sirc.outputs.outputs import Outputs
 
 HEAD_FORMAT = "sirc.Head/1"
 _WEIGHT, _BIAS = "head_weight", "head_bias"
-"""The names of its arrays in a file of outputs."""
-_COMPARED = 256  # rows whose logits are computed from the features
-_ALIKE = 0.5  # the correlation with the logits below which it is another's head
-_ROUNDED = 1e-5  # what the sums of a layer in float32 may be off by; rows of an untrained network may differ by less
-_CLOSE = 0.05  # what rounding may change, twice that in bfloat16
-_WELL_CONDITIONED = 1e12  # of WWᵀ: then each of a few steps adds at least three digits
+"""The names of its arrays in a file that also has outputs."""
+_COMPARED = 256  # rows for which W z + b is compared with the logits
+_ALIKE = 0.5  # a lower correlation with the logits means that the head belongs to another model
+_ROUNDED = 1e-5  # relative rounding error of a float32 layer; rows of an untrained network may differ by less
+_CLOSE = 0.05  # relative error that rounding may cause; twice that in bfloat16
+_WELL_CONDITIONED = 1e12  # condition of WWᵀ up to which each refinement step adds at least three digits
 
 
 @final
@@ -42,7 +42,15 @@ class Head:
     Args:
         weight: W, shape (K, L): one row per class. A 1×1 convolution's (K, L, 1, 1) is flattened.
         bias: b, shape (K,), or None.
-        name: the layer's dotted path in the model, as in `model.named_modules()`; "" when it has none.
+        name: the layer's dotted path in the model, as in `model.named_modules()`; "" if it has none.
+
+    Example:
+        >>> import sirc
+        >>> head = sirc.Head([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], bias=[0.0, 0.5, 0.0])
+        >>> head
+        Head('', 3 classes × 2 features)
+        >>> head.num_classes, head.num_features
+        (3, 2)
     """
 
     weight: Tensor
@@ -92,9 +100,9 @@ class Head:
         return -_least_norm(self.weight.double(), self.bias.double(), rtol)
 
     def check(self, outputs: Outputs) -> None:
-        """Refuse outputs whose features it does not map to the logits, and warn of those it maps to near them.
+        """Compare W z + b with the logits of some rows: raise if they are unrelated, warn if they are only close.
 
-        A number that is added to all logits of a row changes no class, and is left out of the comparison.
+        A constant added to all logits of a row does not count, since it changes no prediction.
         """
         if outputs.features is None or not len(outputs):
             return
@@ -112,7 +120,7 @@ class Head:
             return
         off = float((made - given).norm() / given.norm())
         differ = f"W z + b is off by {100 * off:.3g}% of the logits' size"
-        # From row to row: what the rows share, such as a bias, any head of these classes would have.
+        # Subtract what all rows share, such as a bias: any head of these classes would have it.
         made, given = (x - x.mean(0) for x in (made, given))
         if off > _ROUNDED and float((made * given).sum()) < _ALIKE * float(made.norm() * given.norm()):
             raise ValueError(
@@ -132,7 +140,7 @@ class Head:
         return Head(self.weight.to(device), None if self.bias is None else self.bias.to(device), self.name)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors that are there, by field."""
+        """The arrays that are not None, by name."""
         return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
 
     def save(self, path: PathLike, *, model: str = "", overwrite: bool = False) -> None:
@@ -159,7 +167,7 @@ class Head:
 
 
 def read_head(path: PathLike, *, required: bool = False) -> Head | None:
-    """The last layer in a file, beside outputs as `head_weight` and `head_bias`; None where that is allowed."""
+    """Read a head from a file of its own, or from one with outputs; None if it has none and none is `required`."""
     as_npz = is_npz(path, "a head")
     tensors, metadata = ({}, {}) if as_npz else read_safetensors(path, foreign=True)
     names = array_names(path) if as_npz else set(tensors)
@@ -177,16 +185,16 @@ def read_head(path: PathLike, *, required: bool = False) -> Head | None:
 
 
 def _between_classes(logits: Tensor) -> Tensor:
-    """Logits less the mean of their row; zeros where rounding alone tells the classes apart."""
+    """Subtract the mean of each row; all zeros if the classes differ only by rounding."""
     centred = logits - logits.mean(-1, keepdim=True)
     return centred * (centred.abs().amax() > 1e-9 * logits.abs().amax())
 
 
 def _least_norm(W: Tensor, b: Tensor, rtol: float) -> Tensor:
-    """W⁺ b, where singular values up to `rtol` times the largest count as zero.
+    """Compute W⁺ b; singular values up to `rtol` times the largest count as zero.
 
-    Where none does, by a wide margin, the Cholesky factor of the smaller of WWᵀ and WᵀW solves it in a fraction of the
-    time of a singular value decomposition; repeating that with what is left of b makes up for the squared condition.
+    If all are far larger, the Cholesky factor of the smaller of WWᵀ and WᵀW takes a fraction of the time of a singular
+    value decomposition. Repeating the solution with the remainder of b makes up for the squared condition number.
     """
     wide = W.shape[0] <= W.shape[1]
     gram = W @ W.T if wide else W.T @ W

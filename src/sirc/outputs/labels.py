@@ -15,7 +15,7 @@ _Names: TypeAlias = Tensor | npt.NDArray[Any]
 
 
 def as_columns(labels: ArrayLike, logits: Tensor, classes: ArrayLike | None = None) -> Tensor:
-    """Validated int64 columns on the device of the logits; `classes` has the label of each column."""
+    """Convert labels to int64 columns on the device of the logits; `classes` has the label of each column."""
     columns = _names("labels", labels)
     check_shape("labels", columns, n=1, hint="For one-hot labels, pass `labels.argmax(1)`.")
     if isinstance(columns, Tensor):
@@ -62,7 +62,7 @@ def _look_up(names: _Names, class_names: _Names, num_classes: int) -> npt.NDArra
 
 
 def _names(name: str, value: ArrayLike) -> _Names:
-    """Numbers as a tensor; strings as a NumPy array, as torch has none."""
+    """Convert numbers to a tensor, and strings, which torch does not have, to a NumPy array."""
     in_list = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)
     in_frame = hasattr(value, "__array__") and not hasattr(value, "__dlpack__")  # pandas
     if in_list or in_frame or isinstance(value, np.ndarray):

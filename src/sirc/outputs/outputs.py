@@ -27,12 +27,12 @@ from sirc.outputs.labels import as_columns
 
 _FIELDS = ("logits", "features", "labels")
 _FORMAT = "sirc.Outputs/1"
-_LOOKED_AT, _ENOUGH = 256, 8  # rows that tell whether logits are probabilities, and the fewest that do
+_LOOKED_AT, _ENOUGH = 256, 8  # rows that are tested for probabilities, and the fewest that suffice
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes and types that all parts of one dataset share."""
+    """The sizes and types that all parts of one dataset must share."""
 
     num_classes: int
     num_features: int | None
@@ -46,17 +46,20 @@ class Layout:
 class Outputs:
     """Logits (n, K), features (n, L) and labels (n,) of the same n samples, validated once.
 
-    ```python
-    test = Outputs(logits, features, labels)     # torch, NumPy, JAX, pandas: memory is shared, not copied
-    test.correct.double().mean()                 # accuracy
-    test[:100], test[test.correct], test.to("cuda")
-    ```
+    Arrays come from torch, NumPy, JAX or pandas, and share their memory where possible. Logits and features are
+    float16, bfloat16, float32 or float64, finite, on any device. Labels are columns of the logits, 0…K−1. If the
+    dataset numbers or names its classes differently, pass `classes`, the dataset's label of each column.
 
-    Logits and features are float16, bfloat16, float32 or float64, finite, on any device. Labels are columns
-    of the logits, 0…K−1. Where the dataset numbers or names its classes otherwise, `classes` gives its label
-    of each column, and labels are translated: `Outputs(logits, labels=["dog"], classes=["cat", "dog"])`.
+    An `Outputs` is immutable. It has at least one row; a selection from it may be empty.
 
-    An `Outputs` does not change; a selection may be empty, a new one may not.
+    Example:
+        >>> import sirc
+        >>> logits = [[2.0, 0.5], [0.1, 1.3], [0.7, 0.2]]
+        >>> test = sirc.Outputs(logits, labels=["cat", "dog", "dog"], classes=["cat", "dog"])
+        >>> test
+        Outputs(3 rows, 2 classes, no features, labels, float64 on cpu)
+        >>> test.correct.tolist(), len(test[:2]), len(test[test.correct])
+        ([True, True, False], 2, 2)
     """
 
     logits: Tensor
@@ -96,18 +99,18 @@ class Outputs:
 
     @classmethod
     def _trusted(cls, logits: Tensor, features: Tensor | None = None, labels: Tensor | None = None) -> Self:
-        """Make one of tensors that were validated before, without any check."""
+        """Wrap tensors that are already validated, without checks."""
         outputs = cls.__new__(cls)
         vars(outputs).update(logits=logits, features=features, labels=labels)
         return outputs
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors that are there, by field."""
+        """The fields that are not None, by name."""
         return {field: value for field in _FIELDS if (value := getattr(self, field)) is not None}
 
     @classmethod
     def of(cls, batch: object) -> "Outputs":
-        """Make an `Outputs` of a batch: itself, a dict with its keys, or (logits[, features[, labels]])."""
+        """Make an `Outputs` of a batch: an `Outputs`, a dict with its fields, or (logits[, features[, labels]])."""
         if isinstance(batch, Outputs):
             return batch
         if isinstance(batch, Mapping) and "logits" in batch and set(batch) <= set(_FIELDS):
@@ -123,7 +126,7 @@ class Outputs:
 
     @classmethod
     def cat(cls, parts: "Sequence[Outputs]") -> "Outputs":
-        """One `Outputs` with the rows of all `parts`, in order."""
+        """Join the rows of all `parts`, in order, into one `Outputs`."""
         check_type("parts", parts, list | tuple, "a list of `Outputs`")
         for number, part in enumerate(parts):
             check_type(f"parts[{number}]", part, Outputs, "an `Outputs`")
@@ -144,12 +147,24 @@ class Outputs:
 
     @cached_property
     def predictions(self) -> Tensor:
-        """The column of the largest logit, int64; computed on first use."""
+        """The column of the largest logit of each row, int64; computed on first use.
+
+        Example:
+            >>> import sirc
+            >>> sirc.Outputs([[2.0, 0.5], [0.1, 1.3]]).predictions
+            tensor([0, 1])
+        """
         return self.logits.argmax(-1)
 
     @property
     def correct(self) -> Tensor:
-        """Whether each prediction is the label."""
+        """Whether each prediction equals the label; an error without labels.
+
+        Example:
+            >>> import sirc
+            >>> sirc.Outputs([[2.0, 0.5], [0.1, 1.3]], labels=[0, 0]).correct
+            tensor([ True, False])
+        """
         if self.labels is None:
             raise ValueError(
                 "`correct` must have labels to compare with; these outputs have none. "
@@ -179,12 +194,19 @@ class Outputs:
 
     @property
     def layout(self) -> "Layout":
-        """Sizes and types that another `Outputs` of the same dataset must share."""
+        """The sizes and types that another `Outputs` of the same dataset must share."""
         features_dtype = None if self.features is None else self.features.dtype
         return Layout(self.num_classes, self.num_features, self.labels is not None, self.dtype, features_dtype)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Outputs":
-        """Move to a device, or give logits and features another dtype; labels stay int64. May return self."""
+        """Move to a device, or convert logits and features to a dtype; labels stay int64. May return self.
+
+        Example:
+            >>> import sirc, torch
+            >>> test = sirc.Outputs([[2.0, 0.5], [0.1, 1.3]], labels=[0, 1])
+            >>> test.to("cpu", torch.float32)
+            Outputs(2 rows, 2 classes, no features, labels, float32 on cpu)
+        """
         device = None if device is None else check_device(device)
         if dtype is not None:
             check_type("dtype", dtype, torch.dtype, "a torch.dtype")
@@ -211,7 +233,16 @@ class Outputs:
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Write to a `.npz` or `.safetensors` file: whole, or not at all."""
+        """Write a `.npz` or `.safetensors` file, atomically; an existing one is kept unless `overwrite`.
+
+        Example:
+            >>> import sirc, tempfile
+            >>> test = sirc.Outputs([[2.0, 0.5], [0.1, 1.3]], labels=[0, 1])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     test.save(f"{folder}/test.npz")
+            ...     len(sirc.Outputs.load(f"{folder}/test.npz"))
+            2
+        """
         as_npz = is_npz(path, "outputs", "For many shards in a folder, use `OutputStore`.")
         if len(self) == 0:
             raise ValueError("outputs must have at least one row to be saved; got an empty selection. Select some.")
@@ -224,8 +255,14 @@ class Outputs:
     def load(cls, path: PathLike, *, device: torch.device | str = "cpu") -> "Outputs":
         """Read what `save` wrote, or any `.npz` or `.safetensors` file with an array named `logits`.
 
-        Everything is validated again; a `.safetensors` file is memory-mapped, and its checksum is compared if
-        it has one.
+        Everything is validated again. A `.safetensors` file is memory-mapped, and its checksum, if any, is compared.
+
+        Example:
+            >>> import sirc, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sirc.Outputs([[2.0, 0.5]]).save(f"{folder}/one.safetensors")
+            ...     sirc.Outputs.load(f"{folder}/one.safetensors").logits.tolist()
+            [[2.0, 0.5]]
         """
         arrays: Mapping[str, ArrayLike]
         if is_npz(path, "outputs", "For many shards in a folder, use `OutputStore`."):
@@ -246,9 +283,9 @@ class Outputs:
 
 
 def _refuse_probabilities(logits: Tensor) -> None:
-    """Refuse rows of probabilities: a score would apply the softmax to them once more.
+    """Refuse probabilities, since a score would apply the softmax a second time.
 
-    A few rows may happen to look so, and rows of one 1 and zeros are plain choices.
+    A few rows of logits may look like probabilities by chance, and one-hot rows are allowed.
     """
     some = logits[:: 1 + len(logits) // _LOOKED_AT].double()
     near = max(1e-3, 2 * torch.finfo(logits.dtype).eps)

@@ -1,4 +1,4 @@
-"""OutputStore: outputs on disk, in shards that many processes may write and any number read."""
+"""OutputStore: outputs on disk, in shards that several processes can write and read."""
 
 import hashlib
 import json
@@ -32,19 +32,20 @@ _SHARD_FILES = re.compile(r"shard-\d{5,}\.safetensors|\.shard-.*\.(tmp|parts)") 
 class OutputStore:
     """A folder of shards, read as `Outputs` batches; shard i holds the dataset items [i·S, (i+1)·S).
 
-    ```python
-    store = OutputStore.create("train", size=100_000, model=fingerprint)
-    for i in store.missing:                      # all of them, or those an interrupted run left
-        store.write(i, outputs_of_shard(i))
-    for batch in OutputStore("train").batches(1024):
-        ...
-    ```
+    `create` makes an empty store, `missing` lists the shards to write, and `write(i, outputs)` writes one;
+    `sirc.extract` does all of this. An item whose image cannot be read has no row: `size` counts items, `len` counts
+    rows, `skipped` lists the items without a row, and `index(i)` gives the item of each row of shard i.
 
-    An item whose image cannot be read has no row: `size` counts items, `len` rows, `skipped` names the difference,
-    and `index(i)` gives the items that the rows of shard i belong to.
+    `meta.json` is never rewritten; all else is read from the shards. So no two processes change the same file, and
+    writers need no lock. Each shard carries a checksum, which is compared when this object first reads the shard.
 
-    `meta.json` is never rewritten, and what it does not hold is read off the shards. Hence no file is changed by two
-    processes, and writers need no lock. Each shard carries its checksum, compared when this object first reads it.
+    Example:
+        >>> import sirc, tempfile
+        >>> outputs = sirc.Outputs([[2.0, 0.5], [0.1, 1.3], [0.7, 0.2]], labels=[0, 1, 1])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = sirc.OutputStore.from_outputs(folder, outputs, shard_size=2)
+        ...     [len(batch) for batch in store], store.load().correct.tolist()
+        ([2, 1], [True, True, False])
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -70,12 +71,12 @@ class OutputStore:
         how: str | None = None,
         overwrite: Overwrite = False,
     ) -> "OutputStore":
-        """Make a store for `size` items, or open the one that is there if it was made with the same settings.
+        """Make a store for `size` items, or open an existing one that was made with the same settings.
 
-        `model` is a fingerprint of whatever computes the outputs, `data` one of what it computes them from, `how` says
-        what else decides them, such as the layer and the precision.
-        `overwrite=True` deletes the shards of a store that is there, "unfinished" those of one that was made with other
-        settings and lacks some; with several processes, one does so before the others start.
+        `model` is a fingerprint of what computes the outputs, `data` one of its input, and `how` states the other
+        settings that matter, such as the layer and the precision. `overwrite=True` deletes the shards of an existing
+        store; "unfinished" only if it was made with other settings and is incomplete. With several processes, one must
+        do this before the others start.
         """
         path = Path(path)
         meta = _Meta(size, shard_size, model, data, how)
@@ -101,7 +102,7 @@ class OutputStore:
 
     @staticmethod
     def clear(path: PathLike) -> None:
-        """Delete the shards of a store, and what is kept of unfinished ones, if there is a store."""
+        """Delete the shards of a store, also the unfinished ones; do nothing if there is no store."""
         for file in Path(path).glob("*shard-*") if (Path(path) / STORE_FILE).exists() else ():
             if _SHARD_FILES.fullmatch(file.name):
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
@@ -119,11 +120,11 @@ class OutputStore:
         how: str | None = None,
         overwrite: bool = False,
     ) -> "OutputStore":
-        """Write an `Outputs`, or batches of any lengths (what `Outputs.of` takes), as a new store.
+        """Write an `Outputs`, or batches of any length (what `Outputs.of` takes), as a new store.
 
-        `size`, the number of rows in all, may be left out where it can be counted beforehand: for an `Outputs`, a
-        store, or a list of batches. A store is cut anew: its items stay, with those that have no row, and so do
-        `model`, `data` and `how` unless others are given.
+        `size`, the total number of rows, is needed only for an iterable without a length. A store may be given to
+        change its `shard_size`: it keeps its items, also those without a row, and its `model`, `data` and `how` unless
+        others are given.
         """
         path = Path(path)
         if (path / STORE_FILE).exists() and not overwrite:
@@ -167,13 +168,13 @@ class OutputStore:
 
     @property
     def skipped(self) -> list[int]:
-        """The dataset items without a row, of the shards written so far; reads their headers, once."""
+        """The dataset items without a row, in the shards written so far; each header is read once."""
         all_read = len(self._skipped) == self.num_shards
         return [item for i in (sorted(self._skipped) if all_read else self._present) for item in self._skipped_of(i)]
 
     @property
     def layout(self) -> Layout:
-        """Sizes and types that all shards share, from the first shard that is there."""
+        """The sizes and types that all shards share, read from the first one present."""
         if self._layout is None:
             if not (present := self._present):
                 raise StoreError(f"'{self.path}' has no shard yet. Write one with `store.write(i, outputs)`.")
@@ -201,11 +202,11 @@ class OutputStore:
         return self.layout.dtype
 
     def check_model(self, fingerprint: str) -> None:
-        """Refuse a store that another model wrote; one that names no model is taken as it is."""
+        """Refuse a store that another model wrote; one without a fingerprint passes."""
         self._check_source("model", fingerprint)
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse a store of other data or preprocessing; one that names none is taken as it is."""
+        """Refuse a store of other data or preprocessing; one without a fingerprint passes."""
         self._check_source("data", fingerprint)
 
     def _check_source(self, name: str, fingerprint: str) -> None:
@@ -217,10 +218,10 @@ class OutputStore:
             )
 
     def write(self, i: int, outputs: Outputs, skipped: Iterable[SupportsIndex] = ()) -> None:
-        """Write shard `i`, whole or not at all; a shard already there is replaced.
+        """Write shard `i` atomically, in place of an existing one.
 
-        `skipped` are the dataset items of this shard that have no row. A shard may lack all: pass an empty selection,
-        `outputs[:0]`, which still says what rows look like.
+        `skipped` are the dataset items of this shard that have no row. If all are skipped, pass an empty selection,
+        `outputs[:0]`, which still has the sizes and types.
         """
         self._check_number(i)
         items, no_row = self.items(i), sorted(map(operator.index, skipped))
@@ -246,11 +247,11 @@ class OutputStore:
         self.parts(i).remove()
 
     def parts(self, i: int) -> Parts:
-        """What its writer keeps of shard `i` while that is not whole."""
+        """The rows that its writer has kept of an unfinished shard `i`."""
         return Parts(self.path / f".shard-{i:05}.parts", self._place(i))
 
     def shard(self, i: int) -> Outputs:
-        """The rows of one shard, memory-mapped; the other shards need not be there yet."""
+        """Read the rows of one shard, memory-mapped; other shards may still be missing."""
         self._require(i)
         tensors, metadata = read_safetensors(self.shard_path(i), verify=i not in self._verified)
         skipped = self._check_metadata(i, metadata)
@@ -268,7 +269,7 @@ class OutputStore:
         return shard
 
     def items(self, i: int) -> range:
-        """The dataset items of shard `i`, with those that have no row."""
+        """The dataset items of shard `i`, including those without a row."""
         return range(i * self.shard_size, min((i + 1) * self.shard_size, self.size))
 
     def index(self, i: int) -> Tensor:
@@ -278,7 +279,7 @@ class OutputStore:
         return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def __len__(self) -> int:
-        # Of shards not written yet, every item counts.
+        # Every item of a shard that is not written yet counts.
         return self.size - len(self.skipped)
 
     def __iter__(self) -> Iterator[Outputs]:
@@ -287,20 +288,28 @@ class OutputStore:
     def batches(self, batch_size: int) -> Iterator[Outputs]:
         """Iterate over all rows, in order, as memory-mapped views of at most `batch_size` rows.
 
-        A batch never spans two shards, so the last one of each shard may be shorter. A shard is mapped only
-        while its batches are in use, however many shards there are.
+        A batch never spans two shards, so the last one of each shard may be shorter. A shard is mapped into memory only
+        while its batches are in use.
         """
         size = check_positive("batch_size", batch_size)
         self.require_complete()
         return (batch for i in range(self.num_shards) for batch in self.shard(i).batches(size))
 
     def load(self, device: torch.device | str = "cpu") -> Outputs:
-        """Read all rows into one `Outputs`, which must fit into memory."""
+        """Read all rows into one `Outputs`, which must fit into memory.
+
+        Example:
+            >>> import sirc, tempfile
+            >>> outputs = sirc.Outputs([[2.0, 0.5], [0.1, 1.3], [0.7, 0.2]])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sirc.OutputStore.from_outputs(folder, outputs, shard_size=2).load()
+            Outputs(3 rows, 2 classes, no features, no labels, float64 on cpu)
+        """
         self.require_complete()
         first = self.shard(0)
         if self.num_shards == 1:
             return first.to(device)
-        # Filled shard by shard, so that the rows are never in memory twice.
+        # Shard by shard, so that no row is in memory twice.
         whole = {
             field: torch.empty((len(self), *x.shape[1:]), dtype=x.dtype, device=device)
             for field, x in first._tensors().items()
@@ -327,7 +336,7 @@ class OutputStore:
         self.require_complete()
 
     def digest(self, shards: range | None = None) -> str:
-        """A digest of the checksums that these shards carry, by default all: quick, as only headers are read."""
+        """Digest the checksums of these shards, by default all; quick, since only headers are read."""
         places = map(self.shard_path, range(self.num_shards) if shards is None else shards)
         checksums = "".join(str(read_checksum(place)) for place in places)
         return hashlib.sha256(checksums.encode()).hexdigest()[:32]
@@ -359,7 +368,7 @@ class OutputStore:
         return sorted({*range(self.num_shards)}.difference(self.missing))
 
     def _place(self, i: int) -> dict[str, str]:
-        """The metadata that ties shard `i` to its place, so that one copied from elsewhere is noticed."""
+        """The metadata that ties shard `i` to this store, so that a shard copied from elsewhere is refused."""
         settings = {key: str(value) for key, value in asdict(self._meta).items()}
         return {"format": f"{_FORMAT}/{_VERSION}", "shard": str(i), **settings}
 
@@ -370,9 +379,9 @@ class OutputStore:
         return self._skipped[i]
 
     def _fill(self, batches: Iterator[Outputs], skipped: Sequence[int], empty: Outputs | None) -> None:
-        """Write all shards from batches with the rows of all items but those `skipped`, in order.
+        """Write all shards from batches, which have the rows of all items but those `skipped`, in order.
 
-        `empty` is a selection without rows, needed where a shard may lack all.
+        `empty` is a selection without rows, for shards in which every item is skipped.
         """
         rest, written = empty, 0
         for i in range(self.num_shards):
@@ -417,7 +426,7 @@ class OutputStore:
                 f"'{self.shard_path(i)}' was written for another place: {differing}. Delete it and write it again."
             )
         text = metadata.get("skipped", "none")
-        # This may run before the checksum was compared, so the header can hold anything.
+        # The checksum may not have been compared yet, so the header can hold anything.
         try:
             no_row = [int(number) for number in text.split(",")] if text else []
         except ValueError:
@@ -462,7 +471,7 @@ class _Meta:
 
     @classmethod
     def read(cls, folder: Path) -> "_Meta":
-        """Read meta.json; anything else than a store wrote is a `StoreError`."""
+        """Read meta.json; a `StoreError` if a store did not write it."""
         file = folder / STORE_FILE
         try:
             meta = json.loads(file.read_bytes())

@@ -22,11 +22,11 @@ _TRIES = 10  # as torchvision's RandomResizedCrop does before it takes the centr
 
 
 def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int) -> int:
-    """Mix several numbers into one seed, on which all randomness of a sample depends.
+    """Mix several numbers into one seed.
 
     `use` says what is drawn, so that the order of an epoch is independent of the crop of an image.
     """
-    # NumPy's SeedSequence would not tell (1, 2) from (1, 2, 0).
+    # NumPy's SeedSequence gives (1, 2) and (1, 2, 0) the same seed.
     digest = hashlib.blake2b(" ".join([use, *map(str, numbers)]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -34,7 +34,7 @@ def random_key(use: Literal["order", "image", "boxes", "network"], *numbers: int
 def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Image], Tensor]:
     """Make the transform of one image to uint8 (3, H, W); it draws from torch's default generator.
 
-    `Normalise` follows on the device, so that workers hand over a quarter of the bytes.
+    `Normalise` follows on the device, so that workers transfer a quarter of the bytes.
     """
     from torchvision.transforms import InterpolationMode, v2
 
@@ -67,8 +67,8 @@ def crop_size(preprocess: Preprocess) -> list[int]:
 class DeviceAugment:
     """Augments batches of uint8 images of one size, on their device.
 
-    Crops are bilinear without antialiasing, which gives torchvision's result where a crop is smaller than the output,
-    as it nearly always is for small images.
+    Crops are bilinear without antialiasing. Where a crop is smaller than the output, as nearly always for small images,
+    that is torchvision's result.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ def _draw(count: int, height: int, width: int, augment: Augment, generator: torc
 def _resized_crops(
     uniform: Callable[..., Tensor], count: int, height: int, width: int, augment: Augment
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw boxes of random area and shape; where ten of them do not fit, take the central crop that does."""
+    """Draw boxes of random area and shape; if ten in a row do not fit, take a central crop."""
     (low, high), (narrow, broad) = augment.scale, augment.ratio
     area = height * width * (low + (high - low) * uniform(count, _TRIES))
     ratio = (math.log(narrow) + (math.log(broad) - math.log(narrow)) * uniform(count, _TRIES)).exp()

@@ -1,4 +1,4 @@
-"""Training batches: the same for any number of processes, read by workers or cached on the device."""
+"""Training batches, the same for any number of processes: read by workers, or cached on the device."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Process:
 @final
 @dataclass(frozen=True)
 class Order:
-    """The order of the images in each epoch, in global batches of which process r takes every world-th image from r."""
+    """The order of the images in each epoch; of each global batch, process r takes images r, r + world, …"""
 
     count: int
     batch_size: int
@@ -62,7 +62,7 @@ class Order:
     def batches(self, epoch: int, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, int, bool]]:
         """Yield this process's indices of each global batch, the size of that batch, and whether they count.
 
-        Where the last batch has fewer images than there are processes, some get one image that does not count.
+        If the last batch has fewer images than there are processes, some get one image that does not count.
         """
         generator = torch.Generator().manual_seed(random_key("order", self.seed, epoch))
         order = torch.randperm(self.count, generator=generator).to(device)
@@ -88,7 +88,7 @@ class _Batches:
         self._normalise = Normalise(preprocess, order.process.device)
 
     def _note_unreadable(self, kind: str, images: ImageSet, lost: Sequence[Unreadable]) -> None:
-        """Remember the images that could not be read; an error unless skipped, and always where the machine failed."""
+        """Record unreadable images; raise unless they are skipped, and always if the machine failed."""
         for item in lost:
             where = images.where(item.index)
             why = item.why if where in item.why else f"{where}: {item.why}"
@@ -118,7 +118,7 @@ class LoaderBatches(_Batches):
                 collate_fn=collate,
                 persistent_workers=recipe.workers > 0,
                 pin_memory=order.process.device.type == "cuda",
-                generator=torch.Generator(),  # so that the network's dropout keeps its random numbers
+                generator=torch.Generator(),  # leaves the random numbers of the network's dropout alone
             )
 
         self._train = load(
@@ -129,7 +129,7 @@ class LoaderBatches(_Batches):
             self._validation = load(validation, preprocess.pixels(), blocks, _collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch; workers are given the epoch with each index."""
+        """Yield the batches of an epoch; workers get the epoch with each index."""
         self.unreadable.clear()
         self._keys.epoch = epoch
         sizes = (total for _, total, _ in self.order.batches(epoch))
@@ -181,7 +181,7 @@ class DeviceBatches(_Batches):
             labels[[item.index for item in cached.lost]] = IGNORED
             return cached, labels.to(device)
 
-        # A random crop may be anywhere in the image, so the cache has the image before the test-time crop.
+        # A random crop may lie anywhere in the image, so the cache holds it before the test-time crop.
         side = preprocess.resize if augment.crop == "resized" and isinstance(preprocess.resize, int) else None
         geometry = preprocess if side is None else Preprocess(side, side, preprocess.interpolation)
         images, self._labels = load("training", train, geometry)
@@ -208,14 +208,14 @@ class DeviceBatches(_Batches):
 
 
 def required_labels(images: ImageSet) -> Tensor:
-    """Get the labels of a set; an error if it has none."""
+    """Get the labels of a set; raise if it has none."""
     if images.labels is None:
         raise ValueError(f"training needs labels; `{images.name}` has none. Use a folder for each class.")
     return images.labels
 
 
 def input_shape(images: ImageSet, augment: Augment, preprocess: Preprocess) -> tuple[int, int, int]:
-    """Get the shape (3, H, W) of the training input, from the first image where the settings do not fix it."""
+    """Get the shape (3, H, W) of the training input, from the first image unless the settings fix it."""
     if augment.crop != "none" and preprocess.size is not None:
         height, width = crop_size(preprocess)
         return 3, height, width
@@ -241,7 +241,7 @@ class _EpochKeys:
 class _Items(Dataset[_Item]):
     """Images and labels, by (epoch, index, whether it counts); all randomness comes from (seed, epoch, index).
 
-    An image that cannot be read comes as an `Unreadable`.
+    An image that cannot be read becomes an `Unreadable`.
     """
 
     def __init__(self, images: ImageSet, transform: Callable[[Image], Tensor], seed: int) -> None:

@@ -26,7 +26,7 @@ _TIMES = ("seconds", "images_per_second")
 @final
 @dataclass(frozen=True)
 class Epoch:
-    """One line of the history. Errors are shares of wrong predictions; `error` is that on augmented training images.
+    """One line of the history. Errors are shares of wrong predictions; `error` is on augmented training images.
 
     `unreadable` is the number of training and validation images that could not be read and did not count.
     """
@@ -44,7 +44,7 @@ class Epoch:
 
 @final
 class RunFiles:
-    """The files of one run; each records its recipe, and is refused for another."""
+    """The files of one run; each records its recipe, and is refused with another one."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, object]) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class RunFiles:
         self.history = folder / "history.csv"
 
     def delete(self) -> None:
-        """Delete what an earlier run left."""
+        """Delete the files of an earlier run."""
         for file in (self.weights, self.checkpoint, self.history):
             file.unlink(missing_ok=True)
 
@@ -120,7 +120,7 @@ class RunFiles:
         return tensors, [Epoch(**dict.fromkeys(_TIMES, math.nan) | times.get(row["epoch"], {}) | row) for row in rows]
 
     def _times(self) -> dict[int, dict[str, float]]:
-        """How long each epoch took, from the history; nothing where that is gone."""
+        """Read the duration of each epoch from the history; empty if that is gone."""
         with suppress(OSError, KeyError, TypeError, ValueError):
             rows = csv.DictReader(self.history.read_text(encoding="utf-8").splitlines())
             return {int(row["epoch"]): {key: float(row[key]) for key in _TIMES} for row in rows}

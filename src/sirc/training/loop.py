@@ -64,7 +64,7 @@ def train(
     Under `torchrun` or `accelerate launch` each process takes its share of every global batch, and the gradient is that
     of the mean loss over the global batch. All processes must share `folder`.
 
-    If the recipe has `cache = "device"`, images are taken from `cache`, and added to it if they are not there.
+    If the recipe has `cache = "device"`, images are read from `cache`, which decodes them on first use.
     """
     settings = {  # that decide the weights
         **recipe.hyperparameters(),
@@ -169,7 +169,7 @@ class _Loop:
     recipe: Train
     progress: Progress
     step: list[CapturedStep | None] = field(default_factory=list)
-    """The training step as a graph, once that was tried: None where it is not possible."""
+    """Empty until a graph of the training step is tried; then that graph, or None if it is not possible."""
 
     @property
     def uses_graph(self) -> bool:
@@ -194,7 +194,7 @@ class _Loop:
         return loss, logits
 
     def _capture(self, batch: Batch, scale: float) -> CapturedStep | None:
-        """Capture the step as a graph; None, with a note that says why, where that is not possible."""
+        """Capture the step as a graph; if that is not possible, note why and return None."""
         try:
             logits = partial(self.logits, self.network)
             return CapturedStep(logits, self.model, batch, scale, self.recipe.channels_last)
@@ -248,7 +248,7 @@ class CapturedStep:
         return batch.total == self.total and batch.images.shape == self.images.shape
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of this batch; the loss and logits returned are valid until the next."""
+        """Compute the gradients of this batch; the loss and logits returned are valid until the next call."""
         self.images.copy_(batch.images)
         self.labels.copy_(batch.labels)
         self.graph.replay()
@@ -256,7 +256,7 @@ class CapturedStep:
 
 
 def _train_epoch(loop: _Loop, epoch: int, title: str) -> tuple[float, float]:
-    """Take the steps of one epoch; return the mean loss and error over all processes."""
+    """Train for one epoch; return the mean loss and error over all processes."""
     batches, optimizer, recipe = loop.batches, loop.optimizer, loop.recipe
     sums = torch.zeros(3, dtype=torch.float64, device=batches.order.process.device)
     reported = time.perf_counter()
@@ -285,7 +285,7 @@ def _train_epoch(loop: _Loop, epoch: int, title: str) -> tuple[float, float]:
 @torch.no_grad()
 def _validate(loop: _Loop) -> tuple[float | None, float | None]:
     """Compute the loss and error of the weights that are saved, on the validation images of all processes."""
-    # Batch norm keeps moments of the images that each process has seen; those of process 0 are saved.
+    # Each process has its own batch norm statistics; those of process 0 are saved.
     if distributed.world() > 1:
         buffers = dict(loop.model.named_buffers())
         for name, value in distributed.broadcast_tensors(buffers).items():
@@ -301,7 +301,7 @@ def _validate(loop: _Loop) -> tuple[float | None, float | None]:
 
 
 def learning_rate(recipe: Train, epoch: float) -> float:
-    """Compute the learning rate at a point in training, in epochs; a schedule without state needs no checkpoint."""
+    """Compute the learning rate at a point in training, in epochs; being stateless, it needs no checkpoint."""
     if recipe.schedule == "cosine":
         lr = recipe.lr * 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
     else:

@@ -1,4 +1,4 @@
-"""Pre-flight checks of training: labels fit the network's outputs, the network compiles."""
+"""Checks before training: labels fit the network's outputs, and the network compiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPILER_WORDS = re.compile(r"compiler|torch\.compile|dynamo|inductor|triton", 
 
 
 def check_num_outputs(model: nn.Module, shape: tuple[int, ...], *sets: ImageSet | None) -> None:
-    """Refuse labels that the model has no output for; it is run on two blank images of this shape to count them."""
+    """Refuse labels that the model has no output for; two blank images of this shape show how many it has."""
     labelled = [(images, required_labels(images)) for images in sets if images is not None]
     with evaluating(model), _random_state_restored(model):
         count = model_logits(call_model(model, torch.zeros(2, *shape))).shape[1]
@@ -46,7 +46,7 @@ def refuse_labels(images: ImageSet, labels: Tensor, count: int, why: str) -> Non
 def try_compile(
     model: nn.Module, images: Tensor, autocast: Callable[[], AbstractContextManager[None]], progress: Progress
 ) -> nn.Module:
-    """Compile the model, or return it as it is where a process cannot compile it, which only changes the speed.
+    """Compile the model; if some process cannot, return it as it is, which only changes the speed.
 
     One step with these images is tried and undone.
     """
@@ -60,7 +60,7 @@ def try_compile(
         except Exception as error:
             compiler = any(kind.__module__.startswith(_COMPILER_MODULES) for kind in type(error).__mro__)
             if not (compiler or (isinstance(error, RuntimeError | ImportError) and _COMPILER_WORDS.search(str(error)))):
-                raise  # an error of the model or its input
+                raise  # the model or its input is wrong, not the compiler
             why = first_line(error)
     if reasons := [text for text in distributed.gather_texts(why) if text]:
         progress.note(f"torch.compile is not usable here, training runs without it: {reasons[0]}")
@@ -70,7 +70,7 @@ def try_compile(
 
 @contextmanager
 def step_undone(model: nn.Module) -> Iterator[None]:
-    """Try a training step, then undo what it changes: gradients, buffers, random numbers."""
+    """Undo what a trial step inside changes: gradients, buffers, random numbers."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     try:

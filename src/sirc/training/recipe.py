@@ -101,15 +101,15 @@ class Train:
         check_at_least("workers", self.workers, 0)
 
     def hyperparameters(self) -> dict[str, object]:
-        """Give the settings that decide the weights, flat and ready for JSON; a run is only resumed with the same.
+        """The settings that decide the weights, flat and ready for JSON; a run is resumed only with the same ones.
 
-        Not among them: what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`),
-        what is logged, and `on_error`, which is changed to get past a damaged image.
+        They leave out what only changes speed, memory or rounding (`workers`, `compile`, `graph`, `channels_last`), the
+        logging, and `on_error`, which a user changes to get past a damaged image.
         """
         settings = asdict(self)
         for name in ("workers", "compile", "graph", "channels_last", "tensorboard", "on_error"):
             del settings[name]
-        if not self.warmup:  # so that runs from before there was one are taken up
+        if not self.warmup:  # so that runs of older versions, which had none, are resumed
             del settings["warmup"]
         augment = {f"augment.{name}": value for name, value in settings.pop("augment").items()}
         flat = settings | augment

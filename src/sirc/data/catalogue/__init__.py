@@ -1,4 +1,4 @@
-"""The paper's benchmarks: name, source and size of each image set, and its files on disk."""
+"""The paper's benchmarks: name, source and size of each image set, and its layout on disk."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class Split:
 class Benchmark:
     """One of the paper's image sets.
 
-    `folder` is its folder below the data root. ID sets have one folder a class. `lists` are the possible names of a
-    file in `folder` that lists the images to use. `overlaps` are the ID sets that share classes with an OOD set, which
-    is left out for them. `scaled` is the interpolation that resizes small images straight to the network's size.
+    `folder` is its folder below the data root. ID sets have one folder per class. `lists` are the possible names of a
+    file in `folder` that lists the images to use. `overlaps` are the ID sets that share classes with this OOD set, and
+    are therefore evaluated without it. `scaled` is the interpolation that resizes small images straight to the
+    network's size.
     """
 
     key: str
@@ -64,8 +65,15 @@ class Benchmark:
         raise ValueError(f"`split` must be {parts} for {self.title}; got {quoted(name)}. Pass one of those.")
 
     @property
+    def how_to_get(self) -> str:
+        """The way to its files, for error messages: the command, and the page of its makers."""
+        if self.key == "noise":
+            return f"Get it from {self.source}"
+        return f"Get it with `sirc data get {self.key} ROOT`, or from {self.source}"
+
+    @property
     def layout(self) -> str:
-        """The expected files, for people to read: one line for each part."""
+        """The expected files, one line for each part."""
         lines = []
         for part in self.splits:
             below = "one folder for each class" if self.role == "ID" else "images, in folders or not"
@@ -87,7 +95,7 @@ def _read_catalogue() -> tuple[Benchmark, ...]:
 
 
 _BENCHMARKS = _read_catalogue()
-# The parts of a folder of a user's own.
+# The parts of a user's own folder.
 FOLDER_PARTS = (Split("train", ("train",), None), Split("test", ("test", "val", "validation", "valid"), None))
 TARS = {"train": "ILSVRC2012_img_train.tar", "test": "ILSVRC2012_img_val.tar"}
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
@@ -99,12 +107,12 @@ def benchmarks() -> tuple[Benchmark, ...]:
 
 
 def benchmark(name: str) -> Benchmark:
-    """Find a benchmark by its key or title, in any case; the error for another name lists them and the closest."""
+    """Find a benchmark by its key or title, in any letter case; the error for another name lists all keys."""
     return find_benchmark("`name`", name)
 
 
 def find_benchmark(what: str, name: str, others: Sequence[str] = ()) -> Benchmark:
-    """Find a benchmark as `benchmark` does; the error calls the argument `what`, and lists `others` too."""
+    """Find a benchmark; the error calls the argument `what`, and lists `others` among the valid names."""
     for known in _BENCHMARKS:
         if name.strip().lower() in (known.key, known.title.lower()):
             return known
@@ -143,7 +151,7 @@ def archives_of(path: Path, known: Benchmark, split: Split) -> bool:
 
 
 def unfinished_unpacking(path: Path, split: Split) -> str | None:
-    """Describe an unpacking of this part that has not ended: its folder looks complete, but is not."""
+    """Describe an unfinished unpacking of this part: its folder looks complete, but is not."""
     mark = path / f".unpacking-{split.name}"
     if not mark.exists():
         return None
@@ -166,7 +174,7 @@ def open_split(
         names = "' or '".join(part.folders)
         raise FileNotFoundError(
             f"{known.title} must have its {part.name} images in '{names}' below '{printable(path)}'; there is no such "
-            f"folder. Get it from {known.source}, and see `sirc data check {known.key} {printable(path)}`."
+            f"folder. {known.how_to_get}, and see `sirc data check {known.key} {printable(path)}`."
         )
     if not known.lists:
         return image_folder(folder, labelled=labelled, name=known.title)
@@ -180,9 +188,9 @@ def open_split(
 
 
 def split_folder(path: Path, split: str, *, required: bool) -> Path:
-    """Find the folder of a split of a user's own data: `path/train`, `path/test` or `path/val`; else `path` itself.
+    """Find the folder of a split of a user's own data: `path/train`, `path/test` or `path/val`; otherwise `path`.
 
-    With `required`, or where the other split has a folder, this split must have one.
+    If it is `required`, or if the other split has a folder, this split must have one too.
     """
     part = next(part for part in FOLDER_PARTS if part.name == split)
     if folder := find_folder(path, part):
@@ -198,7 +206,7 @@ def split_folder(path: Path, split: str, *, required: bool) -> Path:
 
 
 def _unpack(path: Path, split: Split) -> Path:
-    """Let torchvision sort ImageNet's archives into class folders; this takes a while, once."""
+    """Let torchvision unpack ImageNet's archives into class folders, which takes a while."""
     try:
         from torchvision.datasets import ImageNet
     except ImportError as error:

@@ -1,21 +1,17 @@
-"""Colonoscopy: download the videos of the paper's OOD set and write their frames as images."""
+"""Colonoscopy: download the videos of the paper's OOD set, and write their frames as images."""
 
 from __future__ import annotations
 
-import http.client
 import json
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import Any, final
 
 from sirc._utils.checks import check_positive
-from sirc._utils.files import PathLike, atomic_write
+from sirc._utils.files import PathLike
 from sirc._utils.imports import missing_package
-from sirc._utils.text import quoted
+from sirc.data.catalogue.download import download
 from sirc.data.decode import printable
 from sirc.errors import ImageError
 from sirc.progress import SILENT, Progress
@@ -24,13 +20,6 @@ BASE = "http://www.depeca.uah.es/colonoscopy_dataset"
 LESIONS = ("Hyperplasic", "Serrated", "Adenoma")
 FRAMES = 12_312  # of the first ten videos of each lesion
 _QUALITY = 95
-_BLOCK = 1 << 18
-_RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
-_TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
-
-
-class DownloadError(OSError):
-    """A file could not be downloaded; the message says from where, why, and what to do."""
 
 
 @final
@@ -49,7 +38,7 @@ class ColonoscopyFrames:
 
     @property
     def ok(self) -> bool:
-        """True if the number is the paper's, or if the paper has none for this choice of videos."""
+        """True if the number is the paper's, or if the paper gives none for this choice of videos."""
         return self.expected in (None, self.total)
 
     def __str__(self) -> str:
@@ -64,10 +53,10 @@ def fetch_colonoscopy(
     """Fetch the first `videos` NBI videos of each lesion into `folder/videos`, and their frames into `folder/images`.
 
     An interrupted run continues: complete videos are not fetched again, and only those with missing frames are decoded
-    again. Videos that cannot be decoded are named once all others are done.
+    again. Videos that cannot be decoded are listed when all others are done.
     """
     folder, videos = Path(folder), check_positive("videos", videos)
-    _av()  # fail before hours of downloads, not after
+    _av()  # fail before the downloads, not after
     frames: dict[str, int] = {}
     broken: list[str] = []
     wanted = [(lesion, number) for lesion in LESIONS for number in range(1, videos + 1)]
@@ -97,76 +86,6 @@ def fetch_colonoscopy(
             "Delete those files and run this again: they are fetched anew, the others are kept."
         )
     return ColonoscopyFrames(folder, frames, FRAMES if videos == 10 else None)
-
-
-def download(
-    url: str,
-    path: Path,
-    *,
-    progress: Progress = SILENT,
-    retries: int = 5,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Path:
-    """Download `url` to `path`, unless it is there; return `path`.
-
-    After a lost connection the rest is asked for, in 1, 2, 4, … seconds, at most `retries` times without a new byte.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"an address must start with http:// or https://; got {quoted(url)}.")
-
-    def fetch(file: BinaryIO) -> None:
-        total: int | None = None
-        validator: str | None = None
-        failures = 0
-        while True:
-            start = file.tell()
-            headers = {"User-Agent": "sirc", "Accept-Encoding": "identity"}
-            if start and validator:
-                headers |= {"Range": f"bytes={start}-", "If-Range": validator}
-            retry_after = ""
-            try:
-                with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
-                    given = answer.headers
-                    if answer.status != 206:  # the first answer, other content, or a server that always sends all
-                        file.seek(0)
-                        file.truncate()
-                        total = int(given["Content-Length"]) if "Content-Length" in given else None
-                        # A weak ETag is not enough to join two halves.
-                        tag = given.get("ETag", "")
-                        validator = tag if tag.startswith('"') else given.get("Last-Modified")
-                    elif not given.get("Content-Range", "").startswith(f"bytes {start}-"):
-                        raise ConnectionError(
-                            f"the server sent {quoted(given['Content-Range'])} when asked from {start}"
-                        )
-                    with progress.task(path.name, total, done=file.tell(), unit="bytes") as task:
-                        while block := answer.read(_BLOCK):
-                            file.write(block)
-                            task.advance(len(block))
-                if total in (None, file.tell()):
-                    return
-                why = f"the connection ended after {file.tell():,} of {total:,} bytes"
-            except urllib.error.HTTPError as error:
-                with error:  # it holds the connection
-                    why, retry_after = f"HTTP {error.code} {error.reason}", error.headers.get("Retry-After", "")
-                if error.code not in _RETRIED:
-                    raise DownloadError(
-                        f"'{url}' cannot be fetched: the server answered {why}. Look for its new address, or fetch it "
-                        "with a browser and put it where it is wanted."
-                    ) from error
-            except (OSError, http.client.HTTPException) as error:
-                why = str(getattr(error, "reason", None) or error or type(error).__name__)
-            failures = 1 if file.tell() > start else failures + 1
-            if failures > retries:
-                raise DownloadError(
-                    f"'{url}' cannot be fetched: {why}, {failures} times in a row. Check the network, and run this "
-                    "again."
-                )
-            wait = float(retry_after) if retry_after.isdigit() else 2.0 ** (failures - 1)
-            sleep(min(wait, _LONGEST_WAIT))
-
-    if not path.exists():
-        atomic_write(path, fetch)
-    return path
 
 
 def write_frames(video: PathLike, folder: PathLike, name: str, *, progress: Progress = SILENT) -> int:

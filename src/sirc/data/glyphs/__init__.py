@@ -1,7 +1,7 @@
 """Glyphs: letters drawn with matplotlib's fonts, and OOD sets near and far, without downloads.
 
 Image i of a set depends only on the set's name, split, seed and i: splits share no random numbers, and a longer set
-begins with the shorter one. The functions are for experiments: `dataset = "sirc.data.glyphs:letters"`.
+begins with the shorter one. An experiment names a function of this module: `dataset = "sirc.data.glyphs:letters"`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CYRILLIC = "БДЖИЛЦЧШЩЪЫЭЮЯ"
 DIGITS = "23456789"
 COUNT = 3000
 
-_VERSION = 1  # of the rendering, which decides the pixels
+_VERSION = 1  # of the rendering; it is part of the fingerprint
 _BLOCK = 128  # images made together, when the first of them is needed
 _CACHED_BLOCKS = 320  # 126 MB, enough to make a study's sets once in a process
 _HANDWRITTEN = 1797
@@ -55,7 +55,7 @@ _PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn"}
 
 @final
 class Glyphs(ImageSet):
-    """A set of 32×32 images, made in blocks when they are needed; the functions of this module make the sets."""
+    """A set of 32×32 images, drawn in blocks when they are needed; the functions below make the sets."""
 
     def __init__(self, what: str, *, split: str = "test", count: int = COUNT, seed: int = 0) -> None:
         if what not in (known := (*_DRAWN, *_NEEDS)):

@@ -27,7 +27,7 @@ FONTS = (*SCRIPTS, "cmr10", "cmb10", "cmss10", "cmti10", "cmtt10")
 SIDE = 32
 CANVAS = 128  # the side of a bitmap
 CAPITAL = 48  # the height of an H in it
-_FINE = 2  # glyphs are rotated and blurred on a grid this much finer, so that edges stay smooth
+_FINE = 2  # glyphs are rotated and blurred at this multiple of the resolution, so that edges stay smooth
 
 HEIGHT = (11.0, 24.0)  # of a capital, in pixels
 SHIFT = 4.0  # at most, in pixels, along either side
@@ -109,7 +109,7 @@ def fonts_digest(fonts: tuple[str, ...]) -> str:
 
 
 def font_file(font: str) -> Path:
-    """Find the file of a font that comes with matplotlib, which a finished demo has no other need to import."""
+    """Find the file of one of matplotlib's fonts, without importing matplotlib if possible, as that is slow."""
     place = f"fonts/ttf/{font}.ttf"
     spec = find_spec("matplotlib")
     if spec and spec.origin and (file := Path(spec.origin).with_name("mpl-data") / place).is_file():

@@ -1,0 +1,208 @@
+"""Download of one file over HTTP: resumed after a stop, and checked against its checksum."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, final
+
+from sirc._utils.text import quoted
+from sirc._utils.written import WRITTEN
+from sirc.data.decode import printable
+from sirc.progress import SILENT, Progress
+
+if sys.platform != "win32":
+    import fcntl
+
+_BLOCK = 1 << 18
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
+_TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
+_BEYOND_THE_END = 416
+
+
+class DownloadError(OSError):
+    """A file could not be downloaded or unpacked; the message says from where, why, and what to do."""
+
+
+def download(
+    url: str,
+    path: Path,
+    *,
+    checksum: str = "",
+    progress: Progress = SILENT,
+    retries: int = 5,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Path:
+    """Download `url` to `path`, unless that file exists; return `path`.
+
+    The bytes go to `path.part`, and the server's version of the file to `path.part.json`. A later call continues there,
+    unless the file on the server has changed. After a lost connection the rest is requested after 1, 2, 4, … seconds,
+    at most `retries` times without a new byte. A file that differs from its `checksum`, "md5:…" or "sha256:…", is
+    deleted.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"an address must start with http:// or https://; got {quoted(url)}.")
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, about = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
+    with open(part, "ab") as file:
+        _lock(file, path)
+        if path.exists():  # the process that held the lock has finished it
+            return path
+        WRITTEN.add(part.absolute())
+        try:
+            _receive(url, file, about, bool(checksum), progress, retries, sleep)
+        except BaseException:
+            if not file.tell():
+                part.unlink()
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+    about.unlink(missing_ok=True)
+    kind, _, expected = checksum.partition(":")
+    if checksum and (found := file_digest(part, kind)) != expected:
+        part.unlink()
+        raise DownloadError(
+            f"'{url}' must have the {kind.upper()} checksum {expected}; got {found}, and what came was deleted. It was "
+            "damaged on its way, or replaced by a new version: run this again, and if that does not help, look at its "
+            "page."
+        )
+    os.replace(part, path)
+    return path
+
+
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """Compute a checksum of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+
+
+def remote_size(url: str) -> int | None:
+    """Ask the server for the size of a file in bytes; None if it does not say."""
+    with suppress(OSError, http.client.HTTPException, ValueError), _request(url, method="HEAD") as answer:
+        return int(answer.headers.get("Content-Length", ""))
+    return None
+
+
+@final
+@dataclass
+class _Remote:
+    """A file on a server, with its version and its size in bytes as far as the server has told them."""
+
+    url: str
+    version: str = ""
+    total: int | None = None
+
+    @classmethod
+    def noted(cls, url: str, about: Path) -> _Remote:
+        """Read what an earlier call noted about this address."""
+        with suppress(OSError, ValueError, TypeError):
+            noted = cls(**json.loads(about.read_text(encoding="utf-8")))
+            if noted.url == url:
+                return noted
+        return cls(url)
+
+
+def _receive(
+    url: str,
+    file: BinaryIO,
+    about: Path,
+    checked: bool,
+    progress: Progress,
+    retries: int,
+    sleep: Callable[[float], object],
+) -> None:
+    """Append to `file` until it is complete, over several connections if need be; `about` keeps its version."""
+    remote, failures = _Remote.noted(url, about), 0
+    while remote.total is None or file.tell() != remote.total:
+        start, retry_after = file.tell(), ""
+        try:
+            _append_rest(remote, file, about, checked, progress)
+            break
+        except urllib.error.HTTPError as error:
+            with error:  # it holds the connection
+                why, retry_after = f"HTTP {error.code} {error.reason}", error.headers.get("Retry-After", "")
+            if error.code == _BEYOND_THE_END and start:
+                _empty(file)
+            elif error.code not in _RETRIED:
+                raise DownloadError(
+                    f"'{url}' cannot be fetched: the server answered {why}. Look for its new address, or fetch it "
+                    "with a browser and put it where it is wanted."
+                ) from error
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DownloadError(
+                    f"'{printable(about.parent)}' cannot take the rest of '{url}': {error.strerror}. Make room, and "
+                    "run this again: it continues."
+                ) from error
+            why = str(getattr(error, "reason", None) or error or type(error).__name__)
+        failures = 1 if file.tell() > start else failures + 1
+        if failures > retries:
+            raise DownloadError(
+                f"'{url}' cannot be fetched: {why}, {failures} times in a row. Check the network, and run this "
+                "again: it continues."
+            )
+        sleep(min(float(retry_after) if retry_after.isdigit() else 2.0 ** (failures - 1), _LONGEST_WAIT))
+
+
+def _append_rest(remote: _Remote, file: BinaryIO, about: Path, checked: bool, progress: Progress) -> None:
+    """Request what `file` lacks, and append it.
+
+    Two halves are joined if the server says that both are of one version, or if a checksum will tell (`checked`).
+    """
+    start = file.tell() if remote.version or checked else 0
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    if start and remote.version:
+        headers["If-Range"] = remote.version
+    with _request(remote.url, headers=headers) as answer:
+        given = answer.headers
+        if answer.status != 206:  # the first answer, other content, or a server that always sends all
+            _empty(file)
+            tag = given.get("ETag", "")
+            remote.version = tag if tag.startswith('"') else given.get("Last-Modified", "")  # a weak ETag joins nothing
+            remote.total = int(given["Content-Length"]) if "Content-Length" in given else None
+            about.write_text(json.dumps(asdict(remote)), encoding="utf-8")
+        elif not (span := given.get("Content-Range", "")).startswith(f"bytes {start}-"):
+            raise ConnectionError(f"the server sent {quoted(span)} when asked from {start}")
+        elif (total := span.rpartition("/")[2]).isdigit():
+            remote.total = int(total)
+        with progress.task(about.name.removesuffix(".part.json"), remote.total, done=file.tell(), unit="bytes") as task:
+            while block := answer.read(_BLOCK):
+                file.write(block)
+                task.advance(len(block))
+    if remote.total not in (None, file.tell()):
+        raise ConnectionError(f"the connection ended after {file.tell():,} of {remote.total:,} bytes")
+
+
+def _request(url: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> Any:
+    headers = {"User-Agent": "sirc", "Accept-Encoding": "identity", **(headers or {})}
+    return urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=_TIMEOUT)
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Keep other processes from writing to the same file; file systems without locks are trusted."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DownloadError(f"another process is fetching '{printable(path)}'. Wait for it, or stop it.") from error
+    except OSError:
+        pass
+
+
+def _empty(file: BinaryIO) -> None:
+    file.seek(0)
+    file.truncate()

@@ -1,0 +1,154 @@
+"""Public datasets: their files, sizes and licences, and how each is fetched into the data root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import final
+
+from sirc._utils.files import PathLike, atomic_write, read_json
+from sirc.data.catalogue import benchmark, benchmarks, unknown_name
+from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
+from sirc.data.catalogue.download import DownloadError, download, file_digest, remote_size
+from sirc.data.catalogue.unpack import unpack
+from sirc.data.check import check
+from sirc.data.decode import printable
+from sirc.progress import SILENT, Progress
+
+WORK = ".downloads"  # below the data root: archives on their way, and the digests of what came
+
+
+@final
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to fetch: its address, and `path`, the file or folder that comes of it below the data root.
+
+    `members` leads to the wanted part of an archive: a file or folder in it; or an archive in it, and then a part of
+    that. `checksum` is "md5:…" or "sha256:…", empty if none is published. `size` is in bytes.
+    """
+
+    url: str
+    path: str
+    members: tuple[str, ...] = ()
+    checksum: str = ""
+    size: int | None = None
+
+
+@final
+@dataclass(frozen=True)
+class PublicDataset:
+    """A dataset of `sirc data get`: files to fetch, or `steps` for a person where an account or a click is needed.
+
+    `folder` is where it lies below the data root, and `use` is how an experiment's TOML names it.
+    """
+
+    name: str
+    title: str
+    licence: str
+    source: str
+    use: str
+    folder: str = "."
+    files: tuple[RemoteFile, ...] = ()
+    steps: tuple[str, ...] = ()
+
+    @property
+    def fetchable(self) -> bool:
+        """Whether a program can fetch it."""
+        return not self.steps
+
+    @property
+    def size(self) -> int | None:
+        """The bytes to fetch, where the catalogue knows them."""
+        sizes = [file.size for file in self.files if file.size is not None]
+        return sum(sizes) if sizes and len(sizes) == len(self.files) else None
+
+    def asked_size(self) -> int | None:
+        """The bytes to fetch; the server is asked where the catalogue does not know them."""
+        sizes = [file.size or remote_size(file.url) for file in self.files]
+        return sum(filter(None, sizes)) if sizes and None not in sizes else None
+
+    def is_in(self, root: PathLike) -> bool:
+        """Whether its files are below this data root; what was only begun does not count."""
+        root = Path(root)
+        if self.files:
+            return all((root / file.path).exists() for file in self.files)
+        return check(self.name, root / self.folder).ok
+
+    def instructions(self, root: PathLike) -> str:
+        """Write the steps for a person, one on each line."""
+        place = f"'{printable(Path(root) / self.folder)}'"
+        lines = [f"  {number}. {step.format(place=place)}" for number, step in enumerate(self.steps, 1)]
+        last = f"  {len(lines) + 1}. See that all is there: `sirc data check {self.name} {Path(root) / self.folder}`"
+        return "\n".join(
+            [f"{self.title} must be fetched by hand ({self.licence or 'no licence stated'}):", *lines, last]
+        )
+
+
+@cache
+def public_datasets() -> tuple[PublicDataset, ...]:
+    """List all datasets of `sirc data get`."""
+    keys, known = {one.key for one in benchmarks()}, []
+    for table in tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))["dataset"]:
+        if table["name"] in keys:
+            same = benchmark(table["name"])
+            table |= {"title": same.title, "licence": same.licence, "source": same.source, "folder": same.folder}
+            table["use"] = f'dataset = "{same.key}"'
+        files = [RemoteFile(**{**file, "members": tuple(file.get("members", ()))}) for file in table.pop("files", ())]
+        known.append(PublicDataset(**{**table, "files": tuple(files), "steps": tuple(table.get("steps", ()))}))
+    return tuple(known)
+
+
+def public_dataset(name: str) -> PublicDataset:
+    """Find a public dataset by its name; the error for another name lists them and the closest."""
+    for known in public_datasets():
+        if known.name == name.strip().lower():
+            return known
+    raise ValueError(unknown_name("`name`", name, [known.name for known in public_datasets()]))
+
+
+def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Progress = SILENT) -> Mapping[str, str]:
+    """Fetch a public dataset into the data root, in the layout that experiments expect; return the digest of each file.
+
+    Files that are there are kept, and a stopped call is continued by the next. A file or folder appears at its place
+    when it is complete. The digests, by address, also go to `.downloads/NAME.json` below the root.
+    """
+    dataset = public_dataset(dataset) if isinstance(dataset, str) else dataset
+    root = Path(root)
+    if not dataset.fetchable:
+        raise ValueError(dataset.instructions(root))
+    if dataset.name == "colonoscopy":
+        fetch_colonoscopy(root / dataset.folder, progress=progress)
+    work, record = root / WORK / dataset.name, root / WORK / f"{dataset.name}.json"
+    missing = [file for file in dataset.files if not (root / file.path).exists()]
+    digests: dict[str, str] = read_json(record) if record.exists() else {}
+    for file in missing:
+        _require_room(root, file)
+        came = download(file.url, work / Path(file.url).name, checksum=file.checksum, progress=progress)
+        digests[file.url] = file.checksum or f"sha256:{file_digest(came)}"
+        unpacked = work / "unpacked"
+        shutil.rmtree(unpacked, ignore_errors=True)  # of a call that was stopped
+        found = unpack(came, file.members, unpacked, progress=progress)
+        target = root / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(found, target)
+        atomic_write(record, lambda out: out.write(json.dumps(digests, indent=1).encode()))
+        came.unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
+    return digests
+
+
+def _require_room(root: Path, file: RemoteFile) -> None:
+    """Refuse a download that the disk has no room for, with what is unpacked: images hardly shrink in an archive."""
+    needed = (file.size or 0) * (2 if file.members else 1)
+    root.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(root).free) < needed:
+        raise DownloadError(
+            f"'{printable(root)}' must have room for {needed / 1e9:.1f} GB to fetch and unpack '{file.url}'; "
+            f"{free / 1e9:.1f} GB are free. Make room, or choose another folder."
+        )
