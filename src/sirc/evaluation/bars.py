@@ -30,6 +30,7 @@ from sirc.metrics import (
     bootstrap_metrics,
     derivatives,
     difference_interval,
+    difference_spread,
     even_spread,
     find_metric,
     grain,
@@ -39,6 +40,7 @@ from sirc.metrics import (
     overhang,
     resolved,
     share_interval,
+    skewness,
     spread,
     still,
     wilson_interval,
@@ -56,8 +58,8 @@ FEWEST = 5  # samples of a stratum
 _EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
 _ROUNDING = 1e-13
 _UNSEEN = 3  # the samples that may be of a kind of which none was seen: the rule of three
-_ERRORS = 11  # numbers about how a figure strays: the columns of its `Spread`, and `fewest`, `most`, `at_recall`
-_LOW_SHIFT = 2  # of these
+_ERRORS = 11  # numbers about the error of a figure: the columns of its `Spread`, and `fewest`, `least`, `most`, `at_recall`
+_SHIFTS = slice(1, 3)  # of these
 _BEYOND = 2  # ID✓ beyond a recall
 _FEW = 10  # negatives below which error bars fall short where they lie far from ID✓: an AUROC of so much
 _FAR = 0.9
@@ -116,13 +118,14 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     frame, errors = _measured(asked, None)
     known = ~np.isnan(errors[:, 0])
     error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
-    value, strays, (fewest, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
-    most = np.where((value <= most) & (most > 0), most, 1.0)
+    value, strays, (fewest, least, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
+    fits = (least <= value) & (value <= most) & (least < most)
+    least, most = np.where(fits, least, 0.0), np.where(fits, most, 1.0)
     # Where groups lie wholly apart a metric has no spread to go by.
     shares = (at_recall > 0) | (strays.variance <= (_ROUNDING * np.abs(value)) ** 2)
-    as_shares = share_interval(value, strays, most, fewest, level)
-    as_areas = area_interval(value, strays, most, level)
-    low[known], high[known] = (np.where(shares, *ends) for ends in zip(as_shares, as_areas, strict=True))
+    as_shares = share_interval(value - least, strays.variance, most - least, fewest, level)
+    as_areas = area_interval(value, strays, least, most, level)
+    low[known], high[known] = (np.where(shares, least + a, b) for a, b in zip(as_shares, as_areas, strict=True))
     of_id = np.array([not _metric(label).per_negative for label in frame["metric"]])
     wilson = (frame["metric"] == "error").to_numpy()  # the one metric of the ID data that is a share of its samples
     for drawn, rows in ((_drawn, ~known & ~of_id), (_drawn_id, of_id & ~wilson)):
@@ -201,7 +204,7 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
 
 def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
     """Say which error bars may be too narrow, for want of samples."""
-    _, (fewest, _, at_recall) = _unpacked(errors)
+    _, (fewest, _, _, at_recall) = _unpacked(errors)
     right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
     metrics = [_metric(label) for label in frame["metric"]]
     drawn = np.isnan(errors[:, 0]) & [metric.derivative is not None for metric in metrics]
@@ -224,8 +227,8 @@ def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
 
 
 def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
-    """The spreads of all rows, and `fewest`, `most` and `at_recall`."""
-    return Spread.of(errors[:, :-3].T), errors[:, -3:].T
+    """The spreads of all rows, and `fewest`, `least`, `most` and `at_recall`."""
+    return Spread.of(errors[:, :-4].T), errors[:, -4:].T
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,11 @@ class _Own:
         """By the place of each metric at a recall."""
         at_recall = [row for row, metric in enumerate(_with_derivative()) if "recall" in metric.parameters]
         return {row: grain(self.influences, row) for row in at_recall}
+
+    @cached_property
+    def skewness(self) -> Floats:
+        """Of each stratum, on each metric, without its sign."""
+        return np.abs(skewness(self.influences))
 
 
 def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
@@ -277,14 +285,19 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
     for negative in asked.negatives:
         one, other = own[negative], base.get(negative)
-        strays = spread(one.influences, None if other is None else other.influences)
-        usable = one.usable if other is None else one.usable * other.usable
+        if other is None:
+            usable, columns = one.usable, spread(one.influences).columns()
+        else:
+            skew = (one.skewness + other.skewness) / 2
+            usable = one.usable * other.usable
+            columns = difference_spread(one.influences, other.influences, skew).columns()
         alpha = 1.0 if negative == WRONG else float(ev.alpha)
-        columns = strays.columns()
+        mixture = accuracy, torch.tensor(alpha, dtype=torch.float64), ev.beta[0]
         for row, metric in enumerate(metrics):
             if not usable[row]:
                 continue
             at_recall, fewest = "recall" in metric.parameters, _fewest(one.influences, metric, negative)
+            least = float(metric.least(*mixture)) if metric.least else 0.0
             most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
             # A perfect ranking has an AURR of 0, whatever the order among those that are rejected.
             judged = names.index("aurr") if metric.of_mixture and not at_recall else row
@@ -295,8 +308,8 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
                 column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
-                column = even_spread(column[0] + max(one.grains[row], other.grains[row]), column[1])
-            found[negative, metric.name] = np.append(column, [fewest, most, at_recall])
+                column = even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
+            found[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
     return found
 
 
@@ -310,7 +323,7 @@ def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[F
         over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
     for (negative, name), numbers in strays.items():
         if _metric(name).derivative is derivatives.aurc:
-            numbers[_LOW_SHIFT] -= over[negative]
+            numbers[_SHIFTS] -= over[negative]
 
 
 def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:

@@ -82,6 +82,13 @@ def oracle_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
     return rise + rest
 
 
+def oracle_generalised_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
+    """The area under the oracle's loss over coverage, ∫ loss(k) dk: it bounds every AUGRC from below."""
+    good, first, cheap, dear = oracle_parts(p, alpha, beta)
+    rest = 1 - good - first
+    return cheap * first * (first / 2 + rest) + dear * rest**2 / 2
+
+
 @final
 class Steps:
     """A run of thresholds: the accepted shares, the first before the run, and their growth from each to the next."""

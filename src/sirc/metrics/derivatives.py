@@ -24,7 +24,8 @@ ByGroup = dict[str, Tensor]
 Derivative = Callable[..., ByGroup]
 
 GROUPS = ("correct", "wrong", "ood")
-_FEWEST = 5  # recalls near the one that is asked for
+_FEWEST = 4  # recalls near the one that is asked for
+_BEYOND = 2  # ID✓ that the threshold at a recall leaves out, on average
 _END = 1e-3
 
 
@@ -106,8 +107,10 @@ def _from_there_on(values: Tensor) -> Tensor:
 
 def resolved(ranking: Ranking, recall: float) -> bool:
     """Whether enough recalls are reached near this one for a slope: not so with few or tied ID✓, nor at 0 or 1."""
+    if not 0 < recall < 1 or ranking.num_correct * (1 - recall) < _BEYOND:
+        return False
     low, high = _ends(ranking, recall)
-    return 0 < recall < 1 and len(torch.unique(ranking.shares()[0][low : high + 1])) >= _FEWEST
+    return len(torch.unique(ranking.shares()[0][low : high + 1])) >= _FEWEST
 
 
 def window(recall: float, correct: int) -> float:

@@ -25,12 +25,14 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from sirc.metrics import derivatives
+from sirc.metrics import areas, derivatives
 from sirc.metrics.derivatives import ByGroup, Derivative
 from sirc.metrics.ranking import Negative, Ranking
 
 Unit = Literal["%", "×10²"]
 Function = Callable[..., float | Tensor]
+Bound = Callable[[float, Tensor, Tensor], Tensor]
+"""A function of the accuracy, α and β."""
 
 REGISTRY: dict[str, Metric] = {}
 _PARAMETERS = ("negative", "recall", "alpha", "beta")
@@ -51,6 +53,8 @@ class Metric:
     """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""
     derivative: Derivative | None = None
     """In the mass of a sample; linear in β, and the metric lies between 0 and 1."""
+    least: Bound | None = None
+    """The value of a perfect ranking of many samples, where it is not 0."""
     swept: bool = True
     """Whether figures over α and β have a panel for it, if it depends on them."""
 
@@ -104,9 +108,15 @@ class Metric:
 
 
 def metric(
-    *, title: str, lower_is_better: bool, unit: Unit, derivative: Derivative | None = None, swept: bool = True
+    *,
+    title: str,
+    lower_is_better: bool,
+    unit: Unit,
+    derivative: Derivative | None = None,
+    least: Bound | None = None,
+    swept: bool = True,
 ) -> Callable[[Function], Function]:
-    """Register a function of a `Ranking` as the metric of its name; `derivative` takes the same parameters."""
+    """Register a function of a `Ranking` as the metric of its name; the parameters are the fields of `Metric`."""
 
     def register(function: Function) -> Function:
         name = function.__name__
@@ -117,7 +127,7 @@ def metric(
             raise ValueError(f"a metric takes both alpha and beta or neither; {name!r} takes one")
         if name in REGISTRY:
             raise ValueError(f"there is a metric {name!r} already; name the function otherwise")
-        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative, swept)
+        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative, least, swept)
         return function
 
     return register
@@ -179,13 +189,20 @@ def risk(ranking: Ranking, recall: float, alpha: Tensor, beta: Tensor) -> float 
     return ranking.risk_at_recall(recall, alpha, beta)
 
 
-@metric(title="AURC", lower_is_better=True, unit="×10²", derivative=derivatives.aurc)
+@metric(title="AURC", lower_is_better=True, unit="×10²", derivative=derivatives.aurc, least=areas.oracle_area)
 def aurc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the risk–coverage curve."""
     return ranking.aurc(alpha, beta)
 
 
-@metric(title="AUGRC", lower_is_better=True, unit="×10²", derivative=derivatives.augrc, swept=False)
+@metric(
+    title="AUGRC",
+    lower_is_better=True,
+    unit="×10²",
+    derivative=derivatives.augrc,
+    least=areas.oracle_generalised_area,
+    swept=False,
+)
 def augrc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the generalised risk–coverage curve."""
     return ranking.augrc(alpha, beta)
