@@ -292,7 +292,7 @@ def test_the_error_has_wilson_s_interval():
 
 
 def test_too_few_samples_or_tied_recalls_fall_back_on_the_bootstrap_and_say_so():
-    with pytest.warns(sirc.errors.DataWarning, match="are a bootstrap's, as a group has 3 samples"):
+    with pytest.warns(sirc.errors.DataWarning, match="come from a bootstrap, as a group has 3 samples"):
         few = made((40, 3, 30)).intervals(draws=30)
     with pytest.warns(
         sirc.errors.DataWarning, match="fpr@95, risk@95 .* hardly one of 30 ID✓ lies beyond a recall of 95%"

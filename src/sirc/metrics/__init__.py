@@ -7,7 +7,7 @@ from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.derivatives import overhang, resolved, window
+from sirc.metrics.derivatives import BEYOND, overhang, resolved, window
 from sirc.metrics.influence import (
     Estimate,
     Influences,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
+    "BEYOND",
     "Curve",
     "Estimate",
     "Influences",

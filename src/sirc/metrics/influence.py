@@ -1,8 +1,8 @@
-"""Influence of each sample on the metrics, and the intervals that follow from it, of values and of differences.
+"""Influence of each sample on the metrics, and the intervals of values and differences that follow from it.
 
-Samples of a stratum (ID✓, ID✗, each OOD set) are independent, so a metric strays as the mean of their influences does:
-variances of the strata add up. Intervals of few samples have t quantiles with Welch and Satterthwaite's degrees of
-freedom, and allow for a sample that has not been seen.
+Samples of a stratum (ID✓, ID✗, each OOD set) are independent, so the error of a metric is that of the mean of their
+influences, and the variances of the strata add up. Quantiles are Student's, with Welch and Satterthwaite's degrees of
+freedom. Intervals of few samples also allow for an input that was not drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sirc.metrics.ranking import Negative, Ranking
 from sirc.metrics.registry import Metric
 
 Influences = dict[str, Tensor]
-"""By stratum, the influence of each of its samples on some figures, (figures, n)."""
+"""By stratum, the influence of each of its samples on some figures, (figures, samples)."""
 
 _ROOM = 1 << 25  # influences of several scores held at a time
 _FAR = 1e9  # standard errors, beyond any range
@@ -37,7 +37,7 @@ _SIDES = np.array([[1.0], [-1.0]])
 
 @final
 class Placed:
-    """One score's ranking of ID✓, ID✗ and some OOD sets, and where in it each sample stands."""
+    """One score's ranking of ID✓, ID✗ and some OOD sets, and the place of each sample in it."""
 
     def __init__(self, correct: Tensor, wrong: Tensor, sets: Mapping[str, Tensor], *, equal_sets: bool) -> None:
         ood = torch.cat([wrong[:0], *sets.values()])
@@ -50,7 +50,7 @@ class Placed:
             )
         self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
         names = ["correct", "wrong", *(f"ood {name}" for name in sets)]
-        # Short numbers, which `index_select` follows nearly twice as fast.
+        # With 32-bit numbers `index_select` is nearly twice as fast.
         short = places.int() if len(places) < 1 << 31 else places
         split = torch.split(short, [len(correct), len(wrong), *sizes.values()])
         # By stratum: its group, its share of the group, and the threshold that first accepts each sample.
@@ -60,7 +60,7 @@ class Placed:
     def influences(
         self, metrics: Sequence[Metric], negative: Negative, recall: float, alpha: float, beta: Tensor
     ) -> Influences:
-        """The influences on each metric, those of the mixture at each β."""
+        """The influences on each metric; on metrics of the mixture, at each β."""
         slopes = [metric.slopes(self.ranking, negative, recall, alpha, beta) for metric in metrics]
         counts = [len(next(iter(by_group.values()))) for by_group in slopes]
         found = {}
@@ -77,9 +77,9 @@ class Placed:
 
 
 def covariance(placed: Sequence[Placed], metric: Metric, negative: Negative, recall: float, alpha: Tensor) -> Tensor:
-    """Of a metric of several scores on the same samples, at every α, by every score, at β = 1 and 0, in this order.
+    """The covariance of one metric over every α, score and β of 1 and 0, in this order, on the same samples.
 
-    The metric is linear in β, and any other value a mix of these two.
+    The metric is linear in β, so these two give its value at any other.
     """
     ends = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
