@@ -536,7 +536,7 @@ def test_a_perfect_score_has_no_relative_regret():
     correct = np.arange(40) >= 10
     rng = np.random.default_rng(0)
     plain = {"perfect": (correct * 1.0, correct), "other": (rng.normal(size=40), correct)}
-    with pytest.raises(ValueError, match=r"needs a best above 0; it is 0 at α = 1, β = 0\.1"):
+    with pytest.raises(ValueError, match=r"needs a best value above 0; got 0 at α = 1, β = 0\.1"):
         sirc.select(plain, metric="risk@95")
     choice = sirc.select(plain, metric="risk@95", relative=False, draws=50)
     assert choice.best == "perfect"
