@@ -1,7 +1,7 @@
 """Coverage of the error bars: how often 95% intervals of metrics and of paired differences cover the truth.
 
-Run it from a checkout: `PYTHONPATH=src python benchmarks/coverage.py`. There are two normal scores with a correlation of
-0.8; the truth comes from a million even quantiles of the same distributions. Cells are the coverage of values and of
+Run it from a checkout: `PYTHONPATH=src python benchmarks/coverage.py`. There are two normal scores with a correlation
+of 0.8; the truth comes from a million even quantiles of the same distributions. Cells are the coverage of values and of
 differences, in percent; `b` marks figures from the bootstrap. The last column is the share of repeats in which
 `intervals` or `compare` warned of a few negatives far from ID✓.
 """
