@@ -1,9 +1,9 @@
-"""Coverage of the error bars: how often 95% intervals of metrics and of paired differences hold the truth.
+"""Coverage of the error bars: how often 95% intervals of metrics and of paired differences cover the truth.
 
-Run it from a checkout: `PYTHONPATH=src python benchmarks/coverage.py`. Scores are normal, two of them with a
-correlation of 0.8; the truth is that of a million even quantiles of the same distributions. Cells are coverage in
-percent, of values and of differences; `b` marks figures that fell back on the bootstrap. The last column is the share
-of repeats in which `intervals` or `compare` warned that error bars of smooth metrics fall short.
+Run it from a checkout: `PYTHONPATH=src python benchmarks/coverage.py`. There are two normal scores with a correlation
+of 0.8; the truth comes from a million even quantiles of the same distributions. Cells are the coverage of values and of
+differences, in percent; `b` marks figures from the bootstrap. The last column is the share of repeats in which
+`intervals` or `compare` warned of a few negatives far from ID✓.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Case:
     means: tuple[tuple[float, float], ...] = _NORMAL
 
     def evaluation(self, rng: np.random.Generator | None, scale: int = 1) -> sirc.Evaluation:
-        """Samples as they may come, or without `rng` their distribution, in as many times more samples."""
+        """A random sample or, without `rng`, even quantiles, `scale` times as many."""
         groups = []
         for size, means in zip(self.sizes, self.means, strict=False):
             if rng is None:
@@ -81,7 +81,7 @@ SELECT_CASES = (
 
 
 def covered(case: Case, repeats: int, draws: int) -> tuple[pd.DataFrame, float]:
-    """By negative and metric, the share of repeats whose interval holds the truth; and that of those with a warning."""
+    """By negative and metric, the share of repeats whose interval covers the truth; and the share with a warning."""
     negatives = ["wrong", "OOD mean", "pooled"] if len(case.sizes) > 3 else ["wrong", "pooled"]
     whole = case.evaluation(None, max(1, _POPULATION // max(case.sizes))).table
     truth = whole.set_index(["score", "negative", "metric"])["value"].to_dict()
@@ -105,7 +105,7 @@ def covered(case: Case, repeats: int, draws: int) -> tuple[pd.DataFrame, float]:
 
 
 def chosen(case: Case, repeats: int) -> tuple[float, float]:
-    """The share of repeats in which `select` calls one score worse, and in which intervals hold the true regrets."""
+    """The share of repeats in which `select` calls one score worse, and in which intervals cover the true regrets."""
 
     def select(evaluation: sirc.Evaluation) -> pd.DataFrame:
         given = {score: (values, evaluation.correct) for score, values in evaluation.confidences.items()}
@@ -125,9 +125,9 @@ def chosen(case: Case, repeats: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2000)
-    parser.add_argument("--draws", type=int, default=200, help="of the bootstrap, where it is fallen back on")
-    parser.add_argument("--case", action="append", help="names of cases; all if left out")
-    parser.add_argument("--select", action="store_true", help="of `sirc.select` instead: its calls and its regrets")
+    parser.add_argument("--draws", type=int, default=200, help="of the bootstrap, where it is used")
+    parser.add_argument("--case", action="append", help="name of a case; all by default")
+    parser.add_argument("--select", action="store_true", help="check `sirc.select` instead: its calls and its regrets")
     options = parser.parse_args()
     if options.select:
         print("| samples of ID✓, ID✗, OOD | one is called worse | intervals hold the worst regret |\n|---|---|---|")

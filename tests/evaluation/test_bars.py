@@ -10,7 +10,16 @@ import torch
 from scipy import stats
 
 import sirc
-from sirc.metrics import Placed, area_interval, difference_interval, find_metric, largest_risk, spread
+from sirc.metrics import (
+    Placed,
+    area_interval,
+    difference_interval,
+    difference_spread,
+    find_metric,
+    largest_risk,
+    skewness,
+    spread,
+)
 
 SMOOTH = ("auroc", "aurr", "aurc", "augrc")
 AT_RECALL = ("fpr@95", "risk@95")
@@ -67,13 +76,26 @@ def influences(groups):
     return Placed(right, wrong, {"x": ood}, equal_sets=False).influences(metrics, "ood", 0.95, 0.5, half)
 
 
+def spread_of_difference(own, less):
+    return difference_spread(own, less, (np.abs(skewness(own)) + np.abs(skewness(less))) / 2)
+
+
+def perfect_values(p):
+    """The smooth metrics of a perfect ranking of many samples at α = β = ½, AUROC at its other end."""
+    bad = (1 - p) / 2 + 1 / 2
+    return np.array([0.0, 0.0, (bad + (1 - bad) * np.log(1 - bad)) / 2, bad**2 / 4])
+
+
 def normal(rng, sizes, repeats, means=(1.5, 0.3, 0.0)):
     """Scores of the groups in each repeat, (repeats, n) each."""
     return [rng.normal(mean, 1, (repeats, n)) for mean, n in zip(means, sizes, strict=True)]
 
 
-def plain_values(groups):
-    """The smooth metrics of each repeat at α = β = ½ by counts over all samples, sorted, of which none are equal."""
+def plain_values(groups, *, trapezoids=False):
+    """The smooth metrics of each repeat at α = β = ½ by counts over all samples, sorted, of which none are equal.
+
+    With `trapezoids`, AURC is without the bias of its steps.
+    """
     sizes = [one.shape[1] for one in groups]
     order = np.argsort(-np.concatenate(groups, axis=1), axis=1)
     ends = np.cumsum([0, *sizes])
@@ -84,12 +106,13 @@ def plain_values(groups):
     def steps(share):
         return np.diff(share, axis=1, prepend=0)
 
-    before = loss - steps(loss)
+    before, risk = loss - steps(loss), loss / covered
+    fall = np.diff(risk, axis=1, prepend=risk[:, :1]) / 2 if trapezoids else 0
     return np.stack(
         [
             (steps(o) * c).sum(1),
-            (steps(c) * loss / covered).sum(1),
-            (steps(covered) * loss / covered).sum(1),
+            (steps(c) * risk).sum(1),
+            (steps(covered) * (risk - fall)).sum(1),
             (steps(covered) * (loss + before) / 2).sum(1),
         ]
     )
@@ -107,7 +130,7 @@ def test_variances_are_those_of_metrics_over_many_samples():
     found = np.zeros((2, len(SMOOTH)))
     for repeat in range(80):
         first, second = (influences([part[repeat] for part in parts]) for parts in (groups, noisy))
-        found += np.stack([spread(first).variance, spread(second, first).variance]) / 80
+        found += np.stack([spread(first).variance, spread_of_difference(second, first).variance]) / 80
     assert found[0] == pytest.approx(own.var(1), rel=0.1)
     assert found[1] == pytest.approx((other - own).var(1), rel=0.1)
 
@@ -129,13 +152,14 @@ def test_intervals_hold_the_truth_as_often_as_they_say(sizes, means, others):
         plain_values([one + mean for one, mean in zip(even, shifts, strict=True)])[:, 0] for shifts in (means, others)
     )
     own, other = plain_values(groups), plain_values(noisy)
-    most = np.array([1.0, *(largest_risk(sizes[0] / sum(sizes[:2]), 0.5, 0.5),) * 3])
-    held = np.zeros((2, len(SMOOTH)))
+    p = sizes[0] / sum(sizes[:2])
+    least, most = perfect_values(p), np.array([1.0, *(largest_risk(p, 0.5, 0.5),) * 3])
+    held, smooth = np.zeros((2, len(SMOOTH))), plain_values(groups, trapezoids=True)
     for repeat in range(repeats):
         first, second = (influences([part[repeat] for part in parts]) for parts in (groups, noisy))
-        low, high = area_interval(own[:, repeat], spread(first), most, 0.95)
+        low, high = area_interval(smooth[:, repeat], spread(first), least, most, 0.95)
         held[0] += (low <= truth) & (truth <= high)
-        low, high = difference_interval(other[:, repeat] - own[:, repeat], spread(second, first), 0.95)
+        low, high = difference_interval(other[:, repeat] - own[:, repeat], spread_of_difference(second, first), 0.95)
         held[1] += (low <= beside - truth) & (beside - truth <= high)
     assert (held >= 90).all(), held
     assert (held.mean(1) < 99).all(), held
@@ -193,7 +217,7 @@ def test_ends_move_little_where_samples_do():
         moved = [groups[0], groups[1] - shift, groups[2]]
         value = plain_values([part[None] for part in moved])[:, 0]
         found = spread(influences(moved))
-        low, high = area_interval(value, found, np.array([1.0, 0.5, 0.5, 0.5]), 0.95)
+        low, high = area_interval(value, found, perfect_values(300 / 320), np.array([1.0, 0.5, 0.5, 0.5]), 0.95)
         widths.append((high - low) / np.sqrt(found.variance))
     assert np.max(widths) < 12
     assert np.abs(np.diff(widths, axis=0)).max() < 0.6
@@ -270,7 +294,7 @@ def test_the_error_has_wilson_s_interval():
 
 
 def test_too_few_samples_or_tied_recalls_fall_back_on_the_bootstrap_and_say_so():
-    with pytest.warns(sirc.errors.DataWarning, match="are a bootstrap's, as a group has 3 samples"):
+    with pytest.warns(sirc.errors.DataWarning, match="come from a bootstrap, as a group has 3 samples"):
         few = made((40, 3, 30)).intervals(draws=30)
     with pytest.warns(
         sirc.errors.DataWarning, match="fpr@95, risk@95 .* hardly one of 30 ID✓ lies beyond a recall of 95%"

@@ -380,7 +380,7 @@ OOD = {"x": {"s": [2.0, 0]}}
     ("arguments", "words"),
     [
         ({"scorer": {}}, "at least one score is needed"),
-        ({"scorer": ID, "test": 3}, "with confidences from elsewhere, `test` is part of them"),
+        ({"scorer": ID, "test": 3}, "`test` must be left out with confidences from elsewhere"),
         ({"scorer": {"s": [1.0, 2, 3]}}, r"score 's' must come as \(confidence, correct\); got list"),
         ({"scorer": {"s": np.ones(2)}}, r"must come as \(confidence, correct\); got ndarray"),
         ({"scorer": {"s": ([1.0, 2], [1])}}, "`correct of 's'` must have as many rows as `confidence`; got 1 and 2"),
@@ -403,9 +403,9 @@ OOD = {"x": {"s": [2.0, 0]}}
         ({"scorer": ID, "ood": {"x": {}}}, "scores of the ID data, s; got only none"),
         ({"scorer": ID, "ood": {"x": {"s": []}}}, r"OOD set 'x' must have the same samples, at least one.*got \[0\]"),
         ({"scorer": ID, "ood": {"x": {"s": [math.nan]}}}, r"`ood\['x'\]\['s'\]` must not hold NaN"),
-        ({"scorer": ID, "ood": {"wrong": OOD["x"]}}, "'wrong' has a meaning of its own in the table"),
-        ({"scorer": ID, "ood": {"pooled": OOD["x"]}}, "'pooled' has a meaning of its own"),
-        ({"scorer": ID, "ood": OOD, "groups": {"OOD mean": ["x"]}}, "'OOD mean' has a meaning of its own"),
+        ({"scorer": ID, "ood": {"wrong": OOD["x"]}}, "'wrong' has its own meaning in the table"),
+        ({"scorer": ID, "ood": {"pooled": OOD["x"]}}, "'pooled' has its own meaning"),
+        ({"scorer": ID, "ood": OOD, "groups": {"OOD mean": ["x"]}}, "'OOD mean' has its own meaning"),
         ({"scorer": ID, "ood": OOD, "groups": {"x": ["x"]}}, "'x' names both an OOD set and a group"),
         ({"scorer": ID, "groups": {"G": ["x"]}}, r"must be a list of OOD sets, of which there are none; got \['x'\]"),
         (
@@ -536,7 +536,7 @@ def test_combine_keeps_seeds_and_models_apart():
     assert len(got) == 2 * len(table)
     assert got["std"].to_numpy() == pytest.approx(1)
     for twice in ([pd.concat([table, table])], [stored.drop(columns="seed")]):
-        with pytest.raises(ValueError, match="has the same row twice: keep runs apart"):
+        with pytest.raises(ValueError, match="each row of a run must be there once"):
             sirc.combine(twice)
 
 
@@ -555,7 +555,7 @@ def test_combine_keeps_seeds_and_models_apart():
         (lambda g, o: sirc.combine([pd.DataFrame({"a": [1]})]), "a table with score, negative"),
         (lambda g, o: sirc.evaluate(g, ood=o).sweep([0.5], [0.5], groups=[]), "at least one group"),
         (lambda g, o: sirc.Evaluation({"m": torch.rand(5)}, torch.ones(4), {}), "`correct of 'm'` must have as many"),
-        (lambda g, o: sirc.evaluate({"oracle": g["one"]}), "'oracle' names the best possible curve"),
+        (lambda g, o: sirc.evaluate({"oracle": g["one"]}), "'oracle' is the name of the best possible curve"),
     ],
 )
 def test_the_wrong_kind_of_container_is_told(call, words):

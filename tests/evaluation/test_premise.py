@@ -45,7 +45,7 @@ def val():
 
 @pytest.mark.slow
 def test_rows_that_were_fitted_on_are_refused(scorer):
-    with pytest.raises(ValueError, match="not fitted on; about 100%"):
+    with pytest.raises(ValueError, match="not fitted on; got about 100%"):
         check_assumptions(scorer, outputs(8000, seed=1))
 
 
@@ -329,9 +329,9 @@ def test_pairs_with_and_without_known_a_and_b_are_reported_together(val):
 
 def test_confidences_of_another_scorer_are_refused(scorer, val):
     other = sirc.fit(SPECS, outputs(8000, norm=20, seed=1), crossfit=0)
-    with pytest.raises(ValueError, match=r"do not follow from the scorer's a and b"):
+    with pytest.raises(ValueError, match=r"must follow from the scorer's a and b, but do not"):
         of_evaluation(sirc.evaluate(scorer, val), other)
-    with pytest.raises(sirc.NotFittedError, match=r"was not fitted by this scorer"):
+    with pytest.raises(sirc.NotFittedError, match=r"must be fitted, to know its a and b"):
         of_evaluation(sirc.evaluate(scorer, val), sirc.Scorer(["msp"]))
 
 
@@ -362,7 +362,7 @@ def test_the_dict_is_plain_json(found):
 def test_bad_input_is_told_the_way_out(scorer, val):
     with pytest.raises(ValueError, match=r"at least one `sirc\(S1, S2\)` .*; the scorer has msp"):
         check_assumptions(sirc.Scorer(["msp"]), val)
-    with pytest.raises(ValueError, match=r"among the scores too; the evaluation has msp, sirc"):
+    with pytest.raises(ValueError, match=r"among the scores too; got msp, sirc"):
         of_evaluation(sirc.evaluate(scorer, val, scores=["msp", "sirc(msp, l1)"]))
     with pytest.raises(ValueError, match=r"`val` must have labels"):
         check_assumptions(scorer, outputs(50, labels=False))
@@ -370,9 +370,9 @@ def test_bad_input_is_told_the_way_out(scorer, val):
         check_assumptions(scorer, outputs(20, errors=1.0))
     with pytest.raises(ValueError, match=r"`ood` must be a dict"):
         check_assumptions(scorer, val, val)
-    with pytest.raises(ValueError, match=r"'id' has a meaning of its own"):
+    with pytest.raises(ValueError, match=r"'id' has its own meaning"):
         check_assumptions(scorer, val, {"id": val})
-    with pytest.raises(ValueError, match=r"with the `s1` and `s2` asked for; the scorer has"):
+    with pytest.raises(ValueError, match=r"with the given `s1` and `s2`; got"):
         check_assumptions(scorer, val, s1="doctor")
     with pytest.raises(ValueError, match=r"`level` must lie between 0 and 1"):
         check_assumptions(scorer, val, level=1)
@@ -380,7 +380,7 @@ def test_bad_input_is_told_the_way_out(scorer, val):
         check_assumptions(scorer, 3)
     with pytest.raises(ValueError, match=r"`val` must hold at least one batch"):
         check_assumptions(scorer, [])
-    with pytest.raises(sirc.NotFittedError, match=r"`sirc\(msp, l1\)` was not fitted by this scorer"):
+    with pytest.raises(sirc.NotFittedError, match=r"`sirc\(msp, l1\)` must be fitted, to know its a and b"):
         check_assumptions(sirc.Scorer(["sirc(msp, l1)"]), val)
     with pytest.raises(ValueError, match=r"`scorer` must be a `Scorer`; got dict"):
         check_assumptions({}, val)

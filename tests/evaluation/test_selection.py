@@ -468,7 +468,7 @@ def test_a_scorer_chooses_as_its_confidences_do(scorer):
 
 
 def test_rows_that_the_scorer_was_fitted_on_are_refused(scorer):
-    with pytest.raises(ValueError, match=r"`val` must be rows that the scorer was not fitted on; about \d+%"):
+    with pytest.raises(ValueError, match=r"`val` must be rows that the scorer was not fitted on; got about \d+%"):
         sirc.select(scorer, outputs(2000, 1), draws=20)
     with pytest.raises(ValueError, match=r"`ood\['same'\]` must be rows that the scorer was not fitted on"):
         sirc.select(scorer, outputs(500, 2), {"same": outputs(2000, 1)}, draws=20)
@@ -492,14 +492,14 @@ def test_mistakes_are_answered_in_words(scorer):
         (lambda: sirc.select(scorer, val, scores="msp"), "two scores or more"),
         (lambda: sirc.select(scorer, val, scores=["msp", "energy"]), "not among the scorer's specs"),
         (lambda: sirc.select({}), "at least one score is needed"),
-        (lambda: sirc.select(confidences, val), "with confidences from elsewhere, `val` is part of them"),
+        (lambda: sirc.select(confidences, val), "`val` must be left out with confidences from elsewhere"),
         (lambda: sirc.select(confidences, ood=[ood]), "`ood` must be a dict of OOD sets; got list"),
         (
             lambda: sirc.select(confidences, ood={"a": {"one": [1.0]}}),
             "with the scores of the ID data, .*; got only one",
         ),
-        (lambda: sirc.select(confidences, ood={"pooled": ood["a"]}), "has a meaning of its own"),
-        (lambda: sirc.select(confidences, ood={"correct": ood["a"]}), "'correct' has a meaning of its own"),
+        (lambda: sirc.select(confidences, ood={"pooled": ood["a"]}), "has its own meaning"),
+        (lambda: sirc.select(confidences, ood={"correct": ood["a"]}), "'correct' has its own meaning"),
         (lambda: sirc.select(confidences, ood=ood, metric="auroc"), "`metric` must be"),
         (lambda: sirc.select(confidences, ood=ood, metric=None), "`metric` must be .*; got None"),
         (lambda: sirc.select(confidences, ood=ood, metric="risk@0"), "`metric` must be"),
@@ -514,14 +514,20 @@ def test_mistakes_are_answered_in_words(scorer):
             r"must be a range \(low, high\); got \(0.9, 0.1\)",
         ),
         (lambda: sirc.select(confidences, ood=ood, beta=50), r"`beta` must lie in \[0, 1\]"),
-        (lambda: sirc.select(confidences, beta=0.0), "nothing costs anything in this range"),
-        (lambda: sirc.select(confidences, ood=ood, alpha=0.0, beta=1.0), "nothing costs anything in this range"),
+        (lambda: sirc.select(confidences, beta=0.0), "some mistake in the range must cost something"),
+        (
+            lambda: sirc.select(confidences, ood=ood, alpha=0.0, beta=1.0),
+            "some mistake in the range must cost something",
+        ),
     ]
     for call, words in cases:
         with pytest.raises(ValueError, match=words):
             call()
     own, _ = confidences["one"]
-    for right, words in ((np.ones(100, bool), "all 100 are right"), (np.zeros(100, bool), "at least one prediction")):
+    for right, words in (
+        (np.ones(100, bool), "got 100 that are all right"),
+        (np.zeros(100, bool), "at least one prediction"),
+    ):
         with pytest.raises(ValueError, match=words):
             sirc.select({"one": (own, right), "two": (own, right)})
 
@@ -530,7 +536,7 @@ def test_a_perfect_score_has_no_relative_regret():
     correct = np.arange(40) >= 10
     rng = np.random.default_rng(0)
     plain = {"perfect": (correct * 1.0, correct), "other": (rng.normal(size=40), correct)}
-    with pytest.raises(ValueError, match=r"needs a best above 0; it is 0 at α = 1, β = 0\.1"):
+    with pytest.raises(ValueError, match=r"needs a best value above 0; got 0 at α = 1, β = 0\.1"):
         sirc.select(plain, metric="risk@95")
     choice = sirc.select(plain, metric="risk@95", relative=False, draws=50)
     assert choice.best == "perfect"

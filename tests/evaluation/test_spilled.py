@@ -169,7 +169,7 @@ def test_a_full_disk_is_named_with_its_folder(stores, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(runs, "TemporaryFile", full)
-    with pytest.raises(OSError, match=r"cannot take the counts of 230 rows.*No space left on device\. Mend that"):
+    with pytest.raises(OSError, match=r"cannot take the counts of 230 rows.*No space left on device\. Make room"):
         sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_spilled_is_refused(stores, tmp_path):
         sirc.evaluate(scorer, test, ood, spill=3)
     with pytest.raises(ValueError, match="unknown score 'knn'"):
         sirc.evaluate(scorer, test, ood, spill=tmp_path).ranking("knn")
-    with pytest.raises(ValueError, match="`device` is where spilled stores are scored; got meta without `spill`"):
+    with pytest.raises(ValueError, match="`device` is for stores that are spilled; got meta without `spill`"):
         sirc.evaluate(scorer, test, ood, device="meta")
     outputs = test.load()
     outputs = outputs[~outputs.correct]
@@ -238,7 +238,7 @@ def test_evaluations_of_other_scores_may_use_the_same_folder(stores, small, tmp_
 
 def test_what_needs_the_rows_says_so(stores, tmp_path):
     ev = sirc.evaluate(Scorer(["msp"]), *stores, spill=tmp_path)
-    with pytest.raises(AttributeError, match="an evaluation on disk has no `compare`, which needs the rows"):
+    with pytest.raises(AttributeError, match="an evaluation on disk has no `compare`, which needs all rows in memory"):
         ev.compare("msp")
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = ev.nonsense

@@ -156,7 +156,7 @@ def test_reset_forgets():
     got = fill(metric(), samples(seed=1), 20)
     got.compute()
     got.reset()
-    with pytest.raises(ValueError, match="nothing was seen yet: call `update` first"):
+    with pytest.raises(ValueError, match="there is nothing to compute yet: call `update` first"):
         got.ranking()
     data = samples()
     assert values(fill(got, data, 20).compute()) == pytest.approx(expected(*data), abs=1e-13)

@@ -759,7 +759,7 @@ def test_scores_that_cannot_be_ranked_are_refused(arguments, words):
         (lambda r: r.risk_recall(2, 0.5), "`alpha` must lie in"),
         (lambda r: r.oracle_risk_coverage(0.5, 2), "`beta` must lie in"),
         (lambda r: r.aurr([[0.5]], 0.5), r"`alpha` must be a number or a 1-D array; got shape \(1, 1\)"),
-        (lambda r: r.risk_recall([0.1, 0.2], 0.5), "for one alpha and one beta; got arrays"),
+        (lambda r: r.risk_recall([0.1, 0.2], 0.5), "takes one alpha and one beta; got arrays"),
         (lambda r: r.fpr("ood", recall=-1), "`recall` must lie in"),
         (
             lambda r: r.auroc("OOD"),
@@ -814,7 +814,7 @@ def test_delongs_interval_needs_two_of_each_and_equal_weights():
         (Ranking([1, 2], [0], [1, 2], ood_weights=[1, 2]), "ood"),
     ):
         with pytest.raises(
-            ValueError, match="DeLong's interval needs two samples of each group, all weighing the same"
+            ValueError, match="DeLong's interval needs at least two samples in each group, without `ood_weights`"
         ):
             r.auroc_interval(negative)
 

@@ -1,4 +1,4 @@
-"""Error bars of an evaluation: from the influence of each sample where a metric has a derivative, else by bootstrap."""
+"""Error bars of an evaluation, from the influence of each sample or, without a derivative, from the bootstrap."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.evaluation.inputs import COLUMNS, MEAN, WRONG, as_fractions, as_names
 from sirc.metrics import (
+    BEYOND,
     Influences,
     Metric,
     Negative,
@@ -30,6 +31,7 @@ from sirc.metrics import (
     bootstrap_metrics,
     derivatives,
     difference_interval,
+    difference_spread,
     even_spread,
     find_metric,
     grain,
@@ -39,6 +41,7 @@ from sirc.metrics import (
     overhang,
     resolved,
     share_interval,
+    skewness,
     spread,
     still,
     wilson_interval,
@@ -53,26 +56,24 @@ FigureKey = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
 FEWEST = 5  # samples of a stratum
-_EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
+_EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _ROUNDING = 1e-13
-_UNSEEN = 3  # the samples that may be of a kind of which none was seen: the rule of three
-_ERRORS = 11  # numbers about how a figure strays: the columns of its `Spread`, and `fewest`, `most`, `at_recall`
-_LOW_SHIFT = 2  # of these
-_BEYOND = 2  # ID✓ beyond a recall
-_FEW = 10  # negatives below which error bars fall short where they lie far from ID✓: an AUROC of so much
-_FAR = 0.9
+_UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
+# Numbers about the error of a figure: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
+_ERRORS, _SHIFTS = 11, slice(1, 3)
+_FEW, _FAR = 10, 0.9  # error bars fall short for fewer negatives than this with an AUROC of this or more
 
 
 @final
 @dataclass(frozen=True)
 class Request:
-    """Which figures get error bars, at one α and β, and how."""
+    """The figures that get error bars, at one α and β, and the method."""
 
     ev: Evaluation
-    """Of the scores that are asked for, at this α and β."""
+    """With only the requested scores, at this α and β."""
     negatives: list[str]
     with_id: bool
-    """Whether metrics of the ID data, such as the error, are asked for too."""
+    """Whether metrics of the ID data, such as the error, are requested too."""
     method: Method
     draws: int
     seed: int
@@ -89,7 +90,7 @@ class Request:
         draws: int,
         seed: int,
     ) -> Request:
-        """Check what is asked for."""
+        """Check the arguments of a request."""
         check_choice("method", method, METHODS)
         wanted = ev.negatives if negatives is None else as_names(negatives)
         if not wanted:
@@ -98,33 +99,34 @@ class Request:
             raise ValueError(f"`negatives` must be among {', '.join(ev.negatives)}; got {quoted(unknown[0])}")
         point = ev.only(scores)
         point.alpha, point.beta = as_fractions("alpha", alpha), as_fractions("beta", beta)
-        # The stratified bootstrap draws as many errors as there are, and says nothing about their share.
+        # The stratified bootstrap draws as many errors as there are, so it does not vary their share.
         with_id = method == "auto" and (negatives is None or WRONG in wanted)
         kept = [name for name in ev.negatives if name in wanted]
         return cls(point, kept, with_id, method, check_positive("draws", draws), seed)
 
     @property
     def ranked(self) -> list[str]:
-        """The negatives that have a ranking: not the mean over sets, for which all of them are needed."""
+        """The negatives to rank with; for the mean over sets, these are all sets."""
         sets = self.ev.ood if MEAN in self.negatives else ()
         return [name for name in dict.fromkeys([*self.negatives, *sets]) if name != MEAN]
 
 
 def intervals(asked: Request, level: float) -> pd.DataFrame:
-    """The table with `se`, the interval `low`…`high`, and the `method` of these."""
+    """The table with the columns `se`, `low`, `high` and `method`."""
     level = check_fraction("level", level)
     frame, errors = _measured(asked, None)
     known = ~np.isnan(errors[:, 0])
     error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
-    value, strays, (fewest, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
-    most = np.where((value <= most) & (most > 0), most, 1.0)
-    # Where groups lie wholly apart a metric has no spread to go by.
+    value, strays, (fewest, least, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
+    fits = (least <= value) & (value <= most) & (least < most)
+    least, most = np.where(fits, least, 0.0), np.where(fits, most, 1.0)
+    # A metric of perfectly separated groups has no spread of its own.
     shares = (at_recall > 0) | (strays.variance <= (_ROUNDING * np.abs(value)) ** 2)
-    as_shares = share_interval(value, strays, most, fewest, level)
-    as_areas = area_interval(value, strays, most, level)
-    low[known], high[known] = (np.where(shares, *ends) for ends in zip(as_shares, as_areas, strict=True))
+    as_shares = share_interval(value - least, strays.variance, most - least, fewest, level)
+    as_areas = area_interval(value, strays, least, most, level)
+    low[known], high[known] = (np.where(shares, least + a, b) for a, b in zip(as_shares, as_areas, strict=True))
     of_id = np.array([not _metric(label).per_negative for label in frame["metric"]])
-    wilson = (frame["metric"] == "error").to_numpy()  # the one metric of the ID data that is a share of its samples
+    wilson = (frame["metric"] == "error").to_numpy()  # a share of the ID samples
     for drawn, rows in ((_drawn, ~known & ~of_id), (_drawn_id, of_id & ~wilson)):
         if (rest := np.flatnonzero(rows)).size:
             samples = drawn(asked, frame, rest)
@@ -139,7 +141,7 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
 
 
 def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
-    """The rows of other scores with `difference`, `se`, `low`, `high`, `wins` and the `method` of these."""
+    """The rows of the other scores, with the columns `difference`, `se`, `low`, `high`, `wins` and `method`."""
     from scipy.special import ndtr
 
     level = check_fraction("level", level)
@@ -167,7 +169,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
 
 
 def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Floats]:
-    """The rows of the table, and how each (or its difference to the baseline's) strays; NaN where that is not known."""
+    """The rows of the table and the `_ERRORS` of each, or of its difference to the baseline; NaN if not known."""
     ev, with_id = asked.ev, asked.with_id and baseline is None
     shown = [WRONG, *(name for name in asked.negatives if name != WRONG)] if with_id else asked.negatives
     base: dict[str, _Own] = {}
@@ -181,69 +183,74 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
             if score == baseline:
                 base.update(own)
             elif baseline is None:
-                _lower_steps(asked, placed, strays)
+                _take_out_bias(asked, placed, strays)
         rankings = {name: one.ranking for name, one in placed.items()}
         cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
         cells = [cell for cell in cells if with_id or _metric(cell[2]).per_negative]
         nothing = np.full(_ERRORS, np.nan)
         return [(cell, strays.get((cell[1], _metric(cell[2]).name), nothing)) for cell in cells]
 
-    # The baseline first, as all others are compared with it.
+    # The baseline comes first, as all others are compared with it.
     found: dict[str, list[tuple[Row, Floats]]] = {}
     for scores in ([s for s in ev.scores if s == baseline], [s for s in ev.scores if s != baseline]):
         found |= zip(scores, side_by_side([partial(measure, s) for s in scores], ev.correct.device), strict=True)
     rows, errors = zip(*(pair for score in ev.scores for pair in found[score]), strict=True)
     frame, columns = pd.DataFrame(rows, columns=COLUMNS), np.stack(errors)
     if asked.method == "auto":
-        _warn_of_few(asked, frame, columns)
+        _warn_of_few(asked, frame, columns, comparing=baseline is not None)
     return frame, columns
 
 
-def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats) -> None:
-    """Say which error bars may be too narrow, for want of samples."""
-    _, (fewest, _, at_recall) = _unpacked(errors)
+def _warn_of_few(asked: Request, frame: pd.DataFrame, errors: Floats, *, comparing: bool) -> None:
+    """Say which error bars may be too narrow because there are too few samples."""
+    _, (fewest, _, _, at_recall) = _unpacked(errors)
     right, recall, smallest = asked.ev.sizes["correct"], asked.ev.recall, min(filter(None, asked.ev.sizes.values()))
     metrics = [_metric(label) for label in frame["metric"]]
     drawn = np.isnan(errors[:, 0]) & [metric.derivative is not None for metric in metrics]
-    near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < _BEYOND)
-    # Whether or not the one that matters most was drawn: what decides is how many there are, and how far off.
+    near = drawn & ["recall" in metric.parameters for metric in metrics] & (right * (1 - recall) < BEYOND)
+    # Judged by the number of negatives and their distance, not by whether the one that matters most was drawn.
     keys = list(zip(frame["score"], frame["negative"], strict=True))
     far = (frame["metric"] == "auroc") & (fewest < _FEW) & (frame["value"] >= _FAR)
     sizes = {key: fewest[row] for row, key in enumerate(keys) if far[row]}
     doubts = {
         f"rest on a group of {min(sizes.values(), default=0):.0f} samples that lies far from ID✓": (
-            np.array([key in sizes for key in keys]) & (at_recall == 0)
+            np.array([key in sizes for key in keys]) & ((at_recall == 0) | comparing)
         ),
-        f"are a bootstrap's, as hardly one of {right} ID✓ lies beyond a recall of {100 * recall:g}%": near,
-        f"are a bootstrap's, as a group has {smallest} samples": drawn & ~near & (smallest < FEWEST),
+        f"come from a bootstrap, as hardly one of {right} ID✓ lies beyond a recall of {100 * recall:g}%": near,
+        f"come from a bootstrap, as a group has {smallest} samples": drawn & ~near & (smallest < FEWEST),
     }
     for doubt, rows in doubts.items():
         if rows.any():
             named = ", ".join(dict.fromkeys(frame["metric"][rows]))
-            warn(f"error bars of {named} {doubt}: 95% intervals may hold the truth in fewer than 93%. Use more samples")
+            warn(f"error bars of {named} {doubt}: 95% intervals may cover the truth in under 93%. Use more samples")
 
 
 def _unpacked(errors: Floats) -> tuple[Spread, Floats]:
-    """The spreads of all rows, and `fewest`, `most` and `at_recall`."""
-    return Spread.of(errors[:, :-3].T), errors[:, -3:].T
+    """The spreads of all rows, and `fewest`, `least`, `most` and `at_recall`."""
+    return Spread.of(errors[:, :-4].T), errors[:, -4:].T
 
 
 @dataclass(frozen=True)
 class _Own:
-    """One score's influences on each metric that has a derivative, and which of these have enough to go by."""
+    """One score's influences on each metric with a derivative, and whether there are enough samples for each."""
 
     influences: Influences
     usable: Floats
 
     @cached_property
     def grains(self) -> dict[int, float]:
-        """By the place of each metric at a recall."""
+        """By the index of each metric at a recall."""
         at_recall = [row for row, metric in enumerate(_with_derivative()) if "recall" in metric.parameters]
         return {row: grain(self.influences, row) for row in at_recall}
 
+    @cached_property
+    def skewness(self) -> Floats:
+        """The absolute skewness that each stratum adds to each metric."""
+        return np.abs(skewness(self.influences))
+
 
 def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
-    """By negative."""
+    """By negative, the influences on all metrics."""
     ev, metrics = asked.ev, _with_derivative()
     found = {}
     for name in asked.ranked:
@@ -263,13 +270,13 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
 
 
 def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
-    """The size of the smallest stratum that a metric depends on: ID✗ play no part where ID✓ is told from OOD."""
+    """The size of the smallest stratum that a metric depends on: not ID✗, where ID✓ is compared with OOD."""
     idle = "wrong" if metric.of_negative and negative != WRONG else None
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
 def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
-    """By negative and metric, the numbers of `_ERRORS` for those with enough to go by."""
+    """By negative and metric, the numbers of `_ERRORS`, where there are enough samples."""
     ev = asked.ev
     found: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()
@@ -277,31 +284,36 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
     for negative in asked.negatives:
         one, other = own[negative], base.get(negative)
-        strays = spread(one.influences, None if other is None else other.influences)
-        usable = one.usable if other is None else one.usable * other.usable
+        if other is None:
+            usable, columns = one.usable, spread(one.influences).columns()
+        else:
+            skew = (one.skewness + other.skewness) / 2
+            usable = one.usable * other.usable
+            columns = difference_spread(one.influences, other.influences, skew).columns()
         alpha = 1.0 if negative == WRONG else float(ev.alpha)
-        columns = strays.columns()
+        mixture = accuracy, torch.tensor(alpha, dtype=torch.float64), ev.beta[0]
         for row, metric in enumerate(metrics):
             if not usable[row]:
                 continue
             at_recall, fewest = "recall" in metric.parameters, _fewest(one.influences, metric, negative)
+            least = float(metric.least(*mixture)) if metric.least else 0.0
             most = largest_risk(accuracy, alpha, beta, ev.recall if at_recall else 0.0) if metric.of_mixture else 1.0
-            # A perfect ranking has an AURR of 0, whatever the order among those that are rejected.
+            # A perfect ranking has an AURR of 0, whatever the order of what it rejects.
             judged = names.index("aurr") if metric.of_mixture and not at_recall else row
             both = [one] if other is None else [one, other]
             column = columns[:, row]
             if columns[0, judged] <= _ROUNDING**2 and all(still(each.influences, judged) for each in both):
-                # Both scores agree on every sample; allow for three unseen ones (rule of three).
+                # No sample has an influence; allow for three unseen ones (rule of three).
                 column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:
-                # A share of few negatives moves in jumps, which two scores that agree on all of them do not show.
-                column = even_spread(column[0] + max(one.grains[row], other.grains[row]), column[1])
-            found[negative, metric.name] = np.append(column, [fewest, most, at_recall])
+                # A share of few negatives moves in steps, which do not show where two scores agree on all of them.
+                column = even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
+            found[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
     return found
 
 
-def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[FigureKey, Floats]) -> None:
-    """Move the low ends of AURC, and of what differs from it by a constant, to where many samples would have it."""
+def _take_out_bias(asked: Request, placed: Mapping[str, Placed], strays: Mapping[FigureKey, Floats]) -> None:
+    """Take the bias of few samples out of AURC, and out of what differs from it by a constant."""
     ev = asked.ev
     over = {
         n: float(overhang(placed[n].ranking, 1.0 if n == WRONG else float(ev.alpha), ev.beta)) for n in asked.ranked
@@ -310,11 +322,11 @@ def _lower_steps(asked: Request, placed: Mapping[str, Placed], strays: Mapping[F
         over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
     for (negative, name), numbers in strays.items():
         if _metric(name).derivative is derivatives.aurc:
-            numbers[_LOW_SHIFT] -= over[negative]
+            numbers[_SHIFTS] -= over[negative]
 
 
 def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
-    """The figures of some rows in each draw, (rows, draws)."""
+    """Some rows' figures in each draw, (rows, draws)."""
     ev, wanted = asked.ev, frame.iloc[rows]
     scores, negatives = (list(dict.fromkeys(wanted[name])) for name in ("score", "negative"))
     sets = dict.fromkeys([*negatives, *(ev.ood if MEAN in negatives else ())])
@@ -339,7 +351,7 @@ def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> 
 
 
 def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
-    """The figures of some rows, of metrics of the ID data, in each draw, (rows, draws)."""
+    """Some rows' figures in each draw, for metrics of the ID data, (rows, draws)."""
     ev, wanted = asked.ev, frame.iloc[rows]
     metrics = [_metric(label) for label in dict.fromkeys(wanted["metric"])]
     draw = partial(bootstrap_id_metrics, metrics, recall=ev.recall, draws=asked.draws, seed=asked.seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 import pandas as pd
 import torch
@@ -32,21 +32,14 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
-from sirc.metrics import (
-    Placed,
-    Ranking,
-    SortedID,
-    as_flags,
-    as_scores,
-    sorted_scores,
-)
+from sirc.metrics import Placed, Ranking, SortedID, as_flags, as_scores, sorted_scores
 from sirc.progress import Progress
 from sirc.scores import Scorer
 
 if TYPE_CHECKING:
     from sirc.evaluation.premise import Assumptions
 
-_RANKINGS = 64  # sorted scores kept for curves and sweeps; the oldest goes first
+_RANKINGS = 64  # rankings kept for curves and sweeps; the oldest is dropped first
 
 
 @overload
@@ -55,12 +48,8 @@ def evaluate(
     test: Data | None = None,
     ood: OodSets | None = None,
     *,
-    alpha: ArrayLike = 0.5,
-    beta: ArrayLike = 0.5,
     scores: Sequence[str] | None = None,
-    groups: Mapping[str, Sequence[str]] | None = None,
-    pool: Pool = "samples",
-    recall: float = 0.95,
+    **settings: Unpack[Settings],
 ) -> Evaluation: ...
 
 
@@ -71,14 +60,10 @@ def evaluate(
     ood: OodSets | None = None,
     *,
     spill: PathLike,
-    alpha: ArrayLike = 0.5,
-    beta: ArrayLike = 0.5,
     scores: Sequence[str] | None = None,
-    groups: Mapping[str, Sequence[str]] | None = None,
-    pool: Pool = "samples",
-    recall: float = 0.95,
     device: torch.device | str = "cpu",
     progress: Progress | bool | None = None,
+    **settings: Unpack[Settings],
 ) -> SpilledEvaluation: ...
 
 
@@ -104,18 +89,25 @@ def evaluate(
     `{set: {score: confidence}}`.
 
     `alpha` (the share of ID input) and `beta` (the cost of accepting ID✗, 1 − β that of OOD) are numbers or arrays.
-    `scores` picks some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
+    `scores` selects some of the scorer's specs. `groups` names unions of OOD sets, `{"Close": [...], "Far": [...]}`;
     `pooled` is the union of all. In a union, `pool="samples"` weighs samples equally, `"datasets"` sets equally.
 
-    `spill` is a folder for what does not fit in memory. All data must then be stores; their shards are scored on
-    `device`, and confidences lie in the folder, sorted. The table is the same, and memory does not grow with the rows.
-    The same call goes on from what a stopped one left in the folder, and inside `sirc.distributed.process_group()` the
-    processes share the work.
+    `spill` is a folder for confidences that do not fit in memory. All data must then be stores, whose shards are scored
+    on `device`. The table is the same, and memory does not grow with the rows. The same call resumes what a stopped one
+    left in the folder. Inside `sirc.distributed.process_group()` the processes share the work.
+
+    Example:
+        >>> import sirc
+        >>> given = {"msp": ([0.9, 0.8, 0.6, 0.7], [True, True, True, False])}
+        >>> ev = sirc.evaluate(given, ood={"noise": {"msp": [0.65, 0.2]}})
+        >>> aurocs = ev.table.query("metric == 'auroc'").set_index("negative")["value"]
+        >>> aurocs.round(3).to_dict()
+        {'wrong': 0.667, 'noise': 0.833, 'OOD mean': 0.833, 'pooled': 0.833}
     """
     if spill is None and torch.device(device).type != "cpu":
         raise ValueError(
-            f"`device` is where spilled stores are scored; got {device} without `spill`. Pass `spill=` too, or outputs "
-            "that are on the device"
+            f"`device` is for stores that are spilled; got {device} without `spill`. Pass `spill=` too, or outputs on "
+            "the device"
         )
     settings = Settings(alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
     if spill is not None:
@@ -127,7 +119,16 @@ def evaluate(
 
 @final
 class Evaluation(Tabulated):
-    """Confidences of the three kinds of input by several scores, and every figure that follows from them."""
+    """The confidences of several scores on ID and OOD data, and every figure that follows; `sirc.evaluate` makes it.
+
+    Example:
+        >>> import sirc
+        >>> ev = sirc.Evaluation({"msp": [0.9, 0.8, 0.7]}, [True, True, False], {"noise": {"msp": [0.1, 0.75]}})
+        >>> ev
+        Evaluation(1 scores; 2 correct, 1 wrong; noise 2)
+        >>> ev.ranking("msp", "noise").auroc("ood")
+        1.0
+    """
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class Evaluation(Tabulated):
     ) -> None:
         check_type("confidences", confidences, Mapping, "a dict of confidences by score")
         check_type("ood", ood, Mapping, "a dict of OOD sets, each with confidences by score")
-        # Copied: metrics are computed when asked for, and must not change with the caller's arrays.
+        # Copied, as metrics are computed later and must not change with the caller's arrays.
         self.confidences = {s: as_scores(f"confidence of {quoted(s)}", c).clone() for s, c in confidences.items()}
         super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
@@ -200,12 +201,12 @@ class Evaluation(Tabulated):
         scores: Sequence[str] | None = None,
         negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric with its standard error `se`, its interval `low`…`high`, and the `method` that gave them.
+        """Every metric with its standard error `se`, its interval `low`…`high`, and the `method` behind them.
 
-        Analytic, from the influence of each sample, with ID✓, ID✗ and each OOD set as strata; the error on ID data has
-        Wilson's interval. What has no derivative or too few samples for one, and all with `method="bootstrap"`, has the
-        percentiles of a stratified bootstrap, which leaves out metrics of the ID data. `scores` and `negatives` pick
-        those of interest.
+        `analytic` intervals come from the influence of each sample, with ID✓, ID✗ and each OOD set as strata; the error
+        on ID data has Wilson's interval. Metrics without a derivative, or with too few samples, have the percentiles of
+        a stratified `bootstrap`. With `method="bootstrap"` all have, and metrics of the ID data are left out.
+        `scores` and `negatives` select rows.
         """
         return bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
 
@@ -222,11 +223,20 @@ class Evaluation(Tabulated):
         scores: Sequence[str] | None = None,
         negatives: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Every metric against a baseline's on the same samples, or those of some scores and negatives only.
+        """Every metric of each other score against the baseline's, on the same samples.
 
-        `difference` to the baseline, its standard error `se`, its interval `low`…`high`, `wins`, the probability that
-        the score is the better one as far as these samples tell, and `method` as of `intervals`. In a bootstrap `wins`
-        is the share of draws in which the score is the better one (equal ones count half).
+        The columns are the `difference` to the baseline, its standard error `se`, its interval `low`…`high`, `wins`
+        (the probability that the score is better, given these samples) and `method`, as for `intervals`. In a bootstrap
+        `wins` is the share of draws in which the score is better; ties count half.
+
+        Example:
+            >>> import numpy as np
+            >>> import sirc
+            >>> noise, right = np.random.default_rng(0).normal(size=(2, 500)), np.arange(500) < 400
+            >>> ev = sirc.evaluate({"old": (right + 2 * noise[0], right), "new": (right + noise[1], right)})
+            >>> row = ev.compare("old").query("metric == 'auroc'").iloc[0]
+            >>> row.score, round(float(row.difference), 2), bool(row.low > 0)
+            ('new', 0.21, True)
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
@@ -240,7 +250,7 @@ class Evaluation(Tabulated):
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.
 
-        The share of ID rows below a and the sensitivity to a and b need the scorer that the evaluation was made with.
+        The share of ID rows below a, and the sensitivity to a and b, need the scorer behind the evaluation.
         """
         from sirc.evaluation.premise import of_evaluation
 
@@ -249,10 +259,18 @@ class Evaluation(Tabulated):
     def report(
         self, path: PathLike, *, title: str | None = None, notes: Sequence[str] = (), overwrite: bool = False
     ) -> Path:
-        """Write one HTML file in which α, β, the recall and the mix of OOD sets can be changed, and give its path.
+        """Write one HTML file in which α, β, the recall and the mix of OOD sets can be changed; returns its path.
 
-        It opens from disk and needs no network. `notes` are lines under its title. Several runs or models go on one
-        page with `sirc.report.page.report`.
+        It opens from disk and needs no network. `notes` are lines under its title. `sirc.report.page.report` puts
+        several runs or models on one page.
+
+        Example:
+            >>> import tempfile
+            >>> import sirc
+            >>> ev = sirc.Evaluation({"msp": [0.9, 0.8, 0.7]}, [True, True, False], {"noise": {"msp": [0.1, 0.75]}})
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     ev.report(f"{folder}/report.html").name
+            'report.html'
         """
         from sirc.report.page import report
 
@@ -269,7 +287,7 @@ class Evaluation(Tabulated):
         return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        """Gives the rankings of one score; on the CPU, ID and each OOD set are sorted once for all of them."""
+        """A function that ranks one score; on the CPU, ID and each OOD set are sorted once for all negatives."""
         tensors = [self.confidences[score], *(by_score[score] for by_score in self.ood.values())]
         if any(values.device.type != "cpu" for values in tensors):
             return partial(self._rank, score)
@@ -292,8 +310,15 @@ class Evaluation(Tabulated):
 def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:
     """The tables of several training runs as one: `mean`, `std` (sample, n − 1), `low` and `high` (± 2 std), `runs`.
 
-    Takes evaluations or their tables, which must have the same rows. A table with a column `seed` holds the runs of
-    several seeds, and models in a column `model` stay apart. One run alone has no std: it is NaN.
+    Takes evaluations or their tables, which must have the same rows. A table with a column `seed` holds one run for
+    each seed; models in a column `model` stay apart. The std of a single run is NaN.
+
+    Example:
+        >>> import sirc
+        >>> right = [True, True, False]
+        >>> runs = [sirc.evaluate({"msp": (confidence, right)}) for confidence in ([0.9, 0.8, 0.7], [0.9, 0.6, 0.7])]
+        >>> sirc.combine(runs).query("metric == 'auroc'")[["mean", "low", "high", "runs"]].round(3).to_dict("records")
+        [{'mean': 0.75, 'low': 0.043, 'high': 1.457, 'runs': 2}]
     """
     if isinstance(runs, Tabulated | pd.DataFrame) or not iterates(runs):
         raise ValueError(f"`runs` must be a list of evaluations or of their tables; got {type(runs).__name__}")
@@ -309,8 +334,8 @@ def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:
     keys = [*(["model"] if "model" in tables[0].columns else []), *COLUMNS[:-1]]
     if any(table.duplicated(keys).any() for table in tables):
         raise ValueError(
-            "a run has the same row twice: keep runs apart, as a list of tables or by a column `seed`, and models by a "
-            "column `model`"
+            "each row of a run must be there once; got one twice. Pass runs as a list of tables or with a column "
+            "`seed`, and models with a column `model`"
         )
     rows = pd.concat(tables, ignore_index=True).groupby(keys, sort=False, dropna=False)["value"]
     combined = rows.agg(mean="mean", std="std", runs="count")

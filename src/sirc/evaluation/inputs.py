@@ -1,4 +1,4 @@
-"""Inputs of an evaluation, read and checked: confidences on ID and OOD data, α and β, names of scores and groups."""
+"""Inputs of an evaluation, checked: confidences on ID and OOD data, α and β, names of scores and groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Data: TypeAlias = Outputs | OutputStore | Iterable[object]
 ConfidenceArrays: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
 """Confidences from elsewhere, `{score: (confidence, correct)}`."""
 OodSets: TypeAlias = Mapping[str, Data | Mapping[str, ArrayLike]]
-"""Outputs of each OOD set for a scorer, or with confidences from elsewhere `{set: {score: confidence}}`."""
+"""Outputs of each OOD set for a scorer, or confidences from elsewhere, `{set: {score: confidence}}`."""
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
 WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
@@ -30,7 +30,7 @@ WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 def id_confidences(
     scorer: Scorer | ConfidenceArrays, data: Data | None, scores: Sequence[str] | None, name: str
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Confidences on ID data, an argument called `name`, by score; and which predictions are right."""
+    """Confidences by score on ID data, the argument `name`, and which predictions are right."""
     what = "a `Scorer`, or {score: (confidence, correct)}"
     check_type("scorer", scorer, Scorer | Mapping, what, "Make one with `sirc.fit`")
     known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
@@ -42,8 +42,8 @@ def id_confidences(
         return score_labelled(scorer.only(wanted), name, data)
     if data is not None:
         raise ValueError(
-            f"with confidences from elsewhere, `{name}` is part of them: pass `{{score: (confidence, correct)}}` and "
-            "`ood={set: {score: confidence}}`"
+            f"`{name}` must be left out with confidences from elsewhere, which hold it: pass `{{score: (confidence, "
+            "correct)}` and `ood={set: {score: confidence}}`"
         )
     confidences: dict[str, Tensor] = {}
     flags: list[Tensor] = []
@@ -66,7 +66,7 @@ def id_confidences(
 def score_labelled(
     scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data | None
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The columns that a scorer makes of labelled ID data, and which predictions are right."""
+    """The scores of labelled ID data, and which predictions are right."""
     if not isinstance(data, Outputs) and not iterates(data):
         got = "none" if data is None else type(data).__name__
         raise ValueError(f"`{name}` must be labelled ID outputs, a store or batches of them; got {got}")
@@ -86,16 +86,16 @@ def score_labelled(
 
 
 def check_fresh(scorer: Scorer, name: str, data: object) -> None:
-    """Refuse rows that the scorer was fitted on; a generator can be read only once, so its rows are not checked."""
+    """Refuse rows that the scorer was fitted on; not checked for a generator, which can be read only once."""
     if isinstance(data, Outputs | OutputStore | list | tuple) and len(data) and (share := scorer.seen(data)) > 0.01:
         raise ValueError(
-            f"`{name}` must be rows that the scorer was not fitted on; about {share:.0%} of them are. On its own rows "
-            "a fitted score looks better than it is: pass data that the fit did not see"
+            f"`{name}` must be rows that the scorer was not fitted on; got about {share:.0%} that were. A score looks "
+            "better than it is on rows that it was fitted on: pass other data"
         )
 
 
 def as_sets(ood: Mapping[str, Set] | None) -> Mapping[str, Set]:
-    """OOD sets by name; none is an empty dict."""
+    """OOD sets by name; None becomes an empty dict."""
     check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': outputs}`")
     return ood or {}
 
@@ -144,13 +144,11 @@ def check_set(name: str, by_score: Mapping[str, ArrayLike], scores: Sequence[str
 def check_groups(
     groups: Mapping[str, Sequence[str]], sets: Sequence[str], also_taken: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Groups of OOD sets, whose names must differ from those of the sets."""
+    """Groups of OOD sets; their names must differ from those of the sets."""
     check_type("groups", groups, Mapping, "a dict of lists of OOD sets")
     for name in (*sets, *groups):
         if name in (WRONG, MEAN, POOLED, *also_taken):
-            raise ValueError(
-                f"{quoted(name)} has a meaning of its own in the table; name the OOD set or group otherwise"
-            )
+            raise ValueError(f"{quoted(name)} has its own meaning in the table; give the OOD set or group another name")
     for name, members in groups.items():
         if name in sets:
             raise ValueError(f"{quoted(name)} names both an OOD set and a group; rename one of them")
@@ -162,7 +160,7 @@ def check_groups(
 
 
 def check_level(level: float) -> None:
-    """Require the level of an interval."""
+    """Require a level between 0 and 1."""
     if not 0 < check_fraction("level", level) < 1:
         raise ValueError(f"`level` must lie between 0 and 1, such as 0.95; got {level:g}")
 
@@ -175,12 +173,12 @@ def group_sizes(correct: Tensor, ood: Mapping[str, Mapping[str, Tensor]]) -> dic
 
 
 def json_rows(table: pd.DataFrame) -> list[dict[Hashable, object]]:
-    """The rows of a table as JSON values; NaN is None."""
+    """The rows of a table as JSON values; NaN becomes None."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def parse_or_none(name: str) -> Spec | None:
-    """Read a name as a spec; confidences from elsewhere may have names that are not specs."""
+    """The spec of a name, or None: confidences from elsewhere may have any name."""
     try:
         return parse(name)
     except ValueError:
@@ -188,7 +186,7 @@ def parse_or_none(name: str) -> Spec | None:
 
 
 def as_names(names: Sequence[str]) -> list[str]:
-    """A list of names; one name alone counts as a list of one."""
+    """A list of names; a single name becomes a list of one."""
     found: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
     if not all(isinstance(name, str) for name in found):
         raise ValueError(f"names of scores, sets or groups must be a list of texts; got {quoted(names)}")
@@ -196,7 +194,7 @@ def as_names(names: Sequence[str]) -> list[str]:
 
 
 def as_fractions(name: str, value: ArrayLike) -> Tensor:
-    """Distinct fractions as a 1-D float64 tensor; a float32 0.3 is taken for the 0.3 that was meant."""
+    """Distinct fractions as a 1-D float64 tensor; a float32 0.3 becomes the float64 0.3."""
     check_unit_interval(name, value)
     fractions = as_tensor(name, value).cpu()
     if fractions.dim() > 1:

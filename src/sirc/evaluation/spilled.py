@@ -1,4 +1,4 @@
-"""Evaluation of stores that do not fit in memory: their confidences lie on disk, sorted in parts."""
+"""Evaluation of stores that do not fit in memory: their confidences are on disk, in sorted parts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _VALUES = 1 << 24  # confidences in a part, of all scores together
 
 @final
 class SpilledEvaluation(Tabulated):
-    """The table, sweeps and curves of stores whose confidences lie in a folder; `sirc.evaluate(…, spill=…)` makes it.
+    """The table, sweeps and curves of stores whose confidences are in a folder; `sirc.evaluate(…, spill=…)` makes it.
 
-    The folder has 8 bytes for each row and score, and each ranking takes 20 more for each of its rows while it is in
-    use. Delete it when no more figures are wanted. A curve has a point for each row, in memory.
+    The folder takes 8 bytes for each row and score, and a ranking 20 more for each of its rows while it is in use.
+    Delete the folder when you need no more figures. A curve holds a point for each row in memory.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SpilledEvaluation(Tabulated):
     def ranking(self, score: str, negative: str = POOLED) -> Ranking:
         """The `Ranking` of a score with one OOD set, one group, or `pooled` as the OOD data (with `wrong`: none).
 
-        Its counts lie on disk, as long as it is in use.
+        Its counts are on disk as long as it is in use.
         """
         self._check_score(score)
         column = self.scores.index(score)
@@ -119,21 +119,21 @@ class SpilledEvaluation(Tabulated):
 
         if hasattr(Evaluation, name):
             raise AttributeError(
-                f"an evaluation on disk has no `{name}`, which needs the rows: evaluate in memory for it, without "
-                "`spill`, and some of the rows if not all fit"
+                f"an evaluation on disk has no `{name}`, which needs all rows in memory: evaluate without `spill`, on "
+                "some of the rows if not all fit"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _place(folder: Path, name: str, made: Mapping[str, str]) -> Path:
-    """The folder of a set, whose name may have anything in it, scored in this way: others may use the same folder."""
+    """The folder of a set that was scored in this way; the name may hold any character, and others share `folder`."""
     mark = hashlib.sha256(json.dumps([name, made]).encode()).hexdigest()[:16]
     return folder / f"{name.partition(' ')[0]}-{mark}"
 
 
 @final
 class _SortedStore:
-    """The confidences of one store in parts, each of some shards: sorted, by group and score."""
+    """The confidences of one store, in parts of some shards each, sorted by group and score."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _SortedStore:
         return self._about[number]
 
     def write(self, number: int, device: torch.device) -> None:
-        """Score the shards of a part, unless it is there."""
+        """Score the shards of a part, unless that was done."""
         if self._parts.has(number, self._described(number)):
             return
         columns: dict[str, list[Tensor]] = {}
@@ -185,7 +185,7 @@ class _SortedStore:
         self._parts.write(number, tensors, self._described(number))
 
     def open(self) -> None:
-        """Find the runs of all parts, which processes may have written that are not this one."""
+        """Find the runs of all parts, which other processes may have written."""
         self._runs = {}
         for number in self.numbers:
             path = self._parts.path(number)
@@ -197,7 +197,7 @@ class _SortedStore:
             raise ValueError(f"`{self._name}` must have at least one row; all of its items were skipped")
 
     def runs(self, group: str, column: int) -> list[SortedRun]:
-        """Those of `correct` and `wrong`, or of `ood`, by the score with this number."""
+        """The runs of a group, `correct`, `wrong` or `ood`, for the score with this number."""
         return self._runs[f"{group} {column}"]
 
     @property
@@ -207,6 +207,6 @@ class _SortedStore:
         return {group: sum(map(len, self.runs(group, 0))) for group in groups}
 
     def warn_of_labels(self) -> None:
-        """Warn if the labels are probably not what the network's outputs stand for."""
+        """Warn if the labels probably do not match the network's outputs."""
         if doubt := doubt_of_store(self._name, self._store):
             warn(doubt)

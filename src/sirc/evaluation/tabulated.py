@@ -20,7 +20,7 @@ Pool = Literal["samples", "datasets"]
 Row = tuple[str, str, str, float, float, float]
 
 
-class Settings(TypedDict):
+class Settings(TypedDict, total=False):
     """Settings of an evaluation besides its data, as `sirc.evaluate` takes them."""
 
     alpha: ArrayLike
@@ -31,11 +31,11 @@ class Settings(TypedDict):
 
 
 class Tabulated(ABC):
-    """Scores on ID data and OOD sets, wherever their confidences lie, and the figures that follow from rankings."""
+    """Scores on ID data and OOD sets, in memory or on disk, and the figures that follow from their rankings."""
 
     def __init__(self, scores: Sequence[str], sets: Sequence[str], **settings: Unpack[Settings]) -> None:
         if ORACLE in scores:
-            raise ValueError(f"{ORACLE!r} names the best possible curve; name the score otherwise")
+            raise ValueError(f"{ORACLE!r} is the name of the best possible curve; give the score another name")
         if not scores:
             raise ValueError("at least one score is needed; got none")
         self.scores = list(scores)
@@ -61,7 +61,7 @@ class Tabulated(ABC):
 
     @abstractmethod
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        """Gives the rankings of one score, each asked for once."""
+        """A function that ranks one score with a negative; it is called once for each."""
 
     def __repr__(self) -> str:
         right, wrong, *_ = (sizes := self.sizes).values()
@@ -79,7 +79,14 @@ class Tabulated(ABC):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Every metric: score, negative, metric, alpha, beta (NaN where they play no part), value (a fraction)."""
+        """Every metric: score, negative, metric, alpha, beta (NaN if the metric has none), value (a fraction).
+
+        Example:
+            >>> import sirc
+            >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.7, 0.85], [True, True, True, False])})
+            >>> ev.table.query("metric in ['error', 'auroc']")["value"].round(3).tolist()
+            [0.25, 0.333]
+        """
         if self._table is None:
             rows = [row for score in self.scores for row in self._all_rows(score)]
             self._table = pd.DataFrame(rows, columns=COLUMNS)
@@ -95,6 +102,13 @@ class Tabulated(ABC):
         """Every metric of the mixture on the whole (α, β) grid, for `pooled` and each group (or those in `groups`).
 
         Without OOD data it is for `wrong`, and α must be 1.
+
+        Example:
+            >>> import sirc
+            >>> ev = sirc.evaluate({"msp": ([0.9, 0.8, 0.6], [True, True, False])}, ood={"noise": {"msp": [0.7, 0.85]}})
+            >>> sweep = ev.sweep(alphas=[0.2, 0.5, 0.8], betas=[0.5])
+            >>> sweep.query("metric == 'aurr'")["value"].round(3).tolist()
+            [0.188, 0.107, 0.039]
         """
         a, b = as_fractions("alphas", alphas), as_fractions("betas", betas)
         wanted = ([POOLED, *self.groups] if self.sets else [WRONG]) if groups is None else as_names(groups)
@@ -121,7 +135,7 @@ class Tabulated(ABC):
         beta: float | None = None,
         scores: Sequence[str] | None = None,
     ) -> dict[str, Curve]:
-        """The curve of each score, by default on all OOD data; with `risk_coverage` also that of the `oracle`."""
+        """The curve of each score, by default with all OOD data; `risk_coverage` also has the `oracle`'s."""
         negative = (POOLED if self.sets else WRONG) if negative is None else negative
         check_choice("kind", kind, ("risk_recall", "risk_coverage"))
         a, b = self._one("alpha", alpha), self._one("beta", beta)
@@ -137,7 +151,7 @@ class Tabulated(ABC):
     def _rows(self, score: str, negatives: Sequence[str], rank: Callable[[str], Ranking]) -> list[Row]:
         """Rows of the table, from rankings with each negative (for the mean over sets, with each set)."""
         sets = self.sets if MEAN in negatives else ()
-        # Without OOD data the mixture is all ID: plain selective classification.
+        # Against ID✗ the input is all ID: plain selective classification.
         alone = torch.ones(1, dtype=torch.float64)
         cells = {}
         for name in dict.fromkeys([*negatives, *sets]):
@@ -150,7 +164,7 @@ class Tabulated(ABC):
         return [(score, negative, *cell) for negative in negatives for cell in cells[negative]]
 
     def _cells(self, ranking: Ranking, negative: Negative, alpha: Tensor) -> list[tuple[str, float, float, float]]:
-        """Each metric, at each α and β if it depends on them; those of the ID data alone stand with `wrong`."""
+        """Each metric, at each α and β if it depends on them; metrics of the ID data only for `wrong`."""
         nan = torch.tensor([torch.nan])
         cells = []
         for metric in all_metrics():

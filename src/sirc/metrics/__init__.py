@@ -7,7 +7,7 @@ from sirc.metrics.areas import largest_risk
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
-from sirc.metrics.derivatives import overhang, resolved, window
+from sirc.metrics.derivatives import BEYOND, overhang, resolved, window
 from sirc.metrics.influence import (
     Estimate,
     Influences,
@@ -16,10 +16,12 @@ from sirc.metrics.influence import (
     area_interval,
     covariance,
     difference_interval,
+    difference_spread,
     even_spread,
     grain,
     mean_influences,
     share_interval,
+    skewness,
     spread,
     still,
 )
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
 
 __all__ = [
+    "BEYOND",
     "Curve",
     "Estimate",
     "Influences",
@@ -58,6 +61,7 @@ __all__ = [
     "covariance",
     "derivatives",
     "difference_interval",
+    "difference_spread",
     "draws_of",
     "even_spread",
     "find_metric",
@@ -74,6 +78,7 @@ __all__ = [
     "ranking_of_runs",
     "resolved",
     "share_interval",
+    "skewness",
     "sorted_scores",
     "spearman",
     "spread",

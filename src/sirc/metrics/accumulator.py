@@ -1,4 +1,4 @@
-"""Streaming accumulator of the metrics for training loops; a `torchmetrics.Metric` where that is installed."""
+"""Streaming accumulator of the metrics for training loops; a `torchmetrics.Metric` if that is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sirc.metrics.registry import Metric, all_metrics
 
 
 class _Plain:
-    """The little of `torchmetrics.Metric` that the accumulator uses."""
+    """The few methods of `torchmetrics.Metric` that the accumulator uses."""
 
     def __init__(self) -> None:
         self._defaults: dict[str, list[Tensor]] = {}
@@ -27,7 +27,7 @@ class _Plain:
         setattr(self, name, list(default))
 
     def set_dtype(self, dtype: torch.dtype) -> None:
-        """States are already of the one type that `update` gives them."""
+        """Nothing to do: `update` gives states their type."""
 
     def reset(self) -> None:
         for name, default in self._defaults.items():
@@ -44,15 +44,17 @@ else:
 
 
 class SelectiveMetrics(_Base):
-    """Collect confidences batch by batch and give all metrics at the end.
+    """Collects confidences batch by batch and computes all metrics at the end.
 
-    ```python
-    metric = SelectiveMetrics(alpha=0.5, beta=0.5)
-    metric.update(confidence, correct, is_ood)
-    metric.compute()["aurr"]
-    ```
+    Across processes, torchmetrics gathers the batches; without it, use `merge`.
 
-    Across processes, torchmetrics gathers the batches by itself; without it, `merge` takes in another accumulator.
+    Example:
+        >>> import sirc
+        >>> metric = sirc.SelectiveMetrics(alpha=0.5, beta=0.5)
+        >>> metric.update([0.9, 0.8, 0.4], correct=[True, True, False])
+        >>> metric.update([0.85, 0.1], correct=[False, False], is_ood=[True, True])
+        >>> {name: float(value) for name, value in metric.compute().items() if name.startswith("auroc")}
+        {'auroc_wrong': 1.0, 'auroc_ood': 0.75}
     """
 
     full_state_update = False
@@ -67,42 +69,42 @@ class SelectiveMetrics(_Base):
         self.recall = check_fraction("recall", recall)
         self.add_state("confidence", default=[], dist_reduce_fx="cat")
         self.add_state("group", default=[], dist_reduce_fx="cat")
-        # One type for all states: processes gather only what agrees, an idle one an empty state of this type.
+        # Processes gather only states of one type, and a process without batches has an empty state of this type.
         self.set_dtype(torch.float64)
 
     def update(self, confidence: ArrayLike, correct: ArrayLike, is_ood: ArrayLike | None = None) -> None:
-        """Take in a batch: confidences, whether each prediction is right, whether each input is OOD (by default none).
+        """Add a batch: confidences, whether each prediction is right, and whether each input is OOD (by default none).
 
-        What `correct` says of an OOD input does not matter.
+        `correct` is ignored for OOD inputs.
         """
         scores = as_scores("confidence", confidence)
         right = as_flags("correct", correct, scores)
         outside = torch.zeros_like(right) if is_ood is None else as_flags("is_ood", is_ood, scores)
-        # Copied, as the caller may fill the same memory with the next batch.
+        # Copied, as the caller may reuse the memory for the next batch.
         self.confidence.append(scores.to(torch.float64, copy=True))
         self.group.append(torch.where(outside, 2.0, torch.where(right, 0.0, 1.0)).double())
 
     def merge(self, other: SelectiveMetrics) -> SelectiveMetrics:
-        """Take in all that another accumulator has seen; returns itself."""
+        """Add everything that another accumulator has seen; returns itself."""
         check_type("other", other, SelectiveMetrics, "a SelectiveMetrics")
         mine, theirs = ((m.alpha, m.beta, m.recall) for m in (self, other))
         if mine != theirs:
-            raise ValueError(f"accumulators merge when α, β and recall are the same; got {mine} and {theirs}")
+            raise ValueError(f"accumulators merge only with the same α, β and recall; got {mine} and {theirs}")
         self.confidence = [*_parts(self.confidence), *_parts(other.confidence)]
         self.group = [*_parts(self.group), *_parts(other.group)]
-        # torchmetrics keeps the last result until the next update, and warns of a metric without any.
+        # torchmetrics keeps its last result until the next update, and warns of a metric without updates.
         self._computed, self._update_count = None, self._update_count + other._update_count
         return self
 
     def ranking(self) -> Ranking:
-        """The `Ranking` of all that was seen, for any other α, β or threshold."""
+        """The `Ranking` of everything seen so far, for any other α, β or threshold."""
         return Ranking(*self._scores())
 
     def compute(self) -> dict[str, Tensor]:
-        """All metrics that the inputs so far allow: without OOD inputs, those of the mixture only for α = 1.
+        """All metrics that the inputs so far allow.
 
-        `error` alone without right predictions, nothing without ID inputs: a batch of them, such as `forward` looks
-        at by itself, may have none.
+        Without OOD inputs, metrics of the mixture are included only for α = 1. Without right predictions there is only
+        `error`, and without ID inputs nothing: the single batch that `forward` evaluates may have none.
         """
         scores = self._scores()
         if not len(scores[0]):
@@ -121,7 +123,7 @@ class SelectiveMetrics(_Base):
     def _scores(self) -> list[Tensor]:
         """The scores of ID✓, ID✗ and OOD."""
         if not _parts(self.confidence):
-            raise ValueError("nothing was seen yet: call `update` first")
+            raise ValueError("there is nothing to compute yet: call `update` first")
         scores, group = torch.cat(_parts(self.confidence)), torch.cat(_parts(self.group))
         return [scores[group == number] for number in range(3)]
 

@@ -1,7 +1,7 @@
 """Arithmetic of selective classification on accepted shares: coverage, risk, the oracle, areas under curves.
 
-Arrays run along their last axis over thresholds, the strictest first, and start with the point where nothing is
-accepted, (…, 1 + m). c, x, o are the accepted shares of ID✓, ID✗ and OOD; p is the accuracy on ID data.
+The last axis of an array runs over thresholds, the strictest first, after a point that accepts nothing, (…, 1 + m).
+c, x, o are the accepted shares of ID✓, ID✗ and OOD; p is the accuracy on ID data.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def trapezoids(steps: Tensor, y: Tensor) -> Tensor:
 
 
 def halfway(share: Tensor) -> Tensor:
-    """The share above each threshold, the first point left out, with half of what stands at it."""
+    """The share above each threshold plus half of that at it; `share` has no point before the first threshold."""
     half = share / 2
     half[..., 1:] += half[..., :-1].clone()
     return half
 
 
 def first_reaching(share: Tensor, target: float) -> Tensor:
-    """The first point whose share is at least the target; the last point, should rounding leave it short."""
+    """The first point whose share is at least the target; the last point, if rounding leaves it short."""
     return (share < target).sum(-1).clamp_max(share.shape[-1] - 1)
 
 
 def least_reaching(share: float, total: int) -> int:
-    """The least count whose share of the total, as a float64, is at least this: 19/20 reaches 0.95, not 0.95·20."""
+    """The smallest count with count/total ≥ share in float64: 19 of 20 reach 0.95, although 0.95·20 rounds above 19."""
     near = math.ceil(share * total)
     return next(count for count in (near - 1, near, near + 1) if count / total >= share)
 
 
 def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The oracle's order: the mass of ID✓, then the mass and the cost of the cheaper mistake, the cost of the other."""
+    """The oracle's order: the mass of ID✓, the mass and the cost of the cheaper mistake, the cost of the other one."""
     alpha, beta = torch.as_tensor(alpha, dtype=torch.float64), torch.as_tensor(beta, dtype=torch.float64)
     first = torch.where(beta <= 0.5, alpha * (1 - p), 1 - alpha)
     cheap, dear = torch.minimum(beta, 1 - beta), torch.maximum(beta, 1 - beta)
@@ -55,13 +55,13 @@ def oracle_parts(p: float, alpha: Number, beta: Number) -> tuple[Tensor, Tensor,
 
 
 def largest_risk(p: float, alpha: float, beta: float, recall: float = 0.0) -> float:
-    """The risk at a recall were all of ID✗ and OOD accepted; at a recall of 0 it bounds every risk and area."""
+    """The risk at a recall if all ID✗ and OOD were accepted; at a recall of 0 it bounds every area."""
     loss = beta * alpha * (1 - p) + (1 - beta) * (1 - alpha)
     return loss / (1 - alpha * p * (1 - recall)) if loss else 0.0
 
 
 def oracle_loss(coverage: Tensor, p: float, alpha: float, beta: float) -> Tensor:
-    """The least loss with which a coverage can be reached."""
+    """The smallest possible loss at each coverage."""
     good, first, cheap, dear = (part.to(coverage.device) for part in oracle_parts(p, alpha, beta))
     bad = (coverage - good).clamp_min(0)
     return cheap * bad.minimum(first) + dear * (bad - first).clamp_min(0)
@@ -70,21 +70,28 @@ def oracle_loss(coverage: Tensor, p: float, alpha: float, beta: float) -> Tensor
 def oracle_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
     """The area under the oracle's risk–coverage curve, in the limit of many samples: ∫ loss(k)/k dk.
 
-    Over the first mistakes the loss is cheap·(k − good), over the others cheap·first + dear·(k − knee). Steps that
-    each hold their last value have at least this area, as the oracle's risk rises: it bounds every AURC from below.
+    Over the cheaper mistakes the loss is cheap·(k − good), over the others cheap·first + dear·(k − knee). The oracle's
+    risk rises, so steps that hold their last value have at least this area: it bounds every AURC from below.
     """
     good, first, cheap, dear = oracle_parts(p, alpha, beta)
     knee = good + first
     tiny = torch.finfo(knee.dtype).tiny
-    # Masses of 0 multiply their logarithm by 0.
+    # The logarithm of a mass of 0 is multiplied by 0.
     rise = cheap * (first - good * torch.log(knee.clamp_min(tiny) / good.clamp_min(tiny)))
     rest = dear * (1 - knee) - (cheap * first - dear * knee) * torch.log(knee.clamp(tiny, 1.0))
     return rise + rest
 
 
+def oracle_generalised_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
+    """The area under the oracle's loss over coverage, ∫ loss(k) dk: it bounds every AUGRC from below."""
+    good, first, cheap, dear = oracle_parts(p, alpha, beta)
+    rest = 1 - good - first
+    return cheap * first * (first / 2 + rest) + dear * rest**2 / 2
+
+
 @final
 class Steps:
-    """A run of thresholds: the accepted shares, the first before the run, and their growth from each to the next."""
+    """A run of thresholds: the accepted shares, with one point before the run, and their growth at each threshold."""
 
     def __init__(self, shares: Tensor, p: float) -> None:
         self.shares, self._p = shares, p
@@ -117,12 +124,12 @@ class Steps:
             torch.mul(step, self.wrong[1:], out=columns[number])
             torch.mul(step, self.ood[1:], out=columns[3 + number])
         total = torch.empty(len(alpha), 6, dtype=torch.float64, device=alpha.device)
-        # One α at a time stays in a CPU's cache; elsewhere as many as fill the device.
+        # One α at a time stays in a CPU's cache; a GPU takes as many as fill it.
         size = 1 if alpha.device.type == "cpu" else max(1, _GPU_CHUNK // len(self.ood))
         for first in range(0, len(alpha), size):
             some = slice(first, first + size)
             covered = torch.lerp(self.ood[None, 1:], self.id_share[None, 1:], alpha[some, None])
-            # Where nothing is covered there is nothing to count.
+            # Where nothing is covered, nothing is counted.
             inverse = covered.reciprocal_().nan_to_num_(posinf=0.0)
             total[some] = inverse @ columns.T
         return total[:, [0, 3, 1, 2, 4, 5]]

@@ -1,7 +1,7 @@
-"""Exact binomial tails and their inverses, on which the guarantees of a threshold rest.
+"""Exact binomial tails and their inverses, for the guarantees of thresholds.
 
 With X ~ Binomial(n, p), P(X ≥ k) is the regularised incomplete beta function I_p(k, n − k + 1). Each tail is computed
-directly and never as 1 minus the other, so small ones keep all their digits. Arguments broadcast; results are 1-D.
+directly, never as 1 minus the other, so small tails keep all their digits. Arguments broadcast; results are 1-D.
 """
 
 from __future__ import annotations

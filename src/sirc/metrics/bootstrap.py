@@ -1,16 +1,16 @@
-"""Stratified bootstrap: metrics of resampled data from counts on a sorted order, with no sort per draw.
+"""Stratified bootstrap: metrics of resamples from counts in sorted order, without sorting each draw.
 
-A resample of a group is a count of how often each of its samples was drawn. Scores are sorted once. For each sample,
-in sorted order, it is known how many of every group rank at or above it, so the accepted shares at its score, in any
-resample, are looked up in running sums of the counts. The built-in metrics are means of such shares:
+A resample of a group counts how often each of its samples was drawn. Scores are sorted once, which gives for each
+sample how many of every group rank at or above it. So the accepted shares at its score, in any resample, are looked up
+in running sums of the counts. The built-in metrics are means of such shares:
 
     AUROC  = 1 − mean over ID✓ of the share of negatives above (equal ones half)
     AURR   = mean over ID✓ of the risk at its score          AURC = mean over all input of the risk at its score
 
 Risk is linear in β, so a whole (α, β) grid costs one reciprocal for each α and sample. Any other registered metric is
-computed by its own function on a `Ranking` of each resample: correct, but slower.
+computed by its own function on a `Ranking` of each resample, which is slower.
 
-The same counts serve every score, so that differences between scores are paired.
+All scores share the same counts, so differences between scores are paired.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Values = dict[str, Tensor]
 OodScores = Mapping[str, Mapping[str, Tensor]]
 """By OOD set and score, the confidences."""
 
-# Draws lie side by side in memory, so that one look-up serves all of a block. A block holds about this many counts
-# (on a CPU, what its cache does) and a number of draws within these bounds.
+# The draws of a block are side by side in memory, so one look-up serves them all. A block holds about this many counts
+# (on a CPU, what fits in its cache), and a number of draws within these bounds.
 _CPU_BLOCK, _GPU_BLOCK = 1 << 20, 1 << 26
 _FEWEST, _MOST_ON_CPU, _MOST_ON_GPU = 8, 64, 128
-_EXACT = 1 << 22  # counts that float32 tells apart by halves, with room to spare
-# Counts of a grid worked on at a time. On a CPU they stay in its cache, and are too few for PyTorch to divide among
-# threads: thousands of small operations that wait for one another's threads crawl on a machine that has other work.
+_EXACT = 1 << 22  # counts up to here are exact in float32, with room to spare
+# Counts of a grid worked on at a time. On a CPU they stay in its cache, and are too few for PyTorch to split among
+# threads: on a busy machine, thousands of small operations that wait for threads are slow.
 _CPU_CHUNK, _GPU_CHUNK = (1 << 15) - 1, 1 << 25
 
 
@@ -85,7 +85,7 @@ def bootstrap_metrics(
 def bootstrap_id_metrics(
     metrics: Sequence[Metric], confidence: Tensor, correct: Tensor, *, recall: float, draws: int, seed: int
 ) -> Values:
-    """By metric of the ID data, its value in each draw; ID✓ and ID✗ are drawn together, so that the error varies."""
+    """By metric of the ID data, its value in each draw; ID✓ and ID✗ are drawn together, so the error varies."""
     one = torch.ones(1, dtype=torch.float64)
     samples: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
     for block in Draws({"id": len(correct)}, draws, seed, correct.device).blocks():
@@ -130,10 +130,10 @@ def bootstrap_grids(
             continue
         right, wrong = counts["correct"], counts["wrong"]
         outside = torch.cat([wrong[:0], *_masses(counts, ood, equal_sets)])
-        # A group of very many rows is counted in float64, and its shares meet those of the others.
+        # A very large group is counted in float64, and then so are the others.
         dtype = torch.promote_types(right.dtype, outside.dtype)
         masses = right.to(dtype), wrong.to(dtype), outside.to(dtype)
-        # (scores, 2, α, draws): what ID✗ and OOD add, for β to weigh.
+        # (scores, 2, α, draws): what ID✗ and OOD add, before β weights them.
         parts = torch.stack([one.parts(metric.name, masses, alpha) for one in resampled.values()])
         of_wrong, of_ood = parts.cpu().permute(1, 3, 0, 2)[..., None]
         yield of_wrong * beta + of_ood * (1 - beta)
@@ -181,8 +181,8 @@ def _by_ranking(
 class Draws:
     """Counts of stratified resamples of groups of samples.
 
-    Each group has a stream of random numbers of its own, from the seed and the group's name: its draws are the same
-    whatever other groups there are, however draws are blocked, and on every device.
+    Each group has its own stream of random numbers, from the seed and the group's name. So its draws do not depend on
+    the other groups, on the size of blocks, or on the device.
     """
 
     def __init__(self, sizes: Mapping[str, int], draws: int, seed: int, device: torch.device) -> None:
@@ -199,7 +199,7 @@ class Draws:
         digests = {name: hashlib.sha256(f"{self.seed} {name}".encode()).digest() for name in self.sizes}
         streams = {n: torch.Generator().manual_seed(int.from_bytes(d[:7], "big")) for n, d in digests.items()}
         spans = [min(size, self.draws - start) for start in range(0, self.draws, size)]
-        # The numbers of the next block are drawn while the caller works on this one.
+        # The next block is drawn while the caller works on this one.
         with ThreadPoolExecutor(max(1, len(self.sizes))) as pool:
             waiting: dict[str, Future[Tensor]] = {}
             for number, draws in enumerate([0, *spans]):
@@ -221,7 +221,7 @@ class Draws:
 def _drawn(n: int, draws: int, stream: torch.Generator) -> Tensor:
     """The samples that each draw takes, (draws, n)."""
     places = torch.empty(draws, n, dtype=torch.int32)
-    # One draw at a time, so that a draw takes the same numbers from the stream in a block of any size.
+    # One draw at a time, so that draws do not depend on the size of blocks.
     for row in places if n else ():
         torch.randint(n, (n,), generator=stream, dtype=torch.int32, out=row)
     return places
@@ -298,7 +298,7 @@ class ResampledScore:
         return values
 
     def parts(self, metric: str, masses: Sequence[Tensor], alpha: Tensor) -> Tensor:
-        """The shares that ID✗ and OOD add to a metric of `ON_GRIDS` at β = 1 and β = 0, (2, α, draws).
+        """What ID✗ and OOD add to a metric of `ON_GRIDS` at β = 1 and β = 0, (2, α, draws).
 
         Takes the mass of each sample of ID✓, of ID✗ and of the one mixture.
         """
@@ -307,7 +307,7 @@ class ResampledScore:
         p, a = self._accuracy, alpha.to(running[0].device)[:, None]
         if metric == "risk":
             return self._risk_parts(running, a)
-        # AURR looks at the scores of ID✓ alone.
+        # AURR uses the scores of ID✓ alone.
         looked_at = list(zip(self._groups, weights, strict=True))[: None if metric == "aurc" else 1]
         areas = [self._area_parts(name, weight, running, alpha) for name, weight in looked_at]
         return areas[0] if metric == "aurr" else a * (p * areas[0] + (1 - p) * areas[1]) + (1 - a) * areas[2]
@@ -346,7 +346,7 @@ class ResampledScore:
         return bad / covered.clamp_min(torch.finfo(covered.dtype).tiny)
 
     def _running(self, group: str, mass: Tensor) -> tuple[Tensor, Tensor]:
-        """Masses in sorted order scaled to add up to 1, and their running sum from 0 on."""
+        """Masses in sorted order, scaled to sum to 1, and their running sum, which starts with 0."""
         weights = mass.index_select(0, self._groups[group].indices)
         running = weights.new_zeros(len(weights) + 1, weights.shape[1])
         if weights.device.type == "cpu":
@@ -360,7 +360,7 @@ class ResampledScore:
     def _place(self, samples: str, other: str) -> Tensor:
         """Positions of the sorted samples of one group in another group's running sums."""
         if (samples, other) not in self._at_least:
-            # Negated, as searchsorted wants an ascending order.
+            # Negated, as searchsorted needs ascending values.
             ascending, scores = -self._groups[other].values, -self._groups[samples].values
             at_least, above = (torch.searchsorted(ascending, scores, right=equal) for equal in (True, False))
             self._at_least[samples, other] = at_least
@@ -377,13 +377,13 @@ class ResampledScore:
         return shares if above is None else (shares + running.index_select(0, above)) / 2
 
     def _at_recall(self, shares: Tensor) -> Tensor:
-        """In each draw, the sorted ID✓ at whose score the recall is first reached."""
-        # Shares are counts over n, rounded: half a count tells the least count from the one below it.
+        """In each draw, the place of the ID✓ at whose score the recall is first reached."""
+        # Shares are rounded, so they are compared with half a count below the smallest one that reaches the recall.
         return (shares < (self._least - 0.5) / self._right).sum(0).clamp_max(self._right - 1)
 
 
 class _Parts:
-    """The ID part of coverage and loss at some samples, to which each OOD mixture adds its own."""
+    """The ID part of coverage and loss at some samples; each OOD mixture adds its own part."""
 
     def __init__(self, c: Tensor, x: Tensor, p: float, alpha: float, beta: float) -> None:
         self._coverage = (c * (alpha * p)).add_(x, alpha=alpha * (1 - p))
@@ -407,7 +407,7 @@ def _augrc(miss_x: Tensor, miss_o: Tensor, wrong_above: Tensor, p: float, alpha:
 
 
 def _cumsum_in_parts(weights: Tensor) -> Tensor:
-    """The running sum along the first axis, which a GPU would run along with one thread for each draw."""
+    """The running sum along the first axis in two levels: a GPU alone would use one thread for each draw."""
     n, draws = weights.shape
     part = 1 << (n.bit_length() + 1) // 2
     padded = weights.new_zeros(-(-n // part) * part, draws)

@@ -10,11 +10,11 @@ from sirc._utils.checks import check_same_length
 
 
 def check_scores(correct: ArrayLike, wrong: ArrayLike | None, ood: ArrayLike | None) -> list[Tensor]:
-    """The three groups as 1-D tensors of one floating type on one device; absent groups are empty."""
+    """The three groups as 1-D tensors of one floating type on one device; a missing group is empty."""
     given = {"correct": correct, "wrong": wrong, "ood": ood}
     groups = [as_scores(name, value) if value is not None else torch.empty(0) for name, value in given.items()]
     if not len(groups[0]):
-        raise ValueError("`correct` must hold at least one score: with no right prediction there is nothing to accept")
+        raise ValueError("`correct` must hold at least one score; got none. A ranking needs right predictions")
     single = all(group.dtype == torch.float32 for group in groups if len(group))
     return [group.to(groups[0].device, torch.float32 if single else torch.float64) for group in groups]
 
@@ -31,7 +31,7 @@ def as_scores(name: str, value: ArrayLike) -> Tensor:
     wrong = scores.isnan()
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must not hold NaN: a score that is no number cannot be ranked; got {int(wrong.sum())} "
+            f"`{name}` must not hold NaN, which cannot be ranked; got {int(wrong.sum())} "
             f"of {len(scores)}, the first at index {int(wrong.nonzero()[0])}"
         )
     return scores

@@ -1,11 +1,11 @@
-"""Derivatives of the metrics in the mass of each sample: exact where a metric is smooth, estimated at a recall.
+"""Derivatives of the metrics with respect to each sample's mass: exact for smooth metrics, estimated at a recall.
 
 A metric is a function of the accepted shares of ID✓, ID✗ and OOD at the thresholds, and a sample adds its mass to the
-share of its group at every threshold that accepts it. So the derivative in its mass depends on its group and on the
-first threshold that accepts it, and follows from sums that run over the sorted thresholds. The accuracy stays.
+share of its group at every threshold that accepts it. So the derivative depends only on the sample's group and on the
+first threshold that accepts it, and follows from running sums over the thresholds. The accuracy is held fixed.
 
-Each function takes a `Ranking` and what the metric takes (α as one number, β as a 1-D tensor), and gives for each group
-that plays a part the derivative at every threshold: (thresholds,), or (β, thresholds) for a metric of the mixture.
+Each function takes a `Ranking` and the metric's parameters (α as one number, β as a 1-D tensor). It returns, for each
+group that matters, the derivative at every threshold: (thresholds,), or (β, thresholds) for a metric of the mixture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ByGroup = dict[str, Tensor]
 Derivative = Callable[..., ByGroup]
 
 GROUPS = ("correct", "wrong", "ood")
-_FEWEST = 5  # recalls near the one that is asked for
+_FEWEST = 4  # recalls near the one that is asked for
+BEYOND = 2  # ID✓ that the threshold at a recall leaves out, on average
 _END = 1e-3
 
 
@@ -56,13 +57,13 @@ def augrc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
 
 
 def fpr(ranking: Ranking, negative: Negative, recall: float) -> ByGroup:
-    """The share of negatives accepted, less what follows from the threshold moving with the recall's own error."""
+    """1 for an accepted negative; an accepted ID✓ raises the threshold, and so lowers the share by the slope dX/dC."""
     accepted, slopes, _ = _at_recall(ranking, recall)
     return {negative: accepted, "correct": -slopes[negative] * accepted}
 
 
 def risk(ranking: Ranking, recall: float, alpha: float, beta: Tensor) -> ByGroup:
-    """Derivative of the risk at a fixed recall, to which ID✗ and OOD add; made as that of `fpr`."""
+    """Derivative of the risk at a recall, through the accepted shares of ID✗ and OOD, each as in `fpr`."""
     accepted, slopes, shares = _at_recall(ranking, recall)
     masses, costs = ranking.masses(alpha), ranking.costs(alpha, beta)
     covered = masses @ shares
@@ -90,7 +91,7 @@ def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Tensor) -> ByGroup
 
 
 def overhang(ranking: Ranking, alpha: float, beta: Tensor) -> Tensor:
-    """How far the steps of AURC lie above the line through their ends, for each β: the bias of few samples."""
+    """How far the steps of AURC lie above the line through their ends, for each β: its bias with few samples."""
     inverse, value = ranking.risks(alpha, beta)
     covered = torch.where(inverse > 0, inverse, torch.inf).reciprocal_()
     over: Tensor = torch.linalg.vecdot(covered.diff(), value.diff()).clamp_min(0) / 2
@@ -98,34 +99,36 @@ def overhang(ranking: Ranking, alpha: float, beta: Tensor) -> Tensor:
 
 
 def _from_there_on(values: Tensor) -> Tensor:
-    """At each threshold, the sum over it and all that accept more."""
+    """At each threshold, the sum over it and all looser ones."""
     running = values.cumsum(-1)
     total = running[..., -1:].clone()
     return torch.sub(values, running, out=running).add_(total)
 
 
 def resolved(ranking: Ranking, recall: float) -> bool:
-    """Whether enough recalls are reached near this one for a slope: not so with few or tied ID✓, nor at 0 or 1."""
+    """Whether enough recalls lie near this one for a slope: not with few or tied ID✓, nor at 0 or 1."""
+    if not 0 < recall < 1 or ranking.num_correct * (1 - recall) < BEYOND:
+        return False
     low, high = _ends(ranking, recall)
-    return 0 < recall < 1 and len(torch.unique(ranking.shares()[0][low : high + 1])) >= _FEWEST
+    return len(torch.unique(ranking.shares()[0][low : high + 1])) >= _FEWEST
 
 
 def window(recall: float, correct: int) -> float:
-    """How far around a recall of so many ID✓ a slope is taken: Bofinger's h for the density at a quantile (1975)."""
+    """The half width of the window for a slope at a recall of so many ID✓: Bofinger's h for a quantile (1975)."""
     z = NormalDist().inv_cdf(min(max(recall, _END), 1 - _END))
     return float((4.5 * NormalDist().pdf(z) ** 4 / (2 * z**2 + 1) ** 2 / correct) ** 0.2)
 
 
 def _ends(ranking: Ranking, recall: float) -> tuple[int, int]:
-    """The thresholds at the ends of the window."""
+    """The thresholds at the two ends of the window."""
     c, h = ranking.shares()[0], window(recall, ranking.num_correct)
     return int(torch.searchsorted(c, recall - h)), max(0, int(torch.searchsorted(c, recall + h, right=True)) - 1)
 
 
 def _at_recall(ranking: Ranking, recall: float) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Which thresholds are at or above that of a recall; there, dX/dC and dO/dC, and the accepted shares.
+    """Flags of the thresholds at or above that of a recall; there, the slopes dX/dC, dO/dC and the accepted shares.
 
-    Slopes are of the chord over a window of recalls, on the logit scale, where the curve bends little.
+    Slopes are those of a chord over a window of recalls, on the logit scale, where the curve is nearly straight.
     """
     shares = ranking.shares()
     low, high = _ends(ranking, recall)

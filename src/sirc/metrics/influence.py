@@ -1,8 +1,8 @@
-"""Influence of each sample on the metrics, and the intervals that follow from it, of values and of differences.
+"""Influence of each sample on the metrics, and the intervals of values and differences that follow from it.
 
-Samples of a stratum (ID✓, ID✗, each OOD set) are independent, so a metric strays as the mean of their influences does:
-variances of the strata add up. Intervals of few samples have t quantiles with Welch and Satterthwaite's degrees of
-freedom, and allow for a sample that has not been seen.
+Samples of a stratum (ID✓, ID✗, each OOD set) are independent, so the error of a metric is that of the mean of their
+influences, and the variances of the strata add up. Quantiles are Student's, with Welch and Satterthwaite's degrees of
+freedom. Intervals of few samples also allow for an input that was not drawn.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from sirc.metrics.ranking import Negative, Ranking
 from sirc.metrics.registry import Metric
 
 Influences = dict[str, Tensor]
-"""By stratum, the influence of each of its samples on some figures, (figures, n)."""
+"""By stratum, the influence of each of its samples on some figures, (figures, samples)."""
 
 _ROOM = 1 << 25  # influences of several scores held at a time
 _FAR = 1e9  # standard errors, beyond any range
-# A few samples may lack the one that matters most, and it shows in the skewness of the others' influences: each end of
-# an interval then allows for one more, so much farther out than the farthest. Chosen by `benchmarks/coverage.py`.
-_SKEW, _STEEP, _FARTHER = 0.2, 4.0, 2.0
-# A few negatives far from ID✓ have influences of many sizes: the one may then be missing although they are not skew.
-_FEW, _ENOUGH = 20, 40  # all of this below the first, none above the second
-_FARTHEST = 5.0
+# A small sample may lack the one input that matters most, which shows in the skewness of the others' influences. Each
+# end of an interval then allows for one more input, some times as far out as the farthest. It counts nothing up to a
+# skewness of `_SKEW` and fully from 1/`_STEEP` above that. `benchmarks/coverage.py` chose these numbers.
+_STEEP = 6.0
+_SKEW, _FARTHER = 0.2, 5.0  # of a value
+_DIFFERENCE_SKEW, _DIFFERENCE_FARTHER = 0.4, 3.0
 _ROUNDING = 1e-13
 _SIDES = np.array([[1.0], [-1.0]])
 
 
 @final
 class Placed:
-    """One score's ranking of ID✓, ID✗ and some OOD sets, and where in it each sample stands."""
+    """One score's ranking of ID✓, ID✗ and some OOD sets, and the place of each sample in it."""
 
     def __init__(self, correct: Tensor, wrong: Tensor, sets: Mapping[str, Tensor], *, equal_sets: bool) -> None:
         ood = torch.cat([wrong[:0], *sets.values()])
@@ -50,7 +50,7 @@ class Placed:
             )
         self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
         names = ["correct", "wrong", *(f"ood {name}" for name in sets)]
-        # Short numbers, which `index_select` follows nearly twice as fast.
+        # With 32-bit numbers `index_select` is nearly twice as fast.
         short = places.int() if len(places) < 1 << 31 else places
         split = torch.split(short, [len(correct), len(wrong), *sizes.values()])
         # By stratum: its group, its share of the group, and the threshold that first accepts each sample.
@@ -60,7 +60,7 @@ class Placed:
     def influences(
         self, metrics: Sequence[Metric], negative: Negative, recall: float, alpha: float, beta: Tensor
     ) -> Influences:
-        """The influences on each metric, those of the mixture at each β."""
+        """The influences on each metric; on metrics of the mixture, at each β."""
         slopes = [metric.slopes(self.ranking, negative, recall, alpha, beta) for metric in metrics]
         counts = [len(next(iter(by_group.values()))) for by_group in slopes]
         found = {}
@@ -77,9 +77,9 @@ class Placed:
 
 
 def covariance(placed: Sequence[Placed], metric: Metric, negative: Negative, recall: float, alpha: Tensor) -> Tensor:
-    """Of a metric of several scores on the same samples, at every α, by every score, at β = 1 and 0, in this order.
+    """The covariance of one metric over every α, score and β of 1 and 0, in this order, on the same samples.
 
-    The metric is linear in β, and any other value a mix of these two.
+    The metric is linear in β, so these two give its value at any other.
     """
     ends = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
@@ -117,118 +117,100 @@ def mean_influences(parts: Sequence[Influences]) -> Influences:
 @final
 @dataclass(frozen=True)
 class Spread:
-    """How some figures stray; each (figures,), and what belongs to the low and the high end (2, figures)."""
+    """Sampling error of some figures: each (figures,), or (2, figures) for the low and the high end of an interval."""
 
     variance: Floats
-    freedom: Floats
-    """Degrees of freedom of the variance."""
     shifts: Floats
-    """By how much the sample more that each end allows for moves the figure."""
+    """How far the one more input that an end allows for moves the figure."""
     variances: Floats
-    """With that sample."""
+    """With that input."""
     freedoms: Floats
+    """Degrees of freedom of these variances."""
 
     @classmethod
     def of(cls, columns: Floats) -> Spread:
-        """From what `columns` gave."""
-        return cls(*columns[:2], *columns[2:].reshape(3, 2, -1))
+        """Undo `columns`."""
+        return cls(columns[0], *columns[1:].reshape(3, 2, -1))
 
     def columns(self) -> Floats:
-        """All of it, (8, figures)."""
+        """All of it, (7, figures)."""
         return np.vstack([getattr(self, field.name) for field in fields(self)])
 
 
 def even_spread(variance: float, freedom: float) -> Floats:
-    """The columns of one figure for which no sample more is allowed for."""
-    return np.array([variance, freedom, 0.0, 0.0, variance, variance, freedom, freedom])
+    """The columns of one figure whose interval allows for no further input."""
+    return np.array([variance, 0.0, 0.0, variance, variance, freedom, freedom])
 
 
 def still(influences: Influences, figure: int) -> bool:
-    """Whether a figure stays as it is whichever samples are drawn again: none has an influence of its own."""
+    """Whether a figure is the same in every resample: the influences within each stratum are equal."""
     ends = (torch.aminmax(values[figure]) for values in influences.values())
     return all(float(end.max - end.min) <= _ROUNDING for end in ends)
 
 
-@final
-@dataclass(frozen=True)
-class _Stratum:
-    """What an interval needs of the influences of a stratum, about their mean: each (figures,)."""
-
-    size: int
-    second: Floats
-    third: Floats
-    ends: Floats
-    """The lowest and the highest, (2, figures)."""
-    farther: Floats | float
-    """How many times as far out as these one more may lie, (2, figures)."""
-    apart: Floats
-    """How far a few negatives lie from ID✓, 0 to 1: so far that the one that matters most may be missing."""
+def spread(influences: Influences) -> Spread:
+    """The sampling error of values; a further input is allowed for at the end towards which they are skewed."""
+    sizes, moments = _moments(influences)
+    skew = _skewness(sizes, moments)
+    return _spread(sizes, moments, np.stack([-skew, skew]) - _SKEW, _FARTHER)
 
 
-def spread(influences: Influences, less: Influences | None = None) -> Spread:
-    """The spread of figures, or of their differences to others' on the same samples."""
-    strata = []
+def difference_spread(influences: Influences, less: Influences, skew: Floats) -> Spread:
+    """The sampling error of differences on the same samples; `skew` is the mean |skewness| of the two values.
+
+    Two scores agree on a sample that lacks the inputs that matter, so the differences themselves need not be skewed.
+    """
+    excess = skew - _DIFFERENCE_SKEW
+    return _spread(*_moments(influences, less), np.stack([excess, excess]), _DIFFERENCE_FARTHER)
+
+
+def skewness(influences: Influences) -> Floats:
+    """What each stratum adds to the skewness of the figures, (strata, figures)."""
+    return _skewness(*_moments(influences))
+
+
+def _skewness(sizes: Floats, moments: Floats) -> Floats:
+    variance = (moments[0] / (sizes * np.maximum(1, sizes - 1))).sum(0)
+    third = moments[1] / (sizes * np.maximum(1, sizes - 1) * np.maximum(1, sizes - 2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(third / variance**1.5)
+
+
+def _moments(influences: Influences, less: Influences | None = None) -> tuple[Floats, Floats]:
+    """The sizes of the strata, (strata, 1), and the moments of their influences, (4, strata, figures).
+
+    These are the sums of squares and of cubes (0 for differences) about the mean, the lowest and the highest, less it.
+    """
+    found = []
     for stratum, values in influences.items():
-        numbers = _about_the_mean(values, None if less is None else less[stratum])
-        farther: Floats | float = _FARTHER
-        apart = np.zeros(len(values))
-        if stratum != "correct" and values.shape[1] < _ENOUGH:
-            tails, apart = _tails(values.cpu().numpy())
-            farther = tails if less is None else _FARTHER
-        strata.append(_Stratum(values.shape[1], numbers[0], numbers[1], numbers[2:], farther, apart))
-    nothing = np.zeros((len(strata), len(strata[0].second)))
-    _, variance, freedom = _moments(strata, nothing, 0)
-    outliers = np.stack([_outlier(part, variance) for part in strata])
-    ends = zip(*(_moments(strata, outliers, side) for side in (0, 1)), strict=True)
-    return Spread(variance, freedom, *(np.stack(both) for both in ends))
+        of_stratum = torch.zeros(4, len(values), dtype=torch.float64, device=values.device)
+        off, square = torch.empty_like(values[0]), torch.empty_like(values[0])
+        for row, value in enumerate(values):  # one at a time, in memory that is in the cache: five times faster
+            if less is None:
+                torch.sub(value, value.mean(), out=off)
+                of_stratum[1, row] = torch.dot(torch.mul(off, off, out=square), off)
+            else:
+                torch.sub(value, less[stratum][row], out=off)
+                off -= off.mean()
+            of_stratum[0, row] = torch.dot(off, off)
+            of_stratum[2, row], of_stratum[3, row] = torch.aminmax(off)
+        found.append(of_stratum.cpu().numpy())
+    sizes = np.array([[float(values.shape[1])] for values in influences.values()])
+    return sizes, np.stack(found, axis=1)
 
 
-def _about_the_mean(values: Tensor, less: Tensor | None) -> Floats:
-    """Of each figure: the sums of squares and of cubes, the lowest and the highest; (4, figures)."""
-    found = torch.empty(4, len(values), dtype=torch.float64, device=values.device)
-    off, square = torch.empty_like(values[0]), torch.empty_like(values[0])
-    for row, value in enumerate(values):  # one at a time, in memory that is in the cache: five times sooner
-        torch.sub(value, value.mean() if less is None else less[row], out=off)
-        if less is not None:
-            off -= off.mean()
-        torch.mul(off, off, out=square)
-        found[0, row], found[1, row] = square.sum(), torch.dot(square, off)
-        found[2, row], found[3, row] = torch.aminmax(off)
-    numbers: Floats = found.cpu().numpy()
-    return numbers
-
-
-def _tails(values: Floats) -> tuple[Floats, Floats]:
-    """`farther` and `apart` of a few negatives: by how many times as long one side of their median is as the other."""
-    low, middle, high = np.quantile(values, [0.0, 0.5, 1.0], axis=1)
-    short, whole = np.minimum(high - middle, middle - low), high - low
-    many = (_ENOUGH - values.shape[1]) / (_ENOUGH - _FEW)
-    with np.errstate(invalid="ignore"):
-        times = np.nan_to_num(np.sqrt(whole / np.maximum(short, whole / _FARTHEST**2)), nan=_FARTHER)
-    beyond = np.maximum(times - _FARTHER, 0.0) * min(1.0, many)
-    upwards = high - middle >= middle - low
-    return _FARTHER + np.stack([~upwards, upwards]) * beyond, np.minimum(beyond, 1.0)
-
-
-def _outlier(part: _Stratum, variance: Floats) -> Floats:
-    """The share, 0 to 1, of the one sample more that each end allows for: more, the more skew the figure is."""
-    n = part.size
+def _spread(sizes: Floats, moments: Floats, excess: Floats, farther: float) -> Spread:
+    """Add to each stratum a share of one more input, for the low and the high end, (2, strata, figures)."""
+    second, _, *ends = moments
+    share, far = np.clip(_STEEP * excess, 0.0, 1.0), farther * np.stack(ends)
+    total = sizes + share
+    moved, freedom = share * far / total, np.maximum(1, total - 1)
+    own = (second + share * far**2 - total * moved**2) / (total * freedom)
+    variance = (second / (sizes * np.maximum(1, sizes - 1))).sum(0)
+    variances = own.sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        skewness = np.nan_to_num(np.abs(part.third) / variance**1.5) / (max(1, n - 1) * max(1, n - 2) * n)
-    outlier: Floats = np.clip(_STEEP * (1 + part.apart) * (skewness - _SKEW * (1 - part.apart)), 0.0, 1.0)
-    return outlier
-
-
-def _moments(strata: Sequence[_Stratum], outliers: Floats, side: int) -> tuple[Floats, Floats, Floats]:
-    """Shift, variance and its freedom, with a share of one sample more in each stratum, at its low or high side."""
-    shift, variance, squared = np.zeros((3, outliers.shape[1]))
-    for part, outlier in zip(strata, outliers, strict=True):
-        far, total = (part.farther * part.ends)[side], part.size + outlier
-        moved = outlier * far / total
-        own = (part.second + outlier * far**2 - total * moved**2) / (total * np.maximum(1, total - 1))
-        shift, variance, squared = shift + moved, variance + own, squared + own**2 / np.maximum(1, total - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return shift, variance, np.nan_to_num(variance**2 / squared, nan=1.0)
+        freedoms = np.nan_to_num(variances**2 / (own**2 / freedom).sum(1), nan=1.0)
+    return Spread(variance, moved.sum(1), variances, freedoms)
 
 
 @final
@@ -244,36 +226,39 @@ class Estimate:
 def normal_estimate(
     value: float, influences: Influences, level: float, *, least: float, less: Influences | None = None
 ) -> Estimate:
-    """A figure between `least` and 1, or a difference to another on the same samples, with the normal interval.
+    """A figure between `least` and 1, or a difference on the same samples, with the normal interval.
 
-    Of an AUROC this is DeLong's.
+    For an AUROC this is DeLong's.
     """
     if min(part.shape[1] for part in influences.values()) < 2:
         return Estimate(value, math.nan, math.nan)
-    half = float(reach(level, math.inf)) * float(spread(influences, less).variance[0]) ** 0.5
+    sizes, moments = _moments(influences, less)
+    half = float(reach(level, math.inf)) * float((moments[0] / (sizes * (sizes - 1))).sum(0)[0]) ** 0.5
     return Estimate(value, max(least, value - half), min(1.0, value + half))
 
 
 def grain(influences: Influences, figure: int) -> float:
-    """The variance that one sample of each negative stratum more or less makes in a share at a threshold."""
+    """The variance of rounding a share at a threshold to whole samples of each negative stratum: half of a step's."""
     parts = [values[figure] for name, values in influences.items() if name != "correct"]
-    return sum((float(torch.linalg.vector_norm(part, torch.inf)) / len(part)) ** 2 for part in parts)
+    steps = (max(map(abs, map(float, torch.aminmax(part)))) / len(part) for part in parts)
+    return sum(step**2 for step in steps) / 2
 
 
 def reach(level: float, freedom: Floats | float) -> Floats:
-    """The half width, in standard errors, of Student's interval; with infinite freedom, of the normal one."""
+    """The half width of Student's interval in standard errors; with infinite freedom, of the normal one."""
     from scipy.special import stdtrit
 
     quantile: Floats = np.minimum(stdtrit(np.maximum(freedom, 1.0), (1 + level) / 2), _FAR)
     return quantile
 
 
-def area_interval(value: Floats, spread: Spread, most: Floats, level: float) -> tuple[Floats, Floats]:
-    """The interval of a smooth metric that lies between 0 and `most`: Student's, on the logit scale."""
-    share = np.clip((value + spread.shifts) / most, 1e-12, 1 - 1e-12)
-    moved = reach(level, spread.freedoms) * np.sqrt(spread.variances) / (most * share * (1 - share))
+def area_interval(value: Floats, spread: Spread, least: Floats, most: Floats, level: float) -> tuple[Floats, Floats]:
+    """The interval of a smooth metric that lies between `least` and `most`: Student's, on the logit scale."""
+    room = np.where(most > least, most - least, 1.0)
+    share = np.clip((value + spread.shifts - least) / room, 1e-12, 1 - 1e-12)
+    moved = reach(level, spread.freedoms) * np.sqrt(spread.variances) / (room * share * (1 - share))
     with np.errstate(over="ignore"):  # an end beyond all numbers is that of the range
-        low, high = most / (1 + (1 - share) / share * np.exp(np.clip(_SIDES * moved, -700, 700)))
+        low, high = least + room / (1 + (1 - share) / share * np.exp(np.clip(_SIDES * moved, -700, 700)))
     return np.clip(low, 0.0, value), np.clip(high, value, np.maximum(most, value))
 
 
@@ -284,15 +269,17 @@ def difference_interval(difference: Floats, spread: Spread, level: float) -> tup
     return low, high
 
 
-def share_interval(value: Floats, spread: Spread, most: Floats, fewest: Floats, level: float) -> tuple[Floats, Floats]:
-    """The interval of what is, up to the factor `most`, a share of samples: Wilson's, of as many as give this variance.
+def share_interval(
+    value: Floats, variance: Floats, most: Floats, fewest: Floats, level: float
+) -> tuple[Floats, Floats]:
+    """The interval of a share of samples times `most`: Wilson's, for as many samples as have this variance.
 
-    Where none or all were counted the variance is 0, and the smallest stratum is taken for their number.
+    Where none or all were counted the variance is 0, and the size of the smallest stratum is taken instead.
     """
     share = np.clip(value / most, 0.0, 1.0)
-    known = (spread.variance > 0) & (share > 0) & (share < 1)
-    t = reach(level, np.where(known, spread.freedom, fewest - 1))
-    n = np.where(known, share * (1 - share) * most**2 / np.where(known, spread.variance, 1.0), fewest)
-    centre = (share + t**2 / (2 * n)) / (1 + t**2 / n)
-    half = t / (1 + t**2 / n) * np.sqrt(share * (1 - share) / n + t**2 / (4 * n**2))
+    known = (variance > 0) & (share > 0) & (share < 1)
+    n = np.where(known, share * (1 - share) * most**2 / np.where(known, variance, 1.0), fewest)
+    z = float(reach(level, math.inf))
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return most * np.clip(centre - half, 0.0, share), most * np.clip(centre + half, share, 1.0)

@@ -18,7 +18,7 @@ from sirc.metrics.registry import REGISTRY
 @final
 @dataclass(frozen=True)
 class AurocInfluences:
-    """An AUROC, or the mean of those with several negative groups, and the influence of each sample on it."""
+    """An AUROC, or its mean over several negative groups, and the influence of each sample on it."""
 
     auroc: float
     influences: Influences
@@ -28,13 +28,13 @@ class AurocInfluences:
         return normal_estimate(self.auroc, self.influences, level, least=0.0)
 
     def less(self, other: AurocInfluences, level: float) -> Estimate:
-        """This AUROC less another score's on the same samples, with DeLong's interval for correlated ones."""
+        """This AUROC minus another score's on the same samples, with DeLong's interval for correlated AUROCs."""
         difference = self.auroc - other.auroc
         return normal_estimate(difference, self.influences, level, least=-1.0, less=other.influences)
 
 
 def auroc_influences(positive: Tensor, negatives: Sequence[Tensor]) -> AurocInfluences:
-    """Compare one group with one or more others."""
+    """The AUROC of one group against one or more others, with influences."""
     metric, nothing = REGISTRY["auroc"], positive[:0]
     placed = [Placed(positive, nothing, {f"{k}": one}, equal_sets=False) for k, one in enumerate(negatives)]
     parts = [one.influences([metric], "ood", 0.95, 0.5, torch.ones(1)) for one in placed]
@@ -42,7 +42,7 @@ def auroc_influences(positive: Tensor, negatives: Sequence[Tensor]) -> AurocInfl
 
 
 def spearman(x: Floats, y: Floats, level: float) -> Estimate:
-    """Spearman's ρ (equal values have their mean rank) with Bonett and Wright's interval; NaN where one is constant."""
+    """Spearman's ρ (ties have their mean rank) with Bonett and Wright's interval; NaN if x or y is constant."""
     from scipy.stats import rankdata
 
     a, b = (rankdata(v) - (len(v) + 1) / 2 for v in (x, y))
@@ -59,14 +59,14 @@ def spearman(x: Floats, y: Floats, level: float) -> Estimate:
 
 
 def kendall(x: Floats, y: Floats) -> float:
-    """Kendall's τ-b; NaN where one is constant."""
+    """Kendall's τ-b; NaN if x or y is constant."""
     from scipy.stats import kendalltau
 
     return float(kendalltau(x, y).statistic)
 
 
 def wilson_interval(count: int, of: int, level: float) -> Estimate:
-    """A share with Wilson's interval, which keeps its width where none or all were counted."""
+    """A share with Wilson's interval, which keeps a width where the share is 0 or 1."""
     from scipy.stats import binomtest
 
     low, high = binomtest(count, of).proportion_ci(level, "wilson")

@@ -1,4 +1,4 @@
-"""Rankings of one score with many OOD sets by merging: ID is sorted once, and so is each set."""
+"""Rankings of one score with many OOD sets, by merging: ID data and each set are sorted once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Counts = npt.NDArray[np.int32]
 
 @final
 class SortedID:
-    """The ID confidences of one score on the CPU, sorted, to be ranked with one OOD set after the other."""
+    """The sorted ID confidences of one score on the CPU, to rank with one OOD set after another."""
 
     def __init__(self, confidence: Tensor, correct: Tensor) -> None:
         values, right = -confidence.numpy(), correct.numpy()
@@ -26,16 +26,16 @@ class SortedID:
         values, right = values[order], right[order]
         last = _last(values)
         self._values: Negated = values[last]
-        # From 0 on: what is accepted before the first threshold, too.
+        # Starting with 0, for a place before the first threshold.
         self._correct = _from_zero(np.cumsum(right, dtype=np.int32)[last])
         self._wrong = _from_zero(np.cumsum(~right, dtype=np.int32)[last])
 
     def ranking(self, ood: Negated | None = None) -> Ranking:
-        """Rank, with OOD scores as `sorted_scores` gives them, if any."""
+        """The ranking with the OOD scores that `sorted_scores` returned, or without any."""
         if ood is None:
             nothing = np.zeros(len(self._values), dtype=np.int32)
             return _ranking(-self._values, self._correct[1:], self._wrong[1:], nothing)
-        # Of equal scores the ID one comes last, where the threshold of them all stands.
+        # Of equal scores the ID one comes last, and is their threshold.
         place = np.searchsorted(self._values, ood, side="left") + np.arange(len(ood))
         outside = np.zeros(len(self._values) + len(ood), dtype=bool)
         outside[place] = True
@@ -48,9 +48,9 @@ class SortedID:
 
 
 def sorted_scores(*parts: Tensor | Negated) -> Negated:
-    """OOD scores in the order of a merge; of sets that are sorted already, their union."""
+    """OOD scores, sorted for a merge; several parts that are sorted already become one."""
     values = [-part.numpy() if isinstance(part, Tensor) else part for part in parts]
-    # What is sorted in parts is merged by a stable sort, which costs less than sorting anew.
+    # A stable sort merges sorted parts, which costs less than sorting anew.
     return np.sort(values[0]) if len(values) == 1 else np.sort(np.concatenate(values), kind="stable")
 
 
@@ -59,7 +59,7 @@ def _ranking(*columns: Negated | Counts) -> Ranking:
 
 
 def _last(values: Negated) -> slice | npt.NDArray[np.bool_]:
-    """The ends of runs of equal scores; equal scores are accepted together."""
+    """The last of each run of equal scores, which are accepted together."""
     last = np.ones(len(values), dtype=bool)
     np.not_equal(values[:-1], values[1:], out=last[:-1])
     return slice(None) if last.all() else last

@@ -28,28 +28,34 @@ _CPU_CHUNK, _GPU_CHUNK = 1 << 20, 1 << 22
 @final
 @dataclass(frozen=True)
 class Curve:
-    """Points of a curve, one for each threshold from the strictest on; 1-D float64 tensors."""
+    """Points of a curve, one for each threshold, the strictest first; 1-D float64 tensors."""
 
     x: Tensor
     """Recall or coverage."""
     risk: Tensor
     threshold: Tensor
-    """Accepting scores at or above it gives the point."""
+    """A point accepts the scores at or above this."""
 
 
 @final
 class Ranking:
     """Scores of the three groups, sorted once.
 
-    `wrong` and `ood` may be empty or None; without OOD scores, α must be 1. `ood_weights` gives each OOD score its
-    share of the OOD mass, up to a common factor; by default all weigh the same. Infinite scores are fine, NaN is not.
+    `wrong` and `ood` may be empty or None; without OOD scores, α must be 1. `ood_weights` are the weights of the OOD
+    scores, up to a common factor; by default all weigh the same. Scores may be infinite, but not NaN.
 
     Metrics take α and β as numbers or 1-D arrays: two numbers give a float, one array a 1-D tensor, two arrays the
     (α, β) grid.
 
-    >>> r = Ranking(correct=[0.9, 0.8, 0.7], wrong=[0.4], ood=[0.75, 0.1])
-    >>> round(r.auroc("ood"), 4), r.fpr("ood", recall=0.95)
-    (0.8333, 0.5)
+    Example:
+        >>> import sirc
+        >>> r = sirc.Ranking(correct=[0.9, 0.8, 0.7], wrong=[0.4], ood=[0.75, 0.1])
+        >>> r
+        Ranking(3 correct, 1 wrong, 2 ood)
+        >>> round(r.auroc("ood"), 4), r.fpr("ood", recall=0.95)
+        (0.8333, 0.5)
+        >>> r.aurr([0.5, 0.9], 0.5).shape
+        torch.Size([2])
     """
 
     def __init__(
@@ -65,9 +71,9 @@ class Ranking:
         self._count(groups, weights, *torch.cat(groups).sort(descending=True))
 
     def _count(self, groups: Sequence[Tensor], weights: Tensor | None, scores: Tensor, order: Tensor) -> Tensor | slice:
-        """Count what each threshold accepts, and give where in the sorted scores the thresholds stand."""
+        """Count what each threshold accepts; returns which of the sorted scores are thresholds."""
         self.num_correct, self.num_wrong, self.num_ood = (len(group) for group in groups)
-        # Equal scores are accepted together: a threshold stands at the last of each run.
+        # Equal scores are accepted together, so the last of them is the threshold.
         last = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
         torch.ne(scores[:-1], scores[1:], out=last[:-1])
         kept = slice(None) if bool(last.all()) else last
@@ -86,7 +92,7 @@ class Ranking:
 
     @classmethod
     def placed(cls, groups: Sequence[Tensor], ood_weights: Tensor | None = None) -> tuple[Ranking, Tensor]:
-        """Rank the scores of ID✓, ID✗ and OOD, and give the threshold that first accepts each of them, by its index."""
+        """Rank the scores of ID✓, ID✗ and OOD; also returns the index of the threshold that first accepts each."""
         made, scores = cls.__new__(cls), torch.cat(list(groups))
         if scores.device.type == "cpu":
             order = torch.from_numpy(ascending_order(-scores.numpy()))
@@ -110,9 +116,9 @@ class Ranking:
         num_ood: int | None = None,
         after_run: Callable[[], object] = lambda: None,
     ) -> Ranking:
-        """The ranking whose thresholds, the strictest first, accept so many of each group; not checked.
+        """A ranking from the counts that each threshold accepts of each group, the strictest first; not checked.
 
-        `ood` may hold weights, of `num_ood` samples. `after_run` is called when a run of thresholds was worked on.
+        `ood` may hold sums of weights, of `num_ood` samples. `after_run` is called after each run of thresholds.
         """
         made = cls.__new__(cls)
         made.thresholds, made._correct, made._wrong, made._ood = thresholds, correct, wrong, ood
@@ -142,18 +148,25 @@ class Ranking:
         return self.num_correct / (self.num_correct + self.num_wrong)
 
     def auroc(self, negative: Negative, *, positive: Positive = "correct") -> float:
-        """P(positive > negative) + ½·P(equal). `positive="id"` is plain OOD detection, OOD|ID."""
+        """P(positive > negative) + ½·P(equal). `positive="id"` is plain OOD detection, OOD|ID.
+
+        Example:
+            >>> import sirc
+            >>> r = sirc.Ranking(correct=[0.9, 0.8, 0.7], wrong=[0.8, 0.4])
+            >>> r.auroc("wrong")  # 4 of 6 pairs in the right order, 1 tie
+            0.75
+        """
         self._check_pair(negative, positive)
         pairs = (self._pair(steps, negative, positive) for steps in self._runs())
         return sum(float(areas.trapezoids(rise, pos)) for pos, _, rise in pairs)
 
     def shares(self) -> Tensor:
-        """The accepted shares of ID✓, ID✗ and OOD at each threshold, from the strictest on, (3, thresholds)."""
+        """The accepted shares of ID✓, ID✗ and OOD at each threshold, the strictest first, (3, thresholds)."""
         runs = self._runs()
         return runs[0].shares[:, 1:] if isinstance(runs, list) else self._as_shares(slice(None))
 
     def midway(self) -> Tensor:
-        """The shares above each threshold, with half of what stands at it."""
+        """The shares above each threshold, plus half of those at it."""
         if self._midway is None:
             self._midway = areas.halfway(self.shares())
         return self._midway
@@ -164,11 +177,11 @@ class Ranking:
         return torch.tensor(parts, dtype=torch.float64, device=self.thresholds.device)
 
     def costs(self, alpha: float, beta: Tensor) -> Tensor:
-        """The loss that each group adds were all of it accepted, (3, β)."""
+        """The loss that each group would add if all of it were accepted, (3, β)."""
         return self.masses(alpha)[:, None] * torch.stack((torch.zeros_like(beta), beta, 1 - beta))
 
     def risks(self, alpha: float, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """At each threshold 1 over the coverage, and for each β the risk; both 0 where nothing is covered."""
+        """At each threshold, 1/coverage and, for each β, the risk; both are 0 where nothing is covered."""
         key = alpha, *beta.tolist()
         if key not in self._risks:
             inverse = (self.masses(alpha) @ self.shares()).reciprocal_().nan_to_num_(posinf=0.0)
@@ -176,7 +189,7 @@ class Ranking:
         return self._risks[key]
 
     def roc(self, negative: Negative, positive: Positive = "correct") -> tuple[Tensor, Tensor]:
-        """The true and the false positive rate at each threshold, from the strictest on."""
+        """The true and the false positive rate at each threshold, the strictest first."""
         self._check_pair(negative, positive)
         steps = areas.Steps(self._as_shares(slice(None)), self.accuracy)
         return self._pair(steps, negative, positive)[:2]
@@ -184,8 +197,8 @@ class Ranking:
     def auroc_interval(
         self, negative: Negative, *, positive: Positive = "correct", level: float = 0.95
     ) -> tuple[float, float]:
-        """DeLong's interval for the AUROC: normal, with the variance of the two groups' structural components."""
-        from sirc.metrics import influence  # which builds on this
+        """DeLong's interval for the AUROC."""
+        from sirc.metrics import influence  # which imports this module
 
         level = check_fraction("level", level)
         self._check_pair(negative, positive)
@@ -193,7 +206,7 @@ class Ranking:
         counts = [accepted, self._wrong if negative == "wrong" else self._ood]
         if min(int(count[-1]) for count in counts) < 2 or counts[1].is_floating_point():
             raise ValueError(
-                f"DeLong's interval needs two samples of each group, all weighing the same; this is {self!r}"
+                f"DeLong's interval needs at least two samples in each group, without `ood_weights`; this is {self!r}"
             )
         components = {}
         for group, (count, other) in {"positive": counts, "negative": counts[::-1]}.items():
@@ -203,25 +216,46 @@ class Ranking:
         return found.low, found.high
 
     def fpr(self, negative: Negative, *, recall: float = 0.95, positive: Positive = "correct") -> float:
-        """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives."""
+        """The share of negatives accepted at the highest threshold that accepts at least `recall` of the positives.
+
+        Example:
+            >>> import sirc
+            >>> r = sirc.Ranking(correct=[0.9, 0.8, 0.7, 0.2], ood=[0.75, 0.1])
+            >>> r.fpr("ood", recall=0.75), r.fpr("ood", recall=0.5)
+            (0.5, 0.0)
+        """
         self._check_pair(negative, positive)
-        return float(self._shares(self._reaching(recall, positive))[1 if negative == "wrong" else 2])
+        return float(self._shares_at(self._reaching(recall, positive))[1 if negative == "wrong" else 2])
 
     def aurr(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
-        """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ."""
+        """The area under the risk–recall curve, Σ (recallᵢ − recallᵢ₋₁)·riskᵢ.
+
+        Example:
+            >>> import sirc
+            >>> r = sirc.Ranking(correct=[0.9, 0.7], wrong=[0.8], ood=[0.1])
+            >>> round(r.aurr(alpha=0.5, beta=0.5), 4)  # the risk is 0 at the first ID✓, 1/6 at the second
+            0.0833
+        """
         a, b = self._mixture(alpha, beta)
         sums, _ = self._area_sums(a)
         return _shaped(areas.over_beta(a * sums[:, 0], (1 - a) * sums[:, 1], b), alpha, beta)
 
     def aurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
-        """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ."""
+        """The area under the risk–coverage curve, Σ (coverageᵢ − coverageᵢ₋₁)·riskᵢ.
+
+        Example:
+            >>> import sirc
+            >>> r = sirc.Ranking(correct=[0.9, 0.7], wrong=[0.8])
+            >>> round(r.aurc(alpha=1, beta=1), 4)  # risks 0, 1/2 and 1/3 at coverages 1/3, 2/3 and 1
+            0.2778
+        """
         a, b = self._mixture(alpha, beta)
         sums, _ = self._area_sums(a)
         wrong, ood = (a * sums[:, i] + (1 - a) * sums[:, i + 1] for i in (2, 4))
         return _shaped(areas.over_beta(a * wrong, (1 - a) * ood, b), alpha, beta)
 
     def eaurc(self, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
-        """AURC less the area under the oracle's curve: what a better score could still gain."""
+        """AURC minus the area under the oracle's curve: what a perfect score would gain."""
         a, b = self._mixture(alpha, beta)
         oracle = areas.oracle_area(self.accuracy, a[:, None], b[None, :])
         return self.aurc(alpha, beta) - _shaped(oracle, alpha, beta)
@@ -234,22 +268,52 @@ class Ranking:
         return _shaped(areas.over_beta(a * wrong, (1 - a) * ood, b), alpha, beta)
 
     def risk_at_recall(self, recall: float, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
-        """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`."""
+        """The risk at the highest threshold that accepts at least `recall` of ID✓; Risk@95 has `recall=0.95`.
+
+        Example:
+            >>> import sirc
+            >>> r = sirc.Ranking(correct=[0.9, 0.7], wrong=[0.8], ood=[0.1])
+            >>> round(r.risk_at_recall(0.95, alpha=0.5, beta=0.5), 4)  # 2 right and 1 wrong are accepted
+            0.1667
+        """
         return self._risk_at(self._reaching(recall), alpha, beta)
 
     def risk_recall(self, alpha: float, beta: float) -> Curve:
-        """The risk against the recall of ID✓."""
+        """The risk against the recall of ID✓.
+
+        Example:
+            >>> import sirc
+            >>> curve = sirc.Ranking(correct=[0.9, 0.7], wrong=[0.8]).risk_recall(alpha=1, beta=1)
+            >>> curve.x.tolist(), [round(risk, 3) for risk in curve.risk.tolist()]
+            ([0.5, 0.5, 1.0], [0.0, 0.5, 0.333])
+        """
         recall = self._correct.double() / self.num_correct
         return Curve(recall, self._coverage_risk(slice(None), alpha, beta)[1], self.thresholds.double())
 
     def risk_coverage(self, alpha: float, beta: float) -> Curve:
-        """The risk against the coverage."""
+        """The risk against the coverage.
+
+        Example:
+            >>> import sirc
+            >>> curve = sirc.Ranking(correct=[0.9, 0.7], wrong=[0.8, 0.1]).risk_coverage(alpha=1, beta=1)
+            >>> curve.x.tolist()
+            [0.25, 0.5, 0.75, 1.0]
+            >>> curve.threshold.tolist()
+            [0.9, 0.8, 0.7, 0.1]
+        """
         return Curve(*self._coverage_risk(slice(None), alpha, beta), self.thresholds.double())
 
     def oracle_risk_coverage(self, alpha: float, beta: float, *, points: int = 512) -> Curve:
         """The least risk any score could have at each coverage: ID✓ first, then the cheaper of ID✗ and OOD.
 
-        No score has these thresholds; they are NaN.
+        It has no thresholds: they are NaN.
+
+        Example:
+            >>> import sirc
+            >>> r = sirc.Ranking(correct=[0.9, 0.7], wrong=[0.8, 0.1])
+            >>> curve = r.oracle_risk_coverage(alpha=1, beta=1, points=4)
+            >>> float(curve.risk[0]), float(curve.risk[-1])
+            (0.0, 0.5)
         """
         a, b = self._numbers(alpha, beta)
         good, first, _, _ = areas.oracle_parts(self.accuracy, a, b)
@@ -261,7 +325,7 @@ class Ranking:
 
     def accepted(self, threshold: float) -> tuple[float, float, float]:
         """The shares of ID✓, ID✗ and OOD accepted at a threshold, S ≥ t."""
-        c, x, o = self._shares(self._index(threshold))
+        c, x, o = self._shares_at(self._index(threshold))
         return float(c), float(x), float(o)
 
     def recall(self, threshold: float) -> float:
@@ -289,9 +353,9 @@ class Ranking:
     ) -> float:
         """The threshold at a recall, a coverage (which needs α) or a risk (which needs α and β).
 
-        At a recall or a coverage, the highest threshold that accepts at least that share. At a risk, the one with the
-        largest coverage among those whose risk is at most that; where there is none, +inf, which accepts nothing (NaN
-        where a score is itself +inf).
+        At a recall or a coverage, it is the highest threshold that accepts at least that share. At a risk, it is the
+        one with the largest coverage among those whose risk is at most that. Where there is none it is +inf, which
+        accepts nothing (or NaN, if a score is +inf itself).
         """
         given = {"recall": recall, "coverage": coverage, "risk": risk}
         if sum(value is not None for value in given.values()) != 1:
@@ -312,7 +376,7 @@ class Ranking:
     def _threshold_of(self, at: int) -> float:
         if at >= 0:
             return float(self.thresholds[at])
-        # Nothing is accepted by +inf, unless a score is +inf itself: then by NaN, which no score reaches.
+        # +inf accepts nothing, unless a score is +inf itself: no score reaches NaN.
         return float("nan") if float(self.thresholds[0]) == float("inf") else float("inf")
 
     def _index(self, threshold: float) -> int:
@@ -331,13 +395,13 @@ class Ranking:
             self._reached[recall, positive] = int(torch.searchsorted(accepted, areas.least_reaching(recall, total)))
         return self._reached[recall, positive]
 
-    def _shares(self, at: int) -> Shares:
+    def _shares_at(self, at: int) -> Shares:
         """The accepted shares at one threshold; at −1 nothing is accepted."""
         c, x, o = self._as_shares(slice(max(0, at), at + 1))
         return c.sum(), x.sum(), o.sum()
 
     def _as_shares(self, where: slice, before: int = 0) -> Tensor:
-        """The accepted shares at some thresholds, after as many points `before` them where nothing is accepted."""
+        """The accepted shares at some thresholds, after `before` points where nothing is accepted."""
         counts = self._correct[where], self._wrong[where], self._ood[where]
         totals = self.num_correct, max(1, self.num_wrong), self._ood_total
         shares = torch.zeros(3, before + len(counts[0]), dtype=torch.float64, device=self.thresholds.device)
@@ -346,11 +410,11 @@ class Ranking:
         return shares
 
     def _runs(self) -> Iterable[areas.Steps]:
-        """Runs of thresholds, each after the last point of the one before it, the first after 0."""
+        """Runs of thresholds; each starts with the last point of the run before it, the first with 0."""
         size = _CPU_CHUNK if self.thresholds.device.type == "cpu" else _GPU_CHUNK
         if len(self.thresholds) > size:
             return self._each_run(size)
-        if self._steps is None:  # a single run is kept, as several metrics of a table ask for it
+        if self._steps is None:  # a single run is kept, as a table needs it for several metrics
             self._steps = [self._run(0, size)]
         return self._steps
 
@@ -379,16 +443,16 @@ class Ranking:
         return self._sums[key]
 
     def _kernel_sums(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        from sirc.metrics.kernel import area_sums  # which needs Triton
+        from sirc.metrics.kernel import area_sums  # needs Triton
 
         totals = float(self.num_correct), float(max(1, self.num_wrong)), self._ood_total
         sums = area_sums((self._correct, self._wrong, self._ood), totals, self.accuracy, alpha)
         return sums[:-1], sums[-1, :4]
 
-    def _masses(self, where: slice) -> Shares:
-        """The accepted ID, ID✗ and OOD in ID samples, OOD being n_ID of them in all.
+    def _accepted_counts(self, where: slice) -> Shares:
+        """How many ID and ID✗ samples are accepted, and how much OOD, scaled to as many samples as there are ID.
 
-        Thresholds at a coverage or a risk rest on these: at α = 1 both are ratios of counts, so 1 of 20 is 0.05.
+        Thresholds at a coverage or a risk use counts: at α = 1 both are then exact ratios, so 1 of 20 is 0.05.
         """
         wrong = self._wrong[where].double()
         ood = self._ood[where].double() * (self.num_correct + self.num_wrong) / self._ood_total
@@ -396,13 +460,13 @@ class Ranking:
 
     def _coverage_risk(self, where: slice, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
         a, b = self._numbers(alpha, beta)
-        inside, wrong, ood = self._masses(where)
+        inside, wrong, ood = self._accepted_counts(where)
         covered = a * (inside / (self.num_correct + self.num_wrong)) + (1 - a) * self._as_shares(where)[2]
         return covered, areas.ratio(b * a * wrong + (1 - b) * (1 - a) * ood, a * inside + (1 - a) * ood)
 
     def _risk_at(self, at: int, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
         a, b = self._mixture(alpha, beta)
-        inside, wrong, ood = (mass.sum() for mass in self._masses(slice(max(0, at), at + 1)))
+        inside, wrong, ood = (count.sum() for count in self._accepted_counts(slice(max(0, at), at + 1)))
         covered = a * inside + (1 - a) * ood
         grid = areas.over_beta(areas.ratio(a * wrong, covered), areas.ratio((1 - a) * ood, covered), b)
         return _shaped(grid, alpha, beta)
@@ -426,7 +490,7 @@ class Ranking:
     def _numbers(self, alpha: float, beta: float) -> tuple[float, float]:
         a, b = self._mixture(alpha, beta)
         if len(a) != 1 or len(b) != 1:
-            raise ValueError("a curve or a threshold is for one alpha and one beta; got arrays. Loop over them")
+            raise ValueError("a curve or a threshold takes one alpha and one beta; got arrays. Loop over them")
         return float(a), float(b)
 
     def _check_pair(self, negative: Negative, positive: Positive) -> None:
@@ -439,13 +503,13 @@ class Ranking:
             raise ValueError(f"`{negative}` has no scores to compare with; this ranking is {self!r}")
 
     def _pair(self, steps: areas.Steps, negative: Negative, positive: Positive) -> Shares:
-        """The accepted shares of the positives and of the negatives, and the growth of the latter."""
+        """The accepted shares of the positives and the negatives, and the negatives' growth."""
         pos = steps.c if positive == "correct" else steps.id_share
         return (pos, steps.x, steps.x.diff()) if negative == "wrong" else (pos, steps.ood, steps.ood_steps)
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:
-    """The (A, B) grid without the axes of what was given as a number."""
+    """The (A, B) grid without the axes of arguments that were numbers."""
     for axis, given in ((1, beta), (0, alpha)):
         if as_tensor("given", given).dim() == 0:
             grid = grid.squeeze(axis)

@@ -5,13 +5,15 @@ To add a metric, write one function of a `Ranking` here and decorate it:
     @metric(title="AURR", lower_is_better=True, unit="×10²")
     def aurr(ranking, alpha, beta): ...
 
-The function's name is the metric's. Its further parameters say what it depends on, of `negative` ("wrong" or "ood"),
-`recall`, `alpha` and `beta`; α and β come as 1-D tensors, and it returns the (α, β) grid. Results write a metric at a
-recall with the recall in percent, `fpr@95`. Tables, intervals, `select`, the page and the command line need no more.
-`derivative` gives its error bars without resampling (`derivatives.py`); without one they come from the bootstrap.
-A metric without `negative`, α and β describes the ID data, as `error` does, and is the same for every score: it stands
-with `wrong` in results and beside the model's name in tables, is left out of comparisons, and must do without wrong
-predictions.
+The function's name is the metric's name. Its other parameters say what it depends on: any of `negative` ("wrong" or
+"ood"), `recall`, `alpha` and `beta`. α and β come as 1-D tensors, and it returns the (α, β) grid. In results, the name
+of a metric at a recall ends in the recall in percent, `fpr@95`. Tables, intervals, `select`, the page and the command
+line need nothing else. With a `derivative` its error bars need no resampling (`derivatives.py`); without one the
+bootstrap gives them.
+
+A metric that depends on none of `negative`, α and β describes the ID data, as `error` does, and is the same for every
+score. Its rows have the negative `wrong`, tables show it beside the model's name, and comparisons leave it out. It must
+be defined without wrong predictions.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from sirc.metrics import derivatives
+from sirc.metrics import areas, derivatives
 from sirc.metrics.derivatives import ByGroup, Derivative
 from sirc.metrics.ranking import Negative, Ranking
 
 Unit = Literal["%", "×10²"]
 Function = Callable[..., float | Tensor]
+Bound = Callable[[float, Tensor, Tensor], Tensor]
+"""A function of the accuracy, α and β."""
 
 REGISTRY: dict[str, Metric] = {}
 _PARAMETERS = ("negative", "recall", "alpha", "beta")
@@ -48,9 +52,11 @@ class Metric:
     """The unit people read; values are stored as fractions."""
     function: Function
     parameters: tuple[str, ...]
-    """Those of `negative`, `recall`, `alpha` and `beta` that the function takes."""
+    """The parameters that the function takes, of `negative`, `recall`, `alpha` and `beta`."""
     derivative: Derivative | None = None
-    """In the mass of a sample; linear in β, and the metric lies between 0 and 1."""
+    """With respect to the mass of a sample. It must be linear in β, and the metric between 0 and 1."""
+    least: Bound | None = None
+    """The value of a perfect ranking of many samples, where it is not 0."""
     swept: bool = True
     """Whether figures over α and β have a panel for it, if it depends on them."""
 
@@ -70,11 +76,11 @@ class Metric:
         return self.of_negative or self.of_mixture
 
     def label(self, recall: float) -> str:
-        """Its name in results; that of a family has the recall in percent, `fpr@95`."""
+        """The name in results, which for a metric at a recall has it in percent, `fpr@95`."""
         return f"{self.name}@{100 * recall:g}" if "recall" in self.parameters else self.name
 
     def grid(self, ranking: Ranking, negative: Negative, recall: float, alpha: Tensor, beta: Tensor) -> Tensor:
-        """Its values on the (α, β) grid; of a metric that does not depend on them, the one value, (1, 1)."""
+        """The values on the (α, β) grid; (1, 1) for a metric that does not depend on them."""
         device = ranking.thresholds.device
         known = {"negative": negative, "recall": recall, "alpha": alpha.to(device), "beta": beta.to(device)}
         value = self.function(ranking, **{name: known[name] for name in self.parameters})
@@ -88,7 +94,7 @@ class Metric:
         return value.reshape(shape)
 
     def slopes(self, ranking: Ranking, negative: Negative, recall: float, alpha: float, beta: Tensor) -> ByGroup:
-        """Its derivative at each threshold by group, (1, thresholds), or (β, thresholds) for one of the mixture."""
+        """The derivative at each threshold by group, (1, thresholds); of a metric of the mixture, (β, thresholds)."""
         assert self.derivative is not None
         device = ranking.thresholds.device
         known = {"negative": negative, "recall": recall, "alpha": alpha, "beta": beta.to(device)}
@@ -104,9 +110,15 @@ class Metric:
 
 
 def metric(
-    *, title: str, lower_is_better: bool, unit: Unit, derivative: Derivative | None = None, swept: bool = True
+    *,
+    title: str,
+    lower_is_better: bool,
+    unit: Unit,
+    derivative: Derivative | None = None,
+    least: Bound | None = None,
+    swept: bool = True,
 ) -> Callable[[Function], Function]:
-    """Register a function of a `Ranking` as the metric of its name; `derivative` takes the same parameters."""
+    """Register a function of a `Ranking` as the metric of its name; the parameters are the fields of `Metric`."""
 
     def register(function: Function) -> Function:
         name = function.__name__
@@ -116,8 +128,8 @@ def metric(
         if ("alpha" in parameters) != ("beta" in parameters):
             raise ValueError(f"a metric takes both alpha and beta or neither; {name!r} takes one")
         if name in REGISTRY:
-            raise ValueError(f"there is a metric {name!r} already; name the function otherwise")
-        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative, swept)
+            raise ValueError(f"there is a metric {name!r} already; give the function another name")
+        REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative, least, swept)
         return function
 
     return register
@@ -129,18 +141,18 @@ def all_metrics() -> list[Metric]:
 
 
 def find_metric(label: str) -> Metric | None:
-    """The metric that a name in results belongs to, `fpr@95` to `fpr`; None for an unknown name."""
+    """The metric of a name in results, such as `fpr` for `fpr@95`; None for an unknown name."""
     return REGISTRY.get(str(label).partition("@")[0])
 
 
 def lower_is_better(label: str) -> bool:
-    """The best value of the metric is the lowest; False for an unknown one."""
+    """Whether the lowest value of the metric is the best; False for an unknown metric."""
     metric = find_metric(label)
     return metric is not None and metric.lower_is_better
 
 
 def parse_metric(label: str) -> tuple[Metric, float] | None:
-    """The metric that a name stands for and its recall (0.95 for one without); None for what names no metric."""
+    """The metric and the recall of a name (0.95 for a metric without a recall); None if it names no metric."""
     match = re.fullmatch(r"(\w+)(?:@(\d+(?:\.\d+)?))?", str(label))
     metric = match and REGISTRY.get(match[1])
     if not match or not metric or (match[2] is not None) != ("recall" in metric.parameters):
@@ -179,13 +191,20 @@ def risk(ranking: Ranking, recall: float, alpha: Tensor, beta: Tensor) -> float 
     return ranking.risk_at_recall(recall, alpha, beta)
 
 
-@metric(title="AURC", lower_is_better=True, unit="×10²", derivative=derivatives.aurc)
+@metric(title="AURC", lower_is_better=True, unit="×10²", derivative=derivatives.aurc, least=areas.oracle_area)
 def aurc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the risk–coverage curve."""
     return ranking.aurc(alpha, beta)
 
 
-@metric(title="AUGRC", lower_is_better=True, unit="×10²", derivative=derivatives.augrc, swept=False)
+@metric(
+    title="AUGRC",
+    lower_is_better=True,
+    unit="×10²",
+    derivative=derivatives.augrc,
+    least=areas.oracle_generalised_area,
+    swept=False,
+)
 def augrc(ranking: Ranking, alpha: Tensor, beta: Tensor) -> float | Tensor:
     """The area under the generalised risk–coverage curve."""
     return ranking.augrc(alpha, beta)

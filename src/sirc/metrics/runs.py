@@ -1,4 +1,4 @@
-"""Rankings of confidences that do not fit in memory: sorted runs on disk, merged block by block into counts on disk."""
+"""Rankings of confidences beyond memory: sorted runs on disk, merged block by block into counts on disk."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sirc._utils.arrays import Floats, as_tensor
 from sirc.metrics.ranking import Ranking
 
 _BLOCK = 1 << 20  # confidences merged at a time
-_LEAST = 1 << 10  # of them from one run, so that a read is worth its while
+_LEAST = 1 << 10  # of them from one run, so that a read pays off
 
 
 @final
 @dataclass(frozen=True)
 class SortedRun:
-    """Confidences from the lowest to the highest: float64 numbers in a file, between two of its bytes."""
+    """Confidences from the lowest to the highest, as float64 in a file between two byte offsets."""
 
     path: Path
     start: int
@@ -39,7 +39,7 @@ class SortedRun:
         return float(self.read(place, place + 1)[0])
 
     def read(self, first: int, after: int) -> Floats:
-        """The confidences of these places, the only ones that are read."""
+        """Read only the confidences at these places."""
         return np.fromfile(self.path, np.float64, after - first, offset=self.start + 8 * first)
 
 
@@ -51,9 +51,9 @@ def ranking_of_runs(
     *,
     equal_sets: bool = False,
 ) -> Ranking:
-    """The ranking of the runs of ID✓, of ID✗ and of each OOD set; its counts lie in `folder`, in a file without a name.
+    """The ranking of the runs of ID✓, ID✗ and each OOD set; its counts are in an unnamed file in `folder`.
 
-    With `equal_sets` OOD sets weigh the same, else samples do. The file goes with the ranking, or with the process.
+    With `equal_sets` OOD sets weigh the same, else samples do. The file disappears with the ranking, or the process.
     """
     groups = [correct, wrong, *ood]
     sizes = [sum(map(len, runs)) for runs in groups]
@@ -62,7 +62,7 @@ def ranking_of_runs(
     weights = np.array([1 / size for size in sizes[2:]]) if weighted else np.ones(len(ood), dtype=np.int64)
     count = np.dtype(np.int32 if total < 1 << 31 else np.int64)
     kinds = [np.dtype(np.float64), count, count, weights.dtype if weighted else count]
-    starts = [0, *accumulate(total * kind.itemsize for kind in kinds)]  # room that is not written to takes none
+    starts = [0, *accumulate(total * kind.itemsize for kind in kinds)]  # space that is not written takes none on disk
     with _room(folder, total), TemporaryFile(dir=folder) as file:
         length = 0
         for thresholds, counts in merged(groups):
@@ -80,16 +80,16 @@ def ranking_of_runs(
 
 @contextmanager
 def _room(folder: Path, rows: int) -> Iterator[None]:
-    """Name the folder where the disk is full, which the system does not do."""
+    """Name the folder in the system's error when a disk is full."""
     try:
         yield
     except OSError as error:
         text = f"'{folder}' cannot take the counts of {rows:,} rows, about 20 bytes for each: {error.strerror}"
-        raise OSError(error.errno, f"{text}. Mend that, or choose another folder") from error
+        raise OSError(error.errno, f"{text}. Make room, or choose another folder") from error
 
 
 def _release(pages: mmap.mmap) -> None:
-    """Let go what was read of a mapped file; it would stay in this process's memory as long as there is room."""
+    """Drop the pages of a mapped file from memory, which else stay as long as there is room."""
     if hasattr(pages, "madvise"):  # not on Windows
         pages.madvise(mmap.MADV_DONTNEED)
 
@@ -97,14 +97,14 @@ def _release(pages: mmap.mmap) -> None:
 def merged(groups: Sequence[Sequence[SortedRun]]) -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
     """Blocks of thresholds, the strictest first, and how many of each group they accept, (groups, thresholds).
 
-    What is in memory at a time depends neither on how long the runs are nor on how many of their values are equal.
+    Memory depends neither on the length of the runs nor on how many of their values are equal.
     """
     runs = [(number, run) for number, group in enumerate(groups) for run in group]
     left = [len(run) for _, run in runs]
     each = max(_LEAST, _BLOCK // max(1, len(runs)))
     before = np.zeros((len(groups), 1), dtype=np.int64)
     while any(left):
-        # What is at or above the cut is among the last `each` values of every run; more of them may equal it.
+        # The values above the cut are among the last `each` of every run; further ones may equal it.
         starts = [max(0, end - each) for end in left]
         lasts = [run.read(start, end) for (_, run), start, end in zip(runs, starts, left, strict=True)]
         cut = max((last[0] for last, start in zip(lasts, starts, strict=True) if start), default=-np.inf)

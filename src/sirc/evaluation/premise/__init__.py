@@ -41,25 +41,25 @@ class Assumptions:
     The premise holds for an S2 if, with every S1 that it is combined with,
 
     1. S2 does not rank right predictions below wrong ones: its AUROC of ID✗|ID✓ is surely at least 40%, and not surely
-       below 45% (50% is what the premise says; above it, S2 ranks errors too);
-    2. S2 seldom speaks on ID data: surely at most 5% of ID rows lie below a (where a is known);
+       below 45% (the premise expects 50%; above that, S2 ranks errors too);
+    2. S2 seldom lowers the confidence of ID data: surely at most 5% of ID rows lie below a (if a is known);
     3. SIRC surely loses at most 0.5 points of S1's AUROC of ID✗|ID✓, and does not surely lose more of OOD|ID✓.
 
-    *Surely* is with the whole interval. It does not hold where a whole interval lies on the wrong side (of 45%, of 5%,
-    of −0.5 points), or where S2 is the same for every row; all else is open. Fewer than 20 right or wrong predictions
-    leave 1 and 3 open.
+    *Surely* means the whole interval. The premise does not hold if a whole interval lies on the wrong side (of 45%, 5%
+    or −0.5 points), or if S2 is the same for every row. Otherwise it is open; with fewer than 20 right or wrong
+    predictions, 1 and 3 are always open.
 
-    Recommended without OOD data is a combination whose premise holds: of those within 0.2 points of the highest AUROC
-    of ID✗|ID✓, the one with the least |ρ| of S1 and S2; where none holds, the S1 with the highest AUROC. With OOD data
-    what was measured counts: the lowest AURR at α = β = ½, in the mean over sets, among the S1 alone and the
-    combinations that surely add to S1's AUROC of OOD|ID✓ and do not surely lose over 0.5 points of ID✗|ID✓.
+    Without OOD data, a combination whose premise holds is recommended: among those within 0.2 points of the highest
+    AUROC of ID✗|ID✓, the one with the smallest |ρ| of S1 and S2. If none holds, it is the S1 with the highest AUROC.
+    With OOD data the lowest AURR decides, at α = β = ½ as the mean over sets, among each S1 alone and the combinations
+    that surely add to S1's AUROC of OOD|ID✓ and do not surely lose over 0.5 points of ID✗|ID✓.
     """
 
     table: pd.DataFrame
     """Tidy: score, s1, s2, of (the score that the row is about), negative, metric, k, slope, value, low, high.
 
     `metric` is `auroc`, `difference` (SIRC's AUROC minus S1's), `spearman` (with S1), `kendall` (with S1), `below a`
-    (share) or `aurr`; `negative` what it is about: `wrong`, an OOD set, `OOD mean`, all ID rows `id`, or `correct`.
+    (a share) or `aurr`. `negative` is `wrong`, an OOD set, `OOD mean`, or for measures of ID rows `id` or `correct`.
     Rows of SIRC with a = μ − kσ and b = slope/σ have `k` and `slope`.
     """
     verdicts: Mapping[str, str]
@@ -87,7 +87,7 @@ class Assumptions:
         return "\n".join([*lines, "", f"Recommended: {self.recommended}", f"  {self.reason}"])
 
     def to_dict(self) -> dict[str, object]:
-        """Everything as JSON values; a number that does not exist is None."""
+        """Everything as JSON values; NaN becomes None."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("table", "_combinations")}
         return {**plain, "table": json_rows(self.table)}
 
@@ -104,7 +104,7 @@ def check_assumptions(
     """Check SIRC's premise for each `sirc(S1, S2)` of a fitted scorer.
 
     `val` is labelled ID data that the scorer was not fitted on, `ood` a dict of OOD sets (`Outputs`, stores, or
-    iterables of batches). `s1` and `s2` pick some of the pairs. Intervals are in closed form: DeLong's for AUROC and
+    iterables of batches). `s1` and `s2` select some of the pairs. Intervals are in closed form: DeLong's for AUROC and
     for paired differences, Wilson's for shares, Bonett and Wright's for ρ.
     """
     check_type("scorer", scorer, Scorer, "a `Scorer`", "Make one with `sirc.fit`")
@@ -115,13 +115,13 @@ def check_assumptions(
         for name in scorer.specs
         if (spec := parse(name)).name == "sirc" and _among(spec.args[:1], s1) and _among(spec.args[1:], s2)
     }
-    _require_some(specs, f"with the `s1` and `s2` asked for; the scorer has {', '.join(scorer.specs)}")
+    _require_some(specs, f"with the given `s1` and `s2`; got {', '.join(scorer.specs)}")
     combinations = []
     for name, spec in specs.items():
         first, *others = spec.args
         parts = Measured(name, str(first), tuple(f"{PLAIN}{part}" for part in others))
         a, b = _fitted_a_and_b(spec, scorer)
-        # A `budget` moves a to where it is spent, away from μ − 3σ: the share of rows below it tells nothing of S2.
+        # A `budget` moves a away from μ − 3σ, so the share of rows below it tells nothing about S2.
         combinations.append(parts if spec.tunes else replace(parts, a=a, b=b))
     scorer = scorer.only(list(specs))
 
@@ -135,7 +135,7 @@ def check_assumptions(
 def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
     """Check SIRC's premise for each `sirc(S1, S2)` of an evaluation whose S1 and S2 are among its scores too.
 
-    The share of ID rows below a and the sensitivity to a and b need the scorer that the confidences came from.
+    The share of ID rows below a, and the sensitivity to a and b, need the scorer that made the confidences.
     """
     specs = {name: spec for name in ev.scores if (spec := parse_or_none(name)) is not None}
     names = {str(spec): name for name, spec in specs.items()}
@@ -145,7 +145,7 @@ def of_evaluation(ev: Evaluation, scorer: Scorer | None = None, *, level: float 
             first, *others = (names[str(part)] for part in spec.args)
             parts = Measured(name, first, tuple(others))
             combinations.append(parts if scorer is None else _with_a_and_b(parts, spec, scorer, ev.confidences))
-    _require_some(combinations, f"with its S1 and S2 among the scores too; the evaluation has {', '.join(ev.scores)}")
+    _require_some(combinations, f"with its S1 and S2 among the scores too; got {', '.join(ev.scores)}")
     return _check(combinations, ev.confidences, ev.correct, ev.ood, level)
 
 
@@ -162,7 +162,7 @@ def _among(parts: Sequence[Spec], wanted: str | Sequence[str] | None) -> bool:
 
 
 def _values(specs: Mapping[str, Spec], evaluator: Evaluator) -> dict[str, Tensor]:
-    """The columns of some combinations: each confidence, −log(S1max − S1) of its S1, and its plain S2 scores."""
+    """For each combination: its confidence, −log(S1max − S1), and its plain S2 scores."""
     columns = {}
     for name, spec in specs.items():
         first, *others = spec.args
@@ -173,26 +173,26 @@ def _values(specs: Mapping[str, Spec], evaluator: Evaluator) -> dict[str, Tensor
 
 
 def _fitted_a_and_b(spec: Spec, scorer: Scorer) -> list[tuple[float, ...]]:
-    """The a and b of a combination, as given in its spec or as fitted."""
+    """The a and b of a combination, from its spec or from the fit."""
     numbers = [spec.numbers("a"), spec.numbers("b")]
     if None in numbers and str(spec) not in scorer.parameters:
         raise NotFittedError(
-            f"`{spec}` was not fitted by this scorer: fit it, `sirc.fit([{quoted(str(spec))}], train, head=head)`"
+            f"`{spec}` must be fitted, to know its a and b: `sirc.fit([{quoted(str(spec))}], train, head=head)`"
         )
     fitted = scorer.parameters.get(str(spec), {})
     return [tuple(fitted[name].tolist()) if given is None else given for name, given in zip("ab", numbers, strict=True)]
 
 
 def _with_a_and_b(parts: Measured, spec: Spec, scorer: Scorer, confidences: ScoreValues) -> Measured:
-    """The same combination with a and b, if its confidences are shown to be those of this scorer."""
+    """The combination with a and b, after a check that this scorer made its confidences."""
     if any(is_bounded(part) for part in spec.args[1:]) or not ranks_by_gap(spec.args[0]) or spec.tunes:
         return parts  # confidences of a bounded S2 are not its plain values, or those of S1 not −log(S1max − S1)
     a, b = _fitted_a_and_b(spec, scorer)
     recomputed = functional.sirc(-confidences[parts.s1], [confidences[name] for name in parts.s2], a, b)
     if not torch.allclose(recomputed, confidences[parts.score].double(), rtol=1e-5, atol=1e-5):
         raise ValueError(
-            f"the confidences of `{parts.score}` do not follow from the scorer's a and b: pass the scorer that the "
-            "evaluation was made with"
+            f"the confidences of `{parts.score}` must follow from the scorer's a and b, but do not: pass the scorer "
+            "that the evaluation was made with"
         )
     return replace(parts, a=a, b=b)
 

@@ -16,31 +16,31 @@ from sirc.scores import functional
 FITTED = (3.0, 1.0)  # k and slope of a = μ − kσ and b = slope/σ
 VARIED = [(k, slope) for k in (2.0, 3.0, 4.0) for slope in (0.5, 1.0, 2.0)]
 HALF = 0.5  # α and β
-PLAIN = "plain "  # starts the name of an S2's plain values, as the same score may be an S1 too
+PLAIN = "plain "  # prefix of the name of an S2's plain values, as the same score may be an S1 too
 
 ScoreValues: TypeAlias = Mapping[str, Tensor]
 Key: TypeAlias = tuple[str, str, str, float | None, float | None]
-"""The score that a number is about, what it is compared with, the metric, and k and slope where they matter."""
+"""The score that a number is about, the negative, the metric, and k and slope if they matter."""
 
 
 @final
 @dataclass(frozen=True)
 class Measured:
-    """The parts of a `sirc` spec by the names of their confidences, and what was measured of them."""
+    """The parts of a `sirc` spec, by the names of their confidences, and their measures."""
 
     score: str
     s1: str
     s2: tuple[str, ...]
     a: tuple[float, ...] = ()
     b: tuple[float, ...] = ()
-    """Both are empty where they are not known."""
+    """Both are empty if not known."""
     constant: tuple[str, ...] = ()
     """Each S2 that is the same for all ID rows."""
     measures: Mapping[Key, Estimate] = field(default_factory=dict)
 
     @property
     def s2_names(self) -> str:
-        """Its S2, or its several."""
+        """Its S2 scores, as text."""
         return ", ".join(name.removeprefix(PLAIN) for name in self.s2)
 
     def has(self, negative: str) -> bool:
@@ -53,17 +53,17 @@ class Measured:
         return self.measures[name, negative, metric, *(FITTED if varies else (None, None))]
 
     def gain(self, negative: str) -> Estimate:
-        """SIRC's AUROC less S1's."""
+        """SIRC's AUROC minus S1's."""
         return self.of(self.score, negative, "difference")
 
     def span(self, negative: str, metric: str) -> list[float]:
-        """The measures of SIRC with all a and b that were tried; empty where they are not known."""
+        """The measures of SIRC with every a and b that was tried; empty if a and b are not known."""
         keys = [(self.score, negative, metric, k, slope) for k, slope in VARIED]
         return [self.measures[key].value for key in keys] if self.a else []
 
 
 class Samples:
-    """Confidences of one model's ID and OOD data, and the rankings that several combinations share."""
+    """The confidences of one model on ID and OOD data, and the AUROCs that several combinations share."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Samples:
             self.aurr[name] = self._summary(confidences[name], [by_score[name] for by_score in ood.values()])[1]
 
     def measure(self, parts: Measured) -> Measured:
-        """The combination with all its measures."""
+        """Add all measures to a combination."""
         measures: dict[Key, Estimate] = {}
 
         def add(of: str, metric: str, values: Mapping[str, Estimate | float], *at: float) -> None:
@@ -124,7 +124,7 @@ class Samples:
         return replace(parts, constant=tuple(constant), measures=measures)
 
     def _summary(self, inside: Tensor, outside: Sequence[Tensor]) -> tuple[dict[str, float], float]:
-        """AUROC of `wrong` and of `OOD mean`, and the mean AURR."""
+        """The AUROC of `wrong` and `OOD mean`, and the mean AURR."""
         right, wrong = inside[self.correct], inside[~self.correct]
         rankings = [Ranking(right, wrong, x) for x in outside]
         aurocs = {WRONG: Ranking(right, wrong).auroc("wrong")} if len(wrong) else {}

@@ -1,4 +1,4 @@
-"""Verdicts on SIRC's premise, the recommended spec, and the figures of both in words."""
+"""Verdicts on SIRC's premise, the recommended spec, and the figures behind them in words."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sirc.metrics import Estimate
 Kind: TypeAlias = Literal["holds", "does not hold", "open"]
 Finding: TypeAlias = tuple[Kind, str]
 
-NEAR = 0.45  # AUROC of ID✗|ID✓ that S2 may not surely be below: near 50%, or above it, is wanted
-LEAST = 0.40  # and that it must surely have
+NEAR = 0.45  # S2's AUROC of ID✗|ID✓ must not surely be below this
+LEAST = 0.40  # and must surely be at least this
 MOST_BELOW = 0.05  # share of ID rows below a: 0.13% if S2 is normal, at most 10% whatever it is (Cantelli)
 LOSS = 0.005  # AUROC that SIRC may lose
-FEWEST = 20  # of ID✓ and ID✗, for a normal interval to mean something
+FEWEST = 20  # samples of ID✓ and of ID✗, for a normal interval to be of use
 SAME = 0.002  # AUROC within which combinations count as equal
 
 
 def judge(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[Kind, list[str]]:
-    """The verdict with its reasons: one against any combination is enough, then one that leaves it open."""
+    """The verdict and its reasons: one `does not hold` decides, else one `open`."""
     findings = [finding for one in combinations for finding in _findings(one, sizes)]
     kinds: tuple[Kind, ...] = ("does not hold", "open")
     for kind in kinds:
@@ -99,7 +99,7 @@ def recommend(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tup
 
 
 def _with_ood(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[str, str]:
-    """Recommend by what was measured on OOD data, not by the premise."""
+    """Recommend by the measures on OOD data, not by the premise."""
 
     def costs(one: Measured) -> bool:
         return not _too_few(sizes) and one.gain(WRONG).high < -LOSS
@@ -121,7 +121,7 @@ def _with_ood(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tup
 
 
 def facts(same: Sequence[Measured]) -> Iterator[str]:
-    """The figures of the combinations of one S2, as lines of the report."""
+    """The lines of the report on the combinations of one S2."""
     first, known = same[0], bool(same[0].a)
 
     def column(title: str, cell: Callable[[Measured], str]) -> list[str]:
@@ -188,7 +188,7 @@ def _of_s2(one: Measured, column: str) -> Iterator[str]:
 
 
 def _figure(estimate: Estimate, digits: str, scale: float = 100, unit: str = "") -> str:
-    """A number with its interval, where it has one: `95.4% (95.1 to 95.7)`."""
+    """A number with its interval, if it has one: `95.4% (95.1 to 95.7)`."""
     if math.isnan(estimate.value):
         return "–"
     value, low, high = (f"{scale * x:{digits}}" for x in (estimate.value, estimate.low, estimate.high))

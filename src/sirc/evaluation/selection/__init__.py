@@ -1,4 +1,4 @@
-"""Choice between scores for a range of α and β, by their regret, and whether the best one's lead is noise."""
+"""Choice between scores over a range of α and β, by regret, and whether the best score's lead is noise."""
 
 from __future__ import annotations
 
@@ -63,27 +63,38 @@ COLUMNS = [
 @final
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The result of `select`; `print` it to read the report."""
+    """The result of `select`; `print` it to read the report.
+
+    Example:
+        >>> import numpy as np
+        >>> import sirc
+        >>> noise, right = np.random.default_rng(0).normal(size=(2, 500)), np.arange(500) < 400
+        >>> choice = sirc.select({"old": (right + 2 * noise[0], right), "new": (right + noise[1], right)})
+        >>> choice
+        Choice('new', tie=False, 2 scores)
+        >>> choice.table["score"].tolist()
+        ['new', 'old']
+    """
 
     best: str
-    """The score to use. In a tie the simplest of `tied`: that of the fewest parts, of these the first one given."""
+    """The score to use. In a tie, the simplest of `tied`: the one with the fewest parts, then the first one given."""
     tie: bool
-    """Whether the lead of the one with the lowest regret, over one other or more, is within noise."""
+    """Whether the lead of the score with the lowest regret, over at least one other, is within noise."""
     tied: tuple[str, ...]
-    """In a tie, all that may be the best, the lowest regret first; else none."""
+    """In a tie, all scores that may be the best, the lowest regret first; else none."""
     table: pd.DataFrame
     """A row for each score, the lowest regret first.
 
-    `worst_regret` (where: `worst_alpha`, `worst_beta`) and `average_regret`, each with an interval, `…_low` and
-    `…_high`; `wins`, the share of draws in which the score has the lowest regret by what it was chosen by; `tied`; and,
-    for information, the regret within the OOD set where it is largest, `worst_set_regret` in `worst_set`.
+    `worst_regret` (at `worst_alpha`, `worst_beta`) and `average_regret`, each with an interval, `…_low` to `…_high`;
+    `wins`, the share of draws in which the score has the lowest regret (the one in `by`); `tied`; and, for information,
+    the largest regret if one OOD set were all OOD input, `worst_set_regret`, with that set, `worst_set`.
     """
     grid: pd.DataFrame
-    """At each point of the range: score, alpha, beta, value (the metric), regret with its interval there, low…high."""
+    """At each point of the range: score, alpha, beta, value (the metric), regret and its interval, low…high."""
     by: By
     metric: str
     alpha: tuple[float, ...]
-    """The points of the range; 1 alone where no OOD data was given."""
+    """The points of the range; only 1 without OOD data."""
     beta: tuple[float, ...]
     relative: bool
     sizes: Mapping[str, int]
@@ -91,11 +102,11 @@ class Choice:
     draws: int
     level: float
     method: str
-    """Of the draws: `analytic` (from the influence of each sample) or `bootstrap`."""
+    """How values were drawn: `analytic` (from the influence of each sample) or `bootstrap`."""
 
     @property
     def summary(self) -> str:
-        """The report in words: what is chosen, whether it is a tie, and the figures of each score."""
+        """The report in words: the choice, whether it is a tie, and the figures of each score."""
         return written(self)
 
     def __str__(self) -> str:
@@ -105,7 +116,7 @@ class Choice:
         return f"Choice({self.best!r}, tie={self.tie}, {len(self.table)} scores)"
 
     def to_dict(self) -> dict[str, object]:
-        """Everything but the grid as JSON values; a number that does not exist is None."""
+        """Everything but the grid as JSON values; NaN becomes None."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("table", "grid")}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {**plain, "table": json_rows(self.table)}
@@ -128,21 +139,30 @@ def select(
     level: float = 0.95,
     seed: int = 0,
 ) -> Choice:
-    """Choose the score with the least regret over a range of α and β, and say where the lead is noise.
+    """Choose the score with the lowest regret over a range of α and β, and say whether its lead is noise.
 
     `val` is labelled ID data that the scorer was not fitted on, `ood` a dict of OOD sets; or `scorer` and `ood` are
     confidences from elsewhere, as for `evaluate`. `alpha` and `beta` are a number, a range (low, high) of 9 even
-    points, or an array of more than two points. `metric` is any metric of the mixture of which lower is
-    better: `aurr`, `aurc`, `augrc`, or `risk@95` (of any percentage).
+    points, or an array of more than two points. `metric` is any metric of the mixture for which lower is better:
+    `aurr`, `aurc`, `augrc`, or `risk@95` (with any percentage).
 
-    The regret of a score at (α, β) is its metric less that of the candidate that is best there, over the latter;
-    `relative=False` leaves out the division. Chosen is the lowest regret in its worst point, or with `by="average"` in
-    the mean over all points. Intervals, and which others may be the best, come from `draws` of how the values of all
-    scores at all points might have come out together: then it is a tie, and the simplest of them is chosen. Draws have
-    the covariance of the influences of each sample; with `method="bootstrap"`, and where a metric has no
-    derivative or too few samples for one, of a stratified bootstrap.
+    The regret of a score at (α, β) is (its metric − the best candidate's) / the best candidate's; `relative=False`
+    leaves out the division. The score with the lowest regret at its worst point is chosen, or with `by="average"` the
+    one with the lowest mean over all points. Random `draws` of the values of all scores at all points give the
+    intervals, and show which other scores may be the best. If there are any it is a tie, and the simplest is chosen.
+    Draws follow the covariance of the samples' influences. They come from a stratified bootstrap with
+    `method="bootstrap"`, and where a metric has no derivative or too few samples.
 
-    Without OOD data only ID✗|ID✓ is measured: α is 1, whatever was given.
+    Without OOD data only ID✗|ID✓ is measured, with α = 1.
+
+    Example:
+        >>> import numpy as np
+        >>> import sirc
+        >>> noise, right = np.random.default_rng(0).normal(size=(2, 500)), np.arange(500) < 400
+        >>> given = {"old": (right + 2 * noise[0], right), "new": (right + noise[1], right)}
+        >>> choice = sirc.select(given, metric="aurc")
+        >>> choice.best, choice.tie, choice.alpha
+        ('new', False, (1.0,))
     """
     parsed = parse_metric(metric)
     if not parsed or not parsed[0].of_mixture or not parsed[0].lower_is_better:
@@ -162,8 +182,8 @@ def select(
     sizes = ev.sizes
     if not sizes["wrong"]:
         raise ValueError(
-            f"`val` must hold wrong predictions too, to see how ID✗ is ranked; all {sizes['correct']} are right. Pass "
-            "more rows"
+            f"`val` must hold wrong predictions too, to see how ID✗ is ranked; got {sizes['correct']} that are all "
+            "right. Pass more rows"
         )
     if not ev.ood:
         a = torch.ones(1, dtype=torch.float64)
@@ -187,7 +207,7 @@ def select(
     may_be_best = contenders(summary(regret, by), drawn, level, resolution)
     table["tied"] = may_be_best if may_be_best.sum() > 1 else False
     table["wins"] = wins(drawn, resolution)
-    # The first of points that differ by rounding only, as all β do where there is no OOD data.
+    # The first of the points that differ only by rounding, as all β do without OOD data.
     at = [np.unravel_index(int((one >= one.max() - EQUAL * EQUAL).argmax()), one.shape) for one in regret]
     table["worst_alpha"], table["worst_beta"] = [float(a[i]) for i, _ in at], [float(b[j]) for _, j in at]
     table["worst_set"], table["worst_set_regret"] = None, math.nan
@@ -229,7 +249,7 @@ def _drawn(
     draws: int,
     seed: int,
 ) -> tuple[str, Floats]:
-    """How the values might have come out, (draws, scores, α, β), and the method of that."""
+    """The method, and random draws of the values, (draws, scores, α, β)."""
     fewest = min(ev.sizes.values())
     enough = method == "auto" and loss.derivative and fewest >= FEWEST
     placed = [ev._placed(score, POOLED if ev.ood else WRONG) for score in ev.scores] if enough else []
@@ -252,7 +272,7 @@ def _points(name: str, value: ArrayLike) -> Tensor:
     low, high = points.tolist()
     if low > high:
         raise ValueError(f"`{name}` must be a range (low, high); got ({low:g}, {high:g}). Swap the two")
-    # Rounded, for the decimal numbers that are meant: 0.3, not 0.30000000000000004.
+    # Rounded to the decimal number that is meant: 0.3, not 0.30000000000000004.
     return torch.tensor([round(low + (high - low) * i / (POINTS - 1), 12) for i in range(POINTS)], dtype=torch.float64)
 
 
@@ -280,8 +300,8 @@ def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relativ
     no_loss = b * a * (1 - accuracy) + (1 - b) * (1 - a) == 0
     if no_loss.all():
         raise ValueError(
-            "nothing costs anything in this range: ID✗ costs β and OOD 1 − β, and what costs something never comes "
-            f"(alpha {alpha.tolist()}, beta {beta.tolist()}). Widen `alpha` or `beta`"
+            "some mistake in the range must cost something: ID✗ costs β and OOD 1 − β; got ranges in which what costs "
+            f"something never occurs (alpha {alpha.tolist()}, beta {beta.tolist()}). Widen `alpha` or `beta`"
         )
     best: Floats = values.min(0)
     if not relative:
@@ -289,19 +309,19 @@ def _scale(values: Floats, accuracy: float, alpha: Tensor, beta: Tensor, relativ
     if (perfect := (best == 0) & ~no_loss).any():
         i, j = np.argwhere(perfect)[0]
         raise ValueError(
-            f"a regret relative to the best needs a best above 0; it is 0 at α = {a[i, 0]:g}, β = {b[0, j]:g}. Pass "
+            f"a relative regret needs a best value above 0; got 0 at α = {a[i, 0]:g}, β = {b[0, j]:g}. Pass "
             "`relative=False`"
         )
     return np.where(best > 0, best, 1.0)
 
 
 def _worst_regret(values: Floats, relative: bool) -> Floats:
-    """The worst regret of each score; points where the best is perfect have no relative one."""
+    """The worst regret of each score; points with a best value of 0 have no relative regret."""
     best = values.min(0)
     return summary(regrets(values, np.where(best > 0, best, np.inf) if relative else np.ones_like(best)), "worst")
 
 
 def _parts(score: str) -> int:
-    """The number of scores that a spec is made of; a name that is no spec counts as one."""
+    """The number of scores in a spec; a name that is no spec counts as one."""
     spec = parse_or_none(score)
     return 1 if spec is None else sum(part.is_leaf for part in spec.walk())

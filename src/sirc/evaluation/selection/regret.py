@@ -15,16 +15,15 @@ from sirc._utils.arrays import Floats
 Flags = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 
-EQUAL = 1e-6  # relative: draws have single precision, and what differs by less is equal
+EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _TINY = float(np.finfo(np.float64).tiny)
-_LEAST = 1e-3  # of the best value: in a draw with less, the regret relative to it says nothing any more
-
+_LEAST = 1e-3  # of the best value: relative to less than this, a draw's regret means nothing
 
 BY: Final = ("worst", "average")
 
 
 def regrets(values: Floats, scale: Floats) -> Floats:
-    """Regret = (value − the best candidate's) / scale at each point; `values` is (…, scores, α, β)."""
+    """(value − the best candidate's) / scale at each point; `values` is (…, scores, α, β)."""
     grid: Floats = (values - values.min(-3, keepdims=True)) / scale
     return grid
 
@@ -32,10 +31,9 @@ def regrets(values: Floats, scale: Floats) -> Floats:
 def normal_draws(
     values: Floats, covariance: Tensor, freedom: int, beta: Tensor, relative: bool, draws: int, seed: int
 ) -> Floats:
-    """Values as they might have come out, (draws, scores, α, β); with `relative` their logarithms stray, not they.
+    """Random draws of the values, (draws, scores, α, β), from Student's distribution; with `relative`, of their logs.
 
-    `covariance` is of their parts at β = 1 and 0, by α and score. With the degrees of `freedom` that it was found with,
-    draws are of Student's distribution.
+    `covariance` is that of the values at β = 1 and 0, by α and score, with its degrees of `freedom`.
     """
     spreads, directions = torch.linalg.eigh(covariance)
     freedom, generator = min(freedom, 1000), torch.Generator().manual_seed(seed)
@@ -50,7 +48,7 @@ def normal_draws(
 
 
 def summary(grid: Floats, by: str) -> Floats:
-    """One figure for each candidate (and draw): its regret in the worst point of the grid, or the mean over it."""
+    """One figure for each candidate (and draw): its regret at the worst point of the grid, or the mean over it."""
     figures: Floats = grid.max((-2, -1)) if by == "worst" else grid.mean((-2, -1))
     return figures
 
@@ -58,14 +56,14 @@ def summary(grid: Floats, by: str) -> Floats:
 def intervals(
     values: Floats, draws: Floats, scale: Floats, *, relative: bool, level: float
 ) -> tuple[dict[str, Bounds], Bounds]:
-    """For the worst and the average regret of each candidate, and for that at each point, a low and a high end.
+    """The intervals of each candidate's worst and average regret, and of its regret at each point.
 
-    The regret of t at a point is the largest of d = value_t − value_s over all s (relative: of value_t/value_s − 1,
-    whose logarithm is drawn). Noise raises a largest of many: an interval around it, however wide, would lie too high.
-    So the ends are taken of each d, and then the largest. The low ones hold for all s and points at once, c standard
-    errors below, with c the quantile over draws of the largest (d* − d)/se. The high ones need to hold only where d is
-    in truth the largest: z standard errors above, as of a normal distribution. At one point, the low ones hold for all
-    s there.
+    The regret of t at a point is the largest d = value_t − value_s over all s (relative: of value_t/value_s − 1, whose
+    logarithm is drawn). Noise raises the largest of many, so an interval around it would be too high. Instead each d
+    has an interval, and then the largest ends are taken. Low ends hold for all s and points at once: they are c
+    standard errors below d, with c the quantile over draws of the largest (d* − d)/se. A high end must hold only for
+    the d that is truly the largest: it is z standard errors above, as for a normal distribution. For the regret at one
+    point, low ends hold for all s there.
     """
     count = len(values)
     if relative:
@@ -73,7 +71,7 @@ def intervals(
     else:
         at, drawn = values, draws
     least = EQUAL if relative else max(EQUAL * float(np.abs(values).max()), _TINY)
-    # One candidate after another, each with its draws side by side.
+    # Candidates first, so that the draws of each are side by side in memory.
     at, drawn = at.reshape(count, -1), np.ascontiguousarray(drawn.reshape(len(draws), count, -1).swapaxes(0, 1))
     z = NormalDist().inv_cdf((1 + level) / 2)
     bounds = {name: (np.zeros(count), np.zeros(count)) for name in BY}
@@ -97,11 +95,11 @@ def intervals(
 
 
 def contenders(value: Floats, draws: Floats, level: float, resolution: float) -> Flags:
-    """The candidates that may be the best: those not shown to be worse than any other.
+    """The candidates that may be the best: those that are not shown to be worse than another.
 
-    t is worse than s if d = value_t − value_s exceeds q·se, with se the standard deviation of d over the draws and q
-    the level's quantile over draws of the largest |d* − d|/se of all pairs (as Tukey's for means). So with probability
-    about `level` no pair at all is called wrongly, whichever of the candidates turned out to lead.
+    t is worse than s if d = value_t − value_s exceeds q·se. Here se is the standard deviation of d over the draws, and
+    q the `level` quantile over draws of the largest |d* − d|/se of all pairs, as in Tukey's test for means. So with
+    probability of about `level` no pair is judged wrongly, whichever candidate leads.
     """
     count = len(value)
     largest = np.zeros(len(draws))
@@ -109,7 +107,7 @@ def contenders(value: Floats, draws: Floats, level: float, resolution: float) ->
     for t in range(count):
         difference = value[t] - value
         drawn = draws[:, [t]] - draws
-        # Candidates that rank alike differ by rounding only.
+        # Candidates that rank alike differ only by rounding.
         spread = np.maximum(drawn.std(0, ddof=1), max(resolution, _TINY))
         largest = np.maximum(largest, (np.abs(drawn - difference) / spread).max(1))
         exceeds[t] = (difference / spread).max()
@@ -118,7 +116,7 @@ def contenders(value: Floats, draws: Floats, level: float, resolution: float) ->
 
 
 def wins(draws: Floats, resolution: float) -> Floats:
-    """The share of draws in which each candidate has the lowest value; equal ones share the draw."""
+    """The share of draws in which each candidate has the lowest value; ties share the draw."""
     lowest = draws <= draws.min(1, keepdims=True) + resolution
     shares: Floats = (lowest / lowest.sum(1, keepdims=True)).mean(0)
     return shares

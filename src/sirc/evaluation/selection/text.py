@@ -12,7 +12,7 @@ from sirc.metrics import find_metric
 if TYPE_CHECKING:
     from sirc.evaluation.selection import Choice
 
-_FEW = 50  # samples of a group below which the draws are known to be too sure of themselves
+_FEW = 50  # samples of a group below which intervals are known to be too narrow
 
 
 def written(choice: Choice) -> str:
