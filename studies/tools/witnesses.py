@@ -276,6 +276,15 @@ def as_markdown(found: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def doubled(found: pd.DataFrame) -> str:
+    """The mean change of AURR by `scod` less twice that by `sirc(msp, residual)`, with an interval over networks."""
+    wide = found[found["metric"] == "aurr"].pivot_table(
+        index=["network", "alpha", "beta"], columns="rule", values="value"
+    )
+    change = (100 * np.log(wide.div(wide["msp"], axis=0))).groupby("network").mean()
+    return _with_interval((change["scod"] - 2 * change["sirc(msp, residual)"]).to_numpy())
+
+
 def _with_interval(values: npt.NDArray[np.float64], digits: int = 1) -> str:
     if len(values) < 2:
         return signed(values.mean(), digits)
@@ -341,7 +350,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.command == "half":
         print(at_half(networks))
         return
-    print(as_markdown(pd.concat(map(measure, networks))), end="\n\n")
+    measured = pd.concat(map(measure, networks))
+    print(as_markdown(measured), end="\n\n")
+    print(f"AURR, change by scod less twice that by sirc(msp, residual): {doubled(measured)}")
     for name, calibrated in (("scod", False), ("scod, val", True)):
         sure = pd.concat([surely_worse(network, calibrated=calibrated) for network in networks], ignore_index=True)
         for metric, part in sure.groupby("metric", sort=False):

@@ -202,6 +202,11 @@ def test_the_tables_of_witnesses_have_every_rule_and_what_is_sure(columns, capsy
     assert [spec for spec, _ in cells(printed)] == known
     assert printed.count("comparisons: surely worse, one by one") == 4
     assert printed.count("g learnt against none") == 2
+    measured = pd.concat(map(tool.measure, map(tool.Network.load, files))).query("metric == 'aurr'")
+    value = measured.set_index(["network", "rule", "alpha", "beta"])["value"].map(np.log).unstack("rule")
+    gained = value.sub(value["msp"], axis=0).groupby("network").mean()
+    twice = 100 * (gained["scod"] - 2 * gained["sirc(msp, residual)"]).mean()
+    assert f"less twice that by sirc(msp, residual): {twice:.1f} ±".replace("-", "−") in printed.replace("+", "")
     assert dict(cells(printed))["msp"][0].startswith("0.0")
 
 

@@ -173,7 +173,7 @@ def _skewness(sizes: Floats, moments: Floats) -> Floats:
     variance = (moments[0] / (sizes * np.maximum(1, sizes - 1))).sum(0)
     third = moments[1] / (sizes * np.maximum(1, sizes - 1) * np.maximum(1, sizes - 2))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(third / variance**1.5)
+        return np.asarray(np.nan_to_num(third / variance**1.5), dtype=np.float64)
 
 
 def _moments(influences: Influences, less: Influences | None = None) -> tuple[Floats, Floats]:
