@@ -13,9 +13,11 @@ from pathlib import Path
 
 import notebooks
 import pictures
+import torch
 from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
 GALLERY = ROOT / "docs" / "tools" / "gallery.py"
 # Pages that lie at the root of the checkout, where people look for them.
 AT_ROOT = {
@@ -35,6 +37,7 @@ def main() -> None:
     """Read the command line and gather the pages."""
     parser = argparse.ArgumentParser(description=__doc__, epilog="example: python docs/tools/gather.py build/pages")
     parser.add_argument("out", type=Path, help="a folder for the pages, which is made anew")
+    torch.set_num_threads(1)  # the tutorials are small, and a sum must not depend on the number of cores
     gather(parser.parse_args().out)
 
 
@@ -47,11 +50,11 @@ def gather(out: Path) -> None:
     for file in (ROOT / "docs" / "assets").iterdir():
         copy(out, file)
     pictures.draw(out / "concepts" / "images")
-    for script in sorted((ROOT / "docs" / "tutorials").glob("*.py")):
+    for script in sorted(TUTORIALS.glob("*.py")):
         page = script.with_suffix(".md")
         write(out, page, notebooks.page(script, out / "tutorials"))
     if GALLERY.exists():
-        subprocess.run([sys.executable, GALLERY, out / "reference" / "gallery"], check=True)
+        subprocess.run([sys.executable, GALLERY, out / "gallery"], check=True, stdout=subprocess.DEVNULL)
 
 
 def write(out: Path, page: Path, text: str) -> None:
@@ -63,7 +66,9 @@ def write(out: Path, page: Path, text: str) -> None:
         found = Path(normpath(page.parent / target))
         if (found / "README.md").exists():
             found /= "README.md"
-        if found.is_file() and found.suffix != ".md":
+        if found.parent == TUTORIALS and found.suffix == ".py":
+            found = found.with_suffix(".md")
+        elif found.is_file() and found.suffix != ".md":
             copy(out, found)
         return f"]({relpath(site_path(found), here.parent).replace(chr(92), '/')}{anchor})"
 

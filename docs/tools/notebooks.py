@@ -104,7 +104,7 @@ def page(script: Path, folder: Path) -> str:
                 pictures += 1
                 name = f"{script.stem}-{pictures}.png"
                 (folder / name).write_bytes(content)
-                parts.append(f'![What this cell draws]({name}){{ .drawn }}')
+                parts.append(f"![What this cell draws]({name}){{ .drawn }}")
             elif kind == "text/html":
                 parts.append(f'<div class="shown">\n{_plain_table(content)}\n</div>')
             else:

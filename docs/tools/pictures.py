@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 
 def simulated(count: int = 4000) -> dict[str, Rows]:
-    """The three kinds, one ID row in five wrong: S1 knows errors well and OOD input a little; S2 knows OOD input and nothing about errors."""
+    """The three kinds, one ID row in five wrong: S1 knows errors well and OOD input a little, S2 OOD input alone."""
     rng = np.random.default_rng(0)
 
     def rows(share: float, s1: tuple[float, float], s2: tuple[float, float]) -> Rows:

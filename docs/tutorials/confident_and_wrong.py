@@ -5,8 +5,8 @@
 # (ID✗), and some that belong to none of its classes (out-of-distribution, OOD). It answers all three, often with a
 # probability near 1. This tutorial counts how often, and then gives the model a reject option.
 #
-# Everything here takes seconds on a CPU, and nothing is downloaded: the digits come with scikit-learn, and sirc draws the
-# letters. Install `torch-sirc[demo]` to run it.
+# Everything here takes seconds on a CPU, and nothing is downloaded: the digits come with scikit-learn, and sirc draws
+# the letters. Install `torch-sirc[demo]` to run it.
 
 # %%
 import matplotlib.pyplot as plt
@@ -43,7 +43,7 @@ unknown = noisy(torch.tensor(small)[:, None].float() / 255)
 # %% [markdown]
 # ## Your model
 #
-# Any PyTorch classifier will do. This one is small, and trained in about a second.
+# Any PyTorch classifier will do. This one is small, and trained in a few seconds.
 
 # %%
 model = nn.Sequential(
@@ -51,7 +51,7 @@ model = nn.Sequential(
     *(nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
 )
 optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
-for _ in range(15):
+for _ in range(45):
     seen = noisy(clean[:800])
     for rows in torch.randperm(800).split(50):
         optimiser.zero_grad()
@@ -68,8 +68,8 @@ print(f"right on {right.float().mean():.0%} of the new digits")
 # %% [markdown]
 # ## How sure is it when it is wrong?
 #
-# The largest softmax probability should be low where the model errs. It is lower, but not low enough: errors, and letters
-# that the model has never seen, get probabilities up to 1.
+# The largest softmax probability should be low where the model errs. It is lower, but not low enough: above 0.9 there
+# are errors, and letters that the model has never seen.
 
 # %%
 kinds = {"ID✓": probability[right], "ID✗": probability[~right], "OOD, letters": probability_unknown}
@@ -141,6 +141,7 @@ assert torch.equal(again(test).accepted, decision.accepted)
 # %% [markdown]
 # ## Where to go from here
 #
-# - Your own model and folders of photographs: [quickstart](../quickstart.md), [the models you have](../models-you-have.md).
-# - Another score, or a mix of costs that you know: [which score for my α and β?](which_score.md)
+# - Your own model and folders of photographs: [quickstart](../quickstart.md), [the models you
+#   have](../models-you-have.md).
+# - Another score, or a mix of costs that you know: [which score for my α and β?](which_score.py)
 # - What the promise covers, and what it does not: [guarantees](../concepts/guarantees.md).

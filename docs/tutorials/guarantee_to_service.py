@@ -1,8 +1,8 @@
 # %% [markdown]
 # # From guarantee to service
 #
-# A score ranks inputs. A service needs a threshold, a promise about it, and an alarm for the day on which the promise no
-# longer holds. This tutorial sets a threshold with a guarantee, serves the classifier over HTTP, and watches it.
+# A score ranks inputs. A service needs a threshold, a promise about it, and an alarm for the day on which the promise
+# no longer holds. This tutorial sets a threshold with a guarantee, serves the classifier over HTTP, and watches it.
 #
 # Everything here takes seconds on a CPU, and nothing is downloaded. Install `torch-sirc[demo,serve]` to run it.
 
@@ -59,8 +59,8 @@ print(f"right on {right.float().mean():.0%} of the other images")
 # %% [markdown]
 # ## Calibrate
 #
-# `calibrate` sets the threshold on validation rows that neither the model nor the score has seen. Here we ask for a risk:
-# of what is accepted at most 5% may be wrong, and that shall hold with probability 90%, for inputs like these.
+# `calibrate` sets the threshold on validation rows that neither the model nor the score has seen. Here we ask for a
+# risk: of what is accepted at most 5% may be wrong, and that shall hold with probability 90%, for inputs like these.
 
 # %%
 train = torch.utils.data.TensorDataset(images[:800], labels[:800])
@@ -147,7 +147,8 @@ axes.set(xlabel="input", ylabel="evidence (e-value)", ylim=(1e-3, 1e6))
 axes.legend()
 
 # %%
-assert report.alarm and report.first_alarm >= len(usual)
+assert report.alarm
+assert report.first_alarm >= len(usual)
 
 # %% [markdown]
 # After an alarm, look at the rejected inputs, and calibrate again on rows from the new situation.

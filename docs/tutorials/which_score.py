@@ -50,8 +50,8 @@ for _ in range(15):
 # %% [markdown]
 # ## Outputs
 #
-# From here on sirc needs only numbers: logits, features (what the last layer receives) and labels. They may come from any
-# framework. Three sets stand for inputs of no class: letters, photographs, and digits that lie on their side.
+# From here on sirc needs only numbers: logits, features (what the last layer receives) and labels. They may come from
+# any framework. Three sets stand for inputs of no class: letters, photographs, and digits that lie on their side.
 
 
 # %%
@@ -84,9 +84,9 @@ auroc = ev.table.query("metric == 'auroc'").pivot(index="score", columns="negati
 (100 * auroc.loc[specs, ["wrong", *ood, "OOD mean"]]).round(1)
 
 # %% [markdown]
-# Each number is an AUROC in percent: how well a score tells right predictions from errors (`wrong`) and from each OOD set.
-# Detectors such as `vim` win on OOD inputs and lose on errors. The curves show what that means for the risk, the cost of
-# what is accepted, when half of the inputs are OOD:
+# Each number is an AUROC in percent: how well a score tells right predictions from errors (`wrong`) and from each OOD
+# set. Detectors such as `vim` win on OOD inputs and lose on errors. The curves show what that means for the risk, the
+# cost of what is accepted, when half of the inputs are OOD:
 
 # %%
 figures.risks(ev, specs, alpha=0.5, beta=0.5)
@@ -103,8 +103,8 @@ sweep = ev.sweep(alphas=[0.3, 0.6, 0.95], betas=[0.5]).query("metric == 'aurr' a
 
 # %% [markdown]
 # Where nearly all input is of known classes (α = 0.95), errors decide, and `vim` is worse than the plain softmax. Where
-# strange input is common, it is better. Are the differences larger than chance? `compare` takes all scores on the same rows and gives intervals for the
-# differences:
+# strange input is common, it is better. Are the differences larger than chance? `compare` takes all scores on the same
+# rows and gives intervals for the differences:
 
 # %%
 versus = ev.compare("msp").query("metric == 'aurr' and negative == 'pooled'")
@@ -123,8 +123,8 @@ print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 # %% [markdown]
 # ## Let sirc choose
 #
-# Give the ranges that you believe in. `select` takes the score whose regret, the distance to the best score, is smallest
-# in its worst case, and says "tie" where the data cannot tell.
+# Give the ranges that you believe in. `select` takes the score whose regret, the distance to the best score, is
+# smallest in its worst case, and says "tie" where the data cannot tell.
 
 # %%
 choice = sirc.select(scorer, test, ood, alpha=(0.5, 0.95), beta=(0.3, 0.7))
@@ -134,5 +134,6 @@ print(choice)
 # ## Where to go from here
 #
 # - The words and symbols: [α and β](../concepts/alpha-beta.md), [SCOD in pictures](../concepts/scod.md).
-# - All scores and what each needs: [scores](../scores.md). Details: [evaluation](../evaluate.md), [selection](../select.md).
-# - Set a threshold for the score that you chose: [from guarantee to service](guarantee_to_service.md).
+# - All scores and what each needs: [scores](../scores.md). Details: [evaluation](../evaluate.md),
+#   [selection](../select.md).
+# - Set a threshold for the score that you chose: [from guarantee to service](guarantee_to_service.py).
