@@ -29,6 +29,7 @@ AT_ROOT = {
 }
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_NOTE_FOR_TESTS = re.compile(r"^(```\w+) .*$", re.MULTILINE)  # "```python ray": Markdown wants the language alone
 _FORMULA = re.compile(r"^```math\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _INLINE_FORMULA = re.compile(r"\$`([^`]+)`\$")
 
@@ -74,6 +75,7 @@ def write(out: Path, page: Path, text: str) -> None:
 
     text = _FORMULA.sub(lambda match: f"\n{convert(match.group(1).strip(), display='block')}\n", text)
     text = _INLINE_FORMULA.sub(lambda match: convert(match.group(1)), text)
+    text = _NOTE_FOR_TESTS.sub(r"\1", text)
     text = outside_code(text, lambda prose: _LINK.sub(relink, prose))
     file = out / here
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -103,6 +103,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what PyTorch's exporter says about itself
     logging.disable(logging.WARNING)
     guard.export_onnx("model.onnx", images[:4])
+    logging.disable(logging.NOTSET)
 app = make_app("model.onnx", state="monitor.safetensors", log="decisions.parquet")
 
 
@@ -124,11 +125,11 @@ with TestClient(app) as client:
 # ## Monitor
 #
 # In use there are no labels, but there are confidences. The monitor bets against the promise after every input; if
-# nothing has changed, it raises an alarm with probability at most δ, however long you watch. Here, after 400 usual
+# nothing has changed, it raises an alarm with probability at most δ, however long you watch. Here, after some 400 usual
 # images, somebody turns the camera by 90 degrees.
 
 # %%
-usual, turned = images[1397:], images[:400].rot90(1, (2, 3))
+usual, turned = images[1400:], images[:400].rot90(1, (2, 3))
 stream = torch.cat([guard(usual).confidence, guard(turned).confidence])
 watch = Monitor(guard.calibration, guard.threshold, delta=0.05)
 evidence = []
