@@ -18,7 +18,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One more than there are cores: some tests wait for a browser, a server or another process. None of `quick` does.
 WORKERS ?= $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: test types suite quick attack demo demo-time screenshot lint bench clean
+.PHONY: test types suite quick attack demo demo-time docs screenshot lint bench clean
 
 test: $(DEV)
 	$(BIN)/ruff check .
@@ -48,6 +48,12 @@ demo: demo-time $(DEMO)
 demo-time:
 	@test -e $(DEMO) || echo "first the packages are installed, torch among them: some minutes, by your network; nothing is printed"
 	@echo "the demo then takes about four minutes on two idle cores"
+
+# The site, in site/. It opens from disk; searching it takes a server: `python3 -m http.server --directory site`.
+docs: $(DEV)
+	$(BIN)/python docs/tools/gather.py build/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 # The README's picture of the page, from what `make demo` left.
 screenshot: $(DEV)

@@ -14,10 +14,11 @@ from support.pages import ROOT, blocks_of
 from support.reader import bring
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SUBPAGES = sorted((ROOT / "docs").glob("*/*.md"))  # concepts and reference: few of them have code
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs/reference/formats.md"], ids=lambda page: page.name)
 def test_the_lines_of_this_page_run(page, tmp_path, monkeypatch, once, request):
     blocks = blocks_of(page, "python")
     assert blocks, f"{page.name} has no Python to run"
@@ -61,7 +62,7 @@ def test_the_attacks_of_the_page_are_those_of_the_tests():
         assert any(re.fullmatch(what, row) and re.fullmatch(held, end) for what, held in tested), row
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *SUBPAGES], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_links_of_this_page_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):

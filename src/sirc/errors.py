@@ -7,11 +7,33 @@ OnError = Literal["stop", "skip"]
 
 
 class NotFittedError(ValueError):
-    """A score that learns from ID training data was asked for a value before it was fitted."""
+    """A score that learns from ID training data was asked for a value before it was fitted.
+
+    Example:
+        >>> import torch
+        >>> import sirc
+        >>> rows = sirc.Outputs(torch.randn(4, 3), features=torch.randn(4, 8))
+        >>> try:
+        ...     sirc.Scorer("knn")(rows)
+        ... except sirc.NotFittedError:
+        ...     print("fit it first")
+        fit it first
+    """
 
 
 class StoreError(ValueError):
-    """A stored file is incomplete, damaged, or belongs to another model."""
+    """A stored file is incomplete, damaged, or belongs to another model.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import sirc
+        >>> _ = Path("guard.safetensors").write_bytes(b"not a guard")
+        >>> try:
+        ...     sirc.Outputs.load("guard.safetensors")
+        ... except sirc.StoreError:
+        ...     print("not a file of outputs")
+        not a file of outputs
+    """
 
 
 class ConfigError(ValueError):
@@ -23,4 +45,15 @@ class ImageError(ValueError):
 
 
 class DataWarning(UserWarning):
-    """Data that can be computed with, but are probably not what was meant, or do not suffice for all that was asked."""
+    """Data that can be computed with, but are probably not what was meant, or do not suffice for all that was asked.
+
+    Example:
+        Warnings of this kind can be made errors, in tests or in a pipeline that nobody watches:
+
+        >>> import warnings
+        >>> import sirc
+        >>> warnings.simplefilter("error", category=sirc.DataWarning)
+        >>> warnings.warn("labels look shifted by one", sirc.DataWarning)
+        Traceback (most recent call last):
+        sirc.errors.DataWarning: labels look shifted by one
+    """

@@ -1,4 +1,14 @@
-"""Progress of long work: library code reports it, and bars, a log or nothing at all shows it."""
+"""Progress of long work: library code reports it, and bars, a log or nothing at all shows it.
+
+Example:
+    Functions that take long have an argument `progress`: True, False, or an object of this module.
+
+    >>> from sirc.progress import Log
+    >>> with Log(lambda line: print(line.partition(" in ")[0])).task("reading", total=2) as task:
+    ...     for _ in range(2):
+    ...         task.advance()
+    reading: 2/2 images
+"""
 
 from __future__ import annotations
 
