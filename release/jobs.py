@@ -55,19 +55,19 @@ def plots() -> str:
 
 def onnx() -> str:
     """Export a guard, and let onnxruntime decide as PyTorch does."""
-    from sirc.deploy.onnx import OnnxModel
+    from sirc.deploy.onnx import OnnxGraph
 
-    guard, graph = _graph()
-    images = torch.randn(16, 3, 16, 16)
-    assert OnnxModel(graph)(images.numpy()).label.tolist() == guard(images).label.tolist()
+    guard, images = _guard()
+    guard.export_onnx("model.onnx", images[:4])
+    assert OnnxGraph("model.onnx")(images.numpy()).label.tolist() == guard(images).label.tolist()
     return "export, the same labels from onnxruntime"
 
 
 def serve() -> str:
     """Start the service, and ask it about one image."""
-    _graph()
+    graph = _graph()
     photo = _photos("photos")[0]
-    service = [SIRC, "serve", "model.onnx", "--port", "0", "--log", "decisions.parquet"]
+    service = [SIRC, "serve", graph, "--port", "0", "--log", "decisions.parquet"]
     with subprocess.Popen(service, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().split()[-1]
@@ -89,10 +89,10 @@ def ray() -> str:
 
     from sirc.deploy import DecideImages
 
-    _, graph = _graph()
+    graph = _graph()
     photos = [{"path": str(path), "bytes": path.read_bytes()} for path in _photos("photos")]
     engine.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
-    decided = engine.data.from_items(photos).map_batches(DecideImages(str(graph.absolute())), batch_size=8).take_all()
+    decided = engine.data.from_items(photos).map_batches(DecideImages(str(graph)), batch_size=8).take_all()
     engine.shutdown()
     assert len(decided) == 24
     assert not any(row["error"] for row in decided)
@@ -118,7 +118,7 @@ def mlflow() -> str:
 
     from sirc.deploy import mlflow as graphs
 
-    _, graph = _graph()
+    graph = _graph()
     graphs.save_model(graph, "flowers")
     photos = pd.DataFrame({"bytes": [path.read_bytes() for path in _photos("photos")]})
     assert (library.pyfunc.load_model("flowers").predict(photos)["error"] == "").all()
@@ -210,7 +210,7 @@ def _photos(folder: str) -> list[Path]:
     return sorted(Path(folder).rglob("*.png"))
 
 
-def _guard() -> tuple[sirc.SelectiveClassifier, torch.Tensor]:
+def _guard(**options: object) -> tuple[sirc.SelectiveClassifier, torch.Tensor]:
     """A guard of a small network, and the images that set its threshold."""
     layers = torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()
     model = torch.nn.Sequential(*layers, torch.nn.Linear(32, 3)).eval()
@@ -218,15 +218,14 @@ def _guard() -> tuple[sirc.SelectiveClassifier, torch.Tensor]:
     with torch.no_grad():
         labels = (model(images) + torch.randn(700, 3) / 20).argmax(-1)
     train, val = TensorDataset(images[:400], labels[:400]), TensorDataset(images[400:], labels[400:])
-    preprocess = sirc.data.Preprocess(resize=16, crop=16)
-    return sirc.guard(model, train, val, preprocess=preprocess, classes=["lily", "rose", "tulip"]), images[400:]
+    return sirc.guard(model, train, val, classes=["lily", "rose", "tulip"], **options), images[400:]
 
 
-def _graph() -> tuple[sirc.SelectiveClassifier, Path]:
-    """The same guard, and its graph."""
-    guard, images = _guard()
+def _graph() -> Path:
+    """The graph of such a guard, which also knows how photographs are prepared."""
+    guard, images = _guard(preprocess=sirc.data.Preprocess(resize=16, crop=16))
     guard.export_onnx("model.onnx", images[:4])
-    return guard, Path("model.onnx")
+    return Path("model.onnx").absolute()
 
 
 def _command(*words: str) -> None:
