@@ -90,7 +90,7 @@ def test_commits_are_checked_by_the_tools_of_the_environment():
     assert all(hook["entry"].startswith(".venv/bin/") and hook["language"] == "system" for hook in repo["hooks"])
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.stem != "config"], ids=lambda form: form.stem)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_the_forms_of_issues_ask_something(form):
     content = parsed(form)
     assert {"name", "description", "body"} <= content.keys()
