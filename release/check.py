@@ -110,7 +110,8 @@ def attempt(extra: str, wheel: Path, folder: Path) -> Trial:
                 command, cwd=work, env=environment, capture_output=True, text=True, timeout=STEP_SECONDS, check=True
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            print(f"\n{extra}: {name} failed: {error}\n{error.stdout}\n{error.stderr}", file=sys.stderr, flush=True)
+            said = [text.decode() if isinstance(text, bytes) else text or "" for text in (error.stdout, error.stderr)]
+            print(f"\n{extra}: {name} failed: {error}", *said, sep="\n", file=sys.stderr, flush=True)
             done, failed = f"FAILED: {name}", True
             break
         done = (step.stdout.splitlines() or [""])[-1]
