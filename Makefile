@@ -18,7 +18,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One more than there are cores: some tests wait for a browser, a server or another process. None of `quick` does.
 WORKERS ?= $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: test types suite quick attack demo demo-time docs screenshot lint bench clean
+.PHONY: test types suite quick attack demo demo-time docs screenshot lint bench release clean
 
 test: $(DEV)
 	$(BIN)/ruff check .
@@ -70,6 +70,10 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/extract.py
 	$(BIN)/python benchmarks/selective.py
 	$(BIN)/python benchmarks/scale.py
+
+# Builds wheel and sdist into dist/, looks into them, and tries each extra in a fresh environment: about ten minutes.
+release: $(DEV)
+	$(BIN)/python release/check.py $(EXTRAS)
 
 $(DEMO) $(DEV): .venv/.installed-%: pyproject.toml src/sirc/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -13,7 +13,7 @@ from support.attacks import rows_in
 from support.pages import ROOT, blocks_of
 from support.reader import bring
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUBPAGES = sorted((ROOT / "docs").glob("*/*.md"))  # concepts and reference: few of them have code
 
 

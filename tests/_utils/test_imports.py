@@ -64,11 +64,14 @@ def test_every_text_installs_the_distribution_by_its_name_and_an_extra_that_it_h
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == DISTRIBUTION
     assert "pip install 'torch-sirc[vision]'" in str(missing_package("this", "that"))
-    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src").rglob("*.py")]
-    pattern = re.compile(r"pip install (?:-\S+ )*'?([^'` ]*sirc[^'` \n]*)")
-    found = [words for path in texts for words in pattern.findall(path.read_text(encoding="utf-8"))]
+    kinds = (".css", ".html", ".ipynb", ".js", ".md", ".py", ".toml", ".yaml", ".yml")
+    folders = ("docs", "src", "studies", "benchmarks", "release", ".github")
+    texts = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
+    texts += [file for file in ROOT.iterdir() if file.is_file() and file.suffix in (*kinds, "", ".cff")]
+    pattern = re.compile(r"pip install (?:-\S+ )*['\"]?([^'\"` ]*sirc[^'\"` \n]*)|(?<![\w.-])(sirc\[[^\]]*\])")
+    found = [max(words) for path in texts for words in pattern.findall(path.read_text(encoding="utf-8"))]
     assert len(found) > 8
     for words in found:
-        name, _, extras = words.partition("[")
+        name, _, extras = words.rstrip(".,;").partition("[")
         assert name in (DISTRIBUTION, "{DISTRIBUTION}"), words
         assert {*extras.rstrip("]").split(",")} <= {*project["optional-dependencies"], "", "{extra}"}, words

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from sirc.data import FileNames, ImageSet, file_list, image_folder
+from sirc.data import FileNames, ImageSet, Preprocess, file_list, image_folder
 from sirc.data.decode import printable, read_image
 from sirc.errors import ImageError
 
@@ -417,3 +418,11 @@ def test_an_order_of_classes_that_does_not_fit_is_refused(numbered):
         image_folder(numbered, sort="size")
     with pytest.raises(ValueError, match="`sort` must be left out where `classes`"):
         image_folder(numbered, classes=list(map(str, range(12))), sort="natural")
+
+
+def test_without_torchvision_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    with pytest.raises(
+        ImportError, match=r"preprocessing images needs torchvision: pip install 'torch-sirc\[vision\]'"
+    ):
+        Preprocess().test()

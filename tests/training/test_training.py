@@ -498,6 +498,12 @@ def test_a_graph_that_cannot_be_is_told_and_changes_nothing(images, tmp_path):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_without_accelerate_the_extra_is_named(images, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(ImportError, match=r"training needs accelerate: pip install 'torch-sirc\[vision\]'"):
+        run(images, tmp_path / "run", QUICK)
+
+
 @pytest.mark.slow
 def test_tensorboard_gets_every_epoch(images, tmp_path):
     run(images, tmp_path / "run", dataclasses.replace(QUICK, tensorboard=True))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 from torch import Tensor
 
+from sirc._utils.imports import missing_package
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -42,14 +44,12 @@ class Preprocess:
 
     def pixels(self) -> Callable[[Image], Tensor]:
         """Make the preprocessing without the normalisation: an image to uint8 (3, H, W)."""
-        from torchvision.transforms import v2
-
+        v2 = _transforms()
         return _compose(self.geometry(), v2.PILToTensor())
 
     def geometry(self) -> Callable[[Image], Image]:
         """Make the first steps alone: resize and crop, image to image."""
-        from torchvision.transforms import v2
-
+        v2 = _transforms()
         crop = None if self.crop is None else v2.CenterCrop(self.crop)
         return _compose(_resize(self.resize, self.interpolation), crop)
 
@@ -59,8 +59,7 @@ class Preprocess:
 
     def normalise(self) -> Callable[[Image | Tensor], Tensor]:
         """Make the last step alone: an image, or uint8 images (N, 3, H, W), to a normalised float tensor."""
-        from torchvision.transforms import v2
-
+        v2 = _transforms()
         return _compose(
             v2.ToImage(),
             v2.ToDtype(torch.float32, scale=True),
@@ -77,14 +76,20 @@ class Preprocess:
 def _resize(size: int | tuple[int, int] | None, interpolation: Interpolation) -> Any:
     if size is None:
         return None
-    from torchvision.transforms import InterpolationMode, v2
-
+    v2 = _transforms()
     sides = size if isinstance(size, int) else list(size)
-    return v2.Resize(sides, interpolation=InterpolationMode(interpolation))
+    return v2.Resize(sides, interpolation=v2.InterpolationMode(interpolation))
 
 
 def _compose(*steps: Callable[..., object] | None) -> Callable[..., Any]:
-    from torchvision.transforms import v2
-
+    v2 = _transforms()
     composed: Callable[..., Any] = v2.Compose([step for step in steps if step is not None] or [v2.Identity()])
     return composed
+
+
+def _transforms() -> Any:
+    try:
+        from torchvision.transforms import v2
+    except ImportError as error:
+        raise missing_package("preprocessing images", "torchvision") from error
+    return v2

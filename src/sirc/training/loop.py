@@ -82,8 +82,11 @@ def train(
             progress.note(f"{name}: already trained, {files.weights}")
         return finished
 
-    from accelerate import Accelerator
-    from accelerate.utils import set_seed
+    try:
+        from accelerate import Accelerator
+        from accelerate.utils import set_seed
+    except ImportError as error:
+        raise missing_package("training", "accelerate") from error
 
     accelerator = Accelerator(cpu=cpu, mixed_precision="no")
     process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)

@@ -137,5 +137,5 @@ def _av() -> Any:
         import av
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise missing_package("cutting videos into frames", "PyAV and Pillow", "video,vision") from error
+        raise missing_package("cutting videos into frames", "PyAV and Pillow", "video") from error
     return av
