@@ -360,7 +360,7 @@ def test_the_dict_is_plain_json(found):
 
 @pytest.mark.slow
 def test_bad_input_is_told_the_way_out(scorer, val):
-    with pytest.raises(ValueError, match=r"at least one `sirc\(S1, S2\)` .*; the scorer has msp"):
+    with pytest.raises(ValueError, match=r"at least one `sirc\(S1, S2\)` .*; got msp"):
         check_assumptions(sirc.Scorer(["msp"]), val)
     with pytest.raises(ValueError, match=r"among the scores too; got msp, sirc"):
         of_evaluation(sirc.evaluate(scorer, val, scores=["msp", "sirc(msp, l1)"]))

@@ -38,15 +38,16 @@ def calibrate(log_odds: Tensor, wrong: Tensor) -> tuple[float, float]:
 
     def loss(theta: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         """The value and its derivatives by the shift and by the log of the slope."""
-        steepness, away = math.exp(theta[1]), theta - claimed
+        steepness, away = np.exp(theta[1]), theta - claimed
         z = theta[0] + steepness * t
         excess = expit(z) - target
         value = (np.logaddexp(0, z) - target * z).mean() + np.log1p(away**2).sum() / len(t)
         by_data = np.array([excess.mean(), (excess * t).mean() * steepness])
         return value, by_data + 2 * away / (1 + away**2) / len(t)
 
-    start = min((claimed, np.zeros(2)), key=lambda theta: loss(theta)[0])
-    shift, log_slope = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x
+    with np.errstate(over="ignore", invalid="ignore"):  # on its way the search may try steps that are far too large
+        start = min((claimed, np.zeros(2)), key=lambda theta: loss(theta)[0])
+        shift, log_slope = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-10}).x
     slope = max(math.exp(log_slope), _LEAST_SLOPE) / deviation
     return float(shift - slope * mean), slope
 
