@@ -25,6 +25,7 @@ _NORMAL = ((1.5, 1.2), (0.3, 0.2), (0.0, -0.3), (-0.5, -0.5))  # means of ID✓,
 _APART = ((4.0, 3.5), (1.5, 1.2), (0.0, -0.3))
 _FARTHER = ((4.5, 4.0), (1.5, 1.2), (0.0, -0.3))
 _POPULATION = 1_000_000
+_SEED = 1  # not 0: on those samples the constants of the intervals were chosen
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def covered(case: Case, repeats: int, draws: int) -> tuple[pd.DataFrame, float]:
     whole = case.evaluation(None, max(1, _POPULATION // max(case.sizes))).table
     truth = whole.set_index(["score", "negative", "metric"])["value"].to_dict()
     held: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    rng, warned = np.random.default_rng(0), 0
+    rng, warned = np.random.default_rng(_SEED), 0
     for _ in range(repeats):
         evaluation = case.evaluation(rng)
         with warnings.catch_warnings(record=True) as said:
@@ -112,7 +113,7 @@ def chosen(case: Case, repeats: int) -> tuple[float, float]:
         return sirc.select(given, ood=evaluation.ood, draws=200).table.set_index("score")
 
     whole = select(case.evaluation(None, max(1, _POPULATION // 10 // max(case.sizes))))
-    rng, called, held = np.random.default_rng(0), 0, 0
+    rng, called, held = np.random.default_rng(_SEED), 0, 0
     for _ in range(repeats):
         table = select(case.evaluation(rng))
         called += not table["tied"].all()

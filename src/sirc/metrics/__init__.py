@@ -1,4 +1,13 @@
-"""Metrics of selective classification with OOD data: one sort, every α and β, one registry."""
+"""Metrics of selective classification with OOD data: one sort, every α and β, one registry.
+
+Example:
+    >>> from sirc import metrics
+    >>> ranking = metrics.Ranking(correct=[0.9, 0.8, 0.7, 0.4], wrong=[0.6, 0.3], ood=[0.5, 0.2])
+    >>> float(ranking.auroc("wrong"))
+    0.875
+    >>> round(float(ranking.aurr(alpha=0.5, beta=0.5)), 3)
+    0.062
+"""
 
 from typing import TYPE_CHECKING
 
