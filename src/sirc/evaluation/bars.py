@@ -61,7 +61,7 @@ _ROUNDING = 1e-13
 _UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
 # Numbers about the error of a figure: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
 _ERRORS, _SHIFTS = 11, slice(1, 3)
-_FEW, _FAR = 10, 0.9  # error bars fall short for fewer negatives than this with an AUROC of this or more
+_FEW, _FAR = 12, 0.9  # error bars fall short for fewer negatives than this with an AUROC of this or more
 
 
 @final
