@@ -91,10 +91,15 @@ def _area(ranking: Ranking, alpha: float, beta: Tensor, over: Tensor) -> ByGroup
 
 
 def overhang(ranking: Ranking, alpha: float, beta: Tensor) -> Tensor:
-    """How far the steps of AURC lie above the line through their ends, for each β: its bias with few samples."""
+    """How far the steps of AURC lie above the line through their ends, for each β: its bias with few samples.
+
+    Steps of several ID samples with equal scores do not count: more samples would leave them as they are.
+    """
     inverse, value = ranking.risks(alpha, beta)
     covered = torch.where(inverse > 0, inverse, torch.inf).reciprocal_()
-    over: Tensor = torch.linalg.vecdot(covered.diff(), value.diff()).clamp_min(0) / 2
+    correct, wrong, _ = ranking.shares().diff()
+    alone = ranking.num_correct * correct + ranking.num_wrong * wrong < 1.5
+    over: Tensor = torch.linalg.vecdot(covered.diff() * alone, value.diff()).clamp_min(0) / 2
     return over
 
 
