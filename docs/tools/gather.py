@@ -44,6 +44,10 @@ def main() -> None:
 
 def gather(out: Path) -> None:
     """Write all pages and what they show to `out`, with links that fit the site."""
+    if out.exists() and not out.resolve().is_relative_to(ROOT / "build"):
+        raise SystemExit(
+            f"the folder for the pages is made anew, so it must not be there or lie in build/; got '{out}'"
+        )
     shutil.rmtree(out, ignore_errors=True)
     outside = [path for path in map(ROOT.joinpath, AT_ROOT) if path.exists() and path.name != "README.md"]
     for page in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "studies").rglob("*.md"), *outside]:

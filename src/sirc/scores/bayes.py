@@ -101,16 +101,17 @@ def staged_aurr(
     """
     by_u, by_g = zip(*(map(_log, _weights(alpha, beta, risk)) for risk in risks), strict=True)
 
-    def stage(log_u: Tensor, log_g: Tensor) -> Tensor:
+    def stage(log_u: Tensor, log_g: Tensor, log_right: Tensor) -> Tensor:
         row = partial(log_u.new_tensor, dtype=torch.float64)
-        over = log_add(log_u + row(by_u), log_g + row(by_g)) - log_one_minus_exp(log_u) - row(levels)
+        over = log_add(log_u + row(by_u), log_g + row(by_g)) - log_right - row(levels)
         waits = (over <= 0).double().cumsum(-1) == 0
         before, after = over[:, :-1], over[:, 1:]
         part = torch.where(after > 0, 1.0, before / (before - after).clamp_min(1e-300))
         between = torch.where(waits[:, :-1], part, 0.0).sum(-1)
         return over[:, 0].clamp_max(0.0) + between + torch.where(waits[:, -1], over[:, -1], 0.0)
 
-    return -by_rows(stage, log_u[:, None].expand(-1, len(risks)), log_g[:, None])
+    wide = log_u[:, None].expand(-1, len(risks))  # by its width, blocks of rows are cut
+    return -by_rows(stage, wide, log_g[:, None], log_one_minus_exp(log_u)[:, None])
 
 
 def _log(x: float) -> float:
