@@ -49,7 +49,7 @@ _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), 
 
 app = typer.Typer(
     name="sirc",
-    help="Selective classification with out-of-distribution data: train, extract, score, and know when to keep quiet.",
+    help="A reject option for PyTorch classifiers: abstain where one errs, and where an input is of no known class.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
