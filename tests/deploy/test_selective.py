@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc._utils.graphs import prevents_graphs
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
-from sirc.deploy.selective import LOWEST
+from sirc.deploy.selective import LOWEST, watched
 from sirc.experiment import DEFAULT_SPECS
 from support.repeating import mlp, repeating, shares, small_resnet
 
@@ -728,3 +729,61 @@ def test_a_network_that_changes_more_with_the_batch_gets_a_wider_margin():
     assert wide.margin > 5 * told.margin > 0
     made.calibrate([(x, made.model(x).argmax(-1))], recall=0.95, delta=0.05)
     assert min(shares(lambda rows: made(rows).accepted.numpy(), x)) >= 0.95
+
+
+def test_the_path_of_a_store_sets_the_threshold_that_the_store_sets(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 4), torch.randn(300, 8)
+    data, path = TensorDataset(x, model(x).argmax(-1)), tmp_path / "store"
+    store = sirc.extract(model, data, path=path, precision="bf16", features=False, dtype=torch.float32)
+    made = SelectiveClassifier(model, sirc.Scorer("msp"), "msp")
+    margins = [made.calibrate(val, recall=0.9, delta=0.05).threshold.margin for val in (store, path, str(path))]
+    assert margins == [margins[0]] * 3
+    set_by = made.threshold.value + margins[0]
+    assert margins[0] == pytest.approx(3e-2 * max(abs(set_by), made.calibration.abs().quantile(0.5).item()))
+
+
+class Normalising(nn.Module):
+    """A network that prepares its input, in place or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place, self.fc = in_place, nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.fc(x.sub_(0.5).div_(0.25) if self.in_place else (x - 0.5) / 0.25)
+
+
+def test_a_network_that_changes_its_input_in_place_gets_the_margin_of_one_that_does_not():
+    torch.manual_seed(0)
+    plain, changing, hooked = Normalising(False), Normalising(True), nn.Sequential(nn.Linear(8, 4))
+    changing.load_state_dict(plain.state_dict())
+    hooked[0].load_state_dict(plain.fc.state_dict())
+    hooked.register_forward_pre_hook(lambda _, args: ((args[0] - 0.5) / 0.25,))
+    x = torch.rand(300, 8)
+    data, batch = TensorDataset(x, plain(x).argmax(-1)), x[:20].clone()
+    limits = []
+    for model in (plain, changing, hooked):
+        made = SelectiveClassifier(model, sirc.Scorer("msp"), "msp")
+        limits += [made.calibrate(data, recall=0.9, delta=0.05).threshold]
+        outputs = sirc.extract(model, data, features=False)
+        limits += [made.calibrate(outputs, images=batch, recall=0.9, delta=0.05).threshold]
+    assert torch.equal(batch, x[:20])
+    for limit in limits:
+        assert limit.value == pytest.approx(limits[0].value)
+        assert limit.margin == pytest.approx(limits[0].margin)
+
+
+def test_watching_a_model_keeps_its_largest_batch_and_prevents_no_cuda_graphs():
+    model, x = nn.Linear(8, 4), torch.randn(9, 8)
+    with watched(model) as seen:
+        assert not prevents_graphs(model)
+        for rows in (x[:2], x[:6], x[3:9], x[:4]):
+            model(rows)
+        with model.register_forward_hook(lambda *_: None):
+            assert prevents_graphs(model)
+    ((images, logits),) = seen
+    assert torch.equal(images[0][0], x[:6])
+    assert torch.equal(logits, model(x[:6]))
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks

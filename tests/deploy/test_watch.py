@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import math
@@ -169,6 +170,35 @@ def test_a_state_is_that_of_one_service_at_a_time(model, tmp_path):
 
     asyncio.run(two())
     Watch(model, path)  # the first has ended
+
+
+def test_a_service_goes_on_from_what_another_saved_before_it_ran(model, tmp_path):
+    path = tmp_path / "monitor.safetensors"
+    early, late = Watch(model, path), Watch(model, path)
+
+    async def run(one: Watch, count: int) -> None:
+        async with one.running(None):
+            feed(one, model, np.zeros(count))
+
+    for one, count, total in ((late, 50, 50), (early, 1, 51), (late, 4, 55)):
+        asyncio.run(run(one, count))
+        assert Monitor.load(path, model.calibration, model.threshold).inputs == total
+    feed(late, model, np.zeros(2))  # not saved yet: kept when it runs
+    asyncio.run(run(late, 1))
+    assert Monitor.load(path, model.calibration, model.threshold).inputs == 58
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES, errno.ENOLCK])
+def test_a_lock_that_another_has_is_told_from_none(number, model, tmp_path, monkeypatch, caplog):
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no lock")
+
+    monkeypatch.setattr(watch.fcntl, "flock", refuse)
+    held = number != errno.ENOLCK
+    with pytest.raises(StoreError, match="another one that runs has it") if held else contextlib.nullcontext():
+        Watch(model, tmp_path / "monitor.safetensors")
+    assert ("cannot be locked here" in caplog.text) != held
 
 
 def test_an_old_graph_serves_without_a_monitor_and_says_so(tmp_path):

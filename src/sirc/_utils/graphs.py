@@ -11,9 +11,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _R = TypeVar("_R")
+_Hook = TypeVar("_Hook", bound=Callable[..., object])
 Look: TypeAlias = tuple[object, ...]
 """The stream of a call, and the shapes, strides and types of its tensors: calls that look alike can share a graph."""
 
@@ -168,3 +169,15 @@ class Repeats:
 
     def __reduce__(self) -> tuple[type[Repeats], tuple[()]]:
         return Repeats, ()
+
+
+def for_new_looks(hook: _Hook) -> _Hook:
+    """Mark a module's hook that does nothing for a look it has seen: `Repeats` calls it for each new one."""
+    hook.__dict__["for_new_looks"] = True
+    return hook
+
+
+def prevents_graphs(model: nn.Module) -> bool:
+    """Whether some module has a hook that must run at every call: a graph runs none."""
+    hooks = (hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    return not all(getattr(hook, "for_new_looks", False) for hook in hooks)

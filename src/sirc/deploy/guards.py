@@ -42,11 +42,9 @@ from sirc.outputs import Head, Outputs, OutputStore, Overwrite, warn_of_labels
 from sirc.progress import Progress, as_progress
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
-_HELD_OUT, _MOST_HELD_OUT, _SEED = (
-    0.2,
-    10_000,
-    0,
-)  # the share and number of training rows that stand in for missing validation data
+_HELD_OUT = 0.2  # the share of training rows that stand in for missing validation data
+_MOST_HELD_OUT = 10_000  # of those rows
+_SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
 _NOTHING = "It accepts nothing: no threshold keeps the promise."
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
-from sirc._utils.graphs import Repeats
+from sirc._utils.graphs import Repeats, for_new_looks
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
 from sirc.deploy.sources import Data, is_unprepared, opened
@@ -91,20 +91,39 @@ class Seen(NamedTuple):
 def watched(model: nn.Module) -> Iterator[list[Seen]]:
     """Keep the largest batch that a model is given meanwhile, the first of equals; none where it did not run."""
     seen: list[Seen] = []
-    largest = 0
+    largest, given = 0, None
 
-    def note(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: object) -> None:
-        nonlocal largest
+    @for_new_looks
+    def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        nonlocal largest, given
         size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
-        if size > largest:
-            largest = size
-            seen[:] = [Seen([args] if args else named, model_logits(output)[:TRIED].clone())]
+        given = _copied([args] if args else named) if size > largest else None
+        largest = max(size, largest)
 
-    handle = model.register_forward_hook(note, with_kwargs=True)
+    @for_new_looks
+    def after(_: nn.Module, __: object, output: object) -> None:
+        if given is not None:
+            seen[:] = [Seen(given, model_logits(output)[:TRIED].clone())]
+
+    # Before all other hooks, as those run again when the batch does.
+    handles = (
+        model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+        model.register_forward_hook(after),
+    )
     try:
         yield seen
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _copied(batch: Any) -> Any:
+    """Copy the tensors of a batch: a network may change its input in place."""
+    if isinstance(batch, Tensor):
+        return batch.clone()
+    if isinstance(batch, Mapping):
+        return {key: _copied(value) for key, value in batch.items()}
+    return [*map(_copied, batch)] if isinstance(batch, list | tuple) else batch
 
 
 @final
@@ -200,7 +219,7 @@ class SelectiveClassifier(nn.Module):
         return Decision(label, confidence, accepted, logits)
 
     def _score(self, images: Any) -> tuple[Tensor, Tensor]:
-        logits, features = self.outputs(images)
+        logits, features = self.outputs(_copied(images))
         with _precisely(logits.device):
             return logits, self.scoring(logits, features)
 
@@ -243,7 +262,7 @@ class SelectiveClassifier(nn.Module):
             if self._hook.name is not None:
                 return  # another thread found it
             try:
-                self._attach(features_at(self.model, rows_of(images, slice(2))))
+                self._attach(features_at(self.model, _copied(rows_of(images, slice(2)))))
             except ValueError:
                 if self.scoring.needs_features:
                     raise
@@ -293,6 +312,7 @@ class SelectiveClassifier(nn.Module):
             >>> sel.calibrate(val, recall=0.9, delta=0.05).threshold.bounds
             {'recall': 0.9}
         """
+        val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
         with watched(self.model) as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
         if images is not None:

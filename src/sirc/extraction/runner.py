@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import dtype_name
-from sirc._utils.graphs import Repeats
+from sirc._utils.graphs import Repeats, prevents_graphs
 from sirc._utils.precision import Precision
 from sirc._utils.text import quoted
 from sirc.data import Reader
@@ -87,9 +87,9 @@ class Runner:
         place = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with evaluating(self.model), place, autocast, ExitStack() as self._hooks:
             self._take = None
-            hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
-            # A CUDA graph reads the half-precision weights that autocast caches until the end, and runs no other hooks.
-            self._repeats = None if hooked or self.device.type != "cuda" else Repeats(strangers=True)
+            # A CUDA graph reads the half-precision weights that autocast caches until the end.
+            records = self.device.type == "cuda" and not prevents_graphs(self.model)
+            self._repeats = Repeats(strangers=True) if records else None
             self._hooks.callback(setattr, self, "_repeats", None)
             yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import os
@@ -49,7 +50,7 @@ class Watch:
 
     def __init__(self, model: OnnxModel, state: PathLike | None = None, log: PathLike | None = None) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._classes = model.classes
+        self._model = model
         self._state = None if state is None else Path(state)
         self._history: list[tuple[float, ...]] = []
         self._now, self._saved = 0.0, -1
@@ -57,20 +58,30 @@ class Watch:
         """Why the monitor does not run, where it does not."""
         self._monitor: Monitor | None = None
         with _held(self._state):
-            self._begin(model, log)
+            self._begin(log)
 
-    def _begin(self, model: OnnxModel, log: PathLike | None) -> None:
+    def _begin(self, log: PathLike | None) -> None:
         if not self.why_not:
-            assert model.calibration is not None
-            if self._state is not None and self._state.exists():
-                self._monitor = Monitor.load(self._state, model.calibration, model.threshold)
-                self._history = _history_in(self._state)
-            else:
-                self._monitor = Monitor(model.calibration, model.threshold)
+            self._read_state()
         elif self._state is not None:
             raise ValueError(f"the state of a monitor is kept where there is one; here there is none: {self.why_not}")
         self.log = None if log is None else DecisionLog(log)
         self.write()  # now, so that a place that takes no file is told before the first request
+
+    def _read_state(self) -> None:
+        calibration, threshold = self._model.calibration, self._model.threshold
+        assert calibration is not None
+        if self._state is not None and self._state.exists():
+            self._monitor, self._history = Monitor.load(self._state, calibration, threshold), _history_in(self._state)
+        else:
+            self._monitor, self._history = Monitor(calibration, threshold), []
+        self._saved = -1
+
+    def _read_state_again(self) -> None:
+        """Take over what another service has saved since this one was made; what this one has not saved stays."""
+        with self._lock:
+            if self._state is not None and self._monitor is not None and self._monitor.inputs == self._saved:
+                self._read_state()
 
     def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
         """Take the decisions about one request's images."""
@@ -89,7 +100,7 @@ class Watch:
 
     def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[LogRow]:
         words: Sequence[str | None] = reasons or [None] * len(decision.label)
-        names = dict(enumerate(self._classes or ()))
+        names = dict(enumerate(self._model.classes or ()))
         columns = zip(*(column.tolist() for column in decision), words, strict=True)
         return [(self._now, request, image, row[0], names.get(row[0]), *row[1:]) for image, row in enumerate(columns)]
 
@@ -155,6 +166,7 @@ class Watch:
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
         with _held(self._state):
+            self._read_state_again()
             task = asyncio.create_task(self._keep_writing())
             try:
                 yield
@@ -190,12 +202,13 @@ def _held(state: Path | None) -> Iterator[None]:
     with open(state.with_name(f".{state.name}.lock"), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreError(
-                f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name another "
-                "file for this one"
-            ) from error
-        except OSError:  # a file system without locks
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # NFS may answer with the second
+                raise StoreError(
+                    f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name "
+                    "another file for this one"
+                ) from error
+            # A file system without locks.
             _log.warning("'%s' cannot be locked here: let no other service have it", state)
         yield
 
