@@ -381,6 +381,13 @@ def test_a_disk_without_room_is_told_before_the_first_byte(server, tmp_path):
     assert server.requests == []
 
 
+def test_a_root_that_cannot_be_written_to_is_told_before_the_first_byte(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DownloadError, match=r"file' must be a folder that can be written to; got: "):
+        fetch_dataset(served(server, "inaturalist"), tmp_path / "file")
+    assert server.requests == []
+
+
 def test_what_needs_an_account_says_where_to_click(tmp_path):
     with pytest.raises(ValueError, match=r"must be fetched by hand(?s:.)*https://image-net.org/signup"):
         fetch_dataset("imagenet1k", tmp_path)

@@ -125,8 +125,16 @@ def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Pro
         raise ValueError(dataset.instructions(root))
     work, record = root / WORK / dataset.name, root / WORK / f"{dataset.name}.json"
     if work.exists() or not dataset.is_in(root):  # a complete dataset may be on a disk that cannot be written to
-        (root / WORK).mkdir(parents=True, exist_ok=True)
-        with open(root / WORK / f".{dataset.name}.lock", "ab") as held:  # beside `work`, which is deleted
+        try:
+            (root / WORK).mkdir(parents=True, exist_ok=True)
+            # Beside `work`, which is deleted.
+            opened = open(root / WORK / f".{dataset.name}.lock", "ab")  # noqa: SIM115
+        except OSError as error:
+            raise DownloadError(
+                f"'{printable(root)}' must be a folder that can be written to; got: {error.strerror}. Make it so, "
+                "or choose another folder."
+            ) from error
+        with opened as held:
             lock(held, f"{dataset.title} into '{printable(root)}'")
             _fetch_missing(dataset, root, work, record, progress)
     return _digests(record)
