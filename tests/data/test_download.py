@@ -2,10 +2,13 @@
 
 import errno
 import hashlib
+import ssl
+import urllib.error
 
 import numpy as np
 import pytest
 
+from sirc.data.catalogue import download as module
 from sirc.data.catalogue.download import DownloadError, download, remote_size
 from sirc.progress import Progress
 from support.http_server import Server
@@ -115,6 +118,50 @@ def test_two_processes_do_not_write_to_one_file(server, tmp_path):
         with pytest.raises(DownloadError, match=r"another process is fetching '.*a.bin'"):
             download(server.base + "/a.bin", tmp_path / "a.bin")
     assert download(server.base + "/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("step", ["file_digest", "os.replace"])
+def test_the_lock_is_held_until_the_file_has_its_name(server, tmp_path, monkeypatch, step):
+    pytest.importorskip("fcntl")
+    checksum, refused = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}", []
+    owner, name = (module.os, "replace") if step == "os.replace" else (module, step)
+    original = getattr(owner, name)
+
+    def begin_another(*args):
+        with pytest.raises(DownloadError, match="another process is fetching") as caught:
+            download(server.base + "/a.bin", tmp_path / "a.bin", checksum=checksum)
+        refused.append(caught.value)
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, begin_another)
+    assert download(server.base + "/a.bin", tmp_path / "a.bin", checksum=checksum).read_bytes() == CONTENT
+    assert len(refused) == len(server.requests) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_a_bad_certificate_is_final(tmp_path, monkeypatch):
+    reason = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    reason.verify_message = "certificate has expired"
+    asked = []
+
+    def refuse(*args, **named):
+        asked.append(args)
+        raise urllib.error.URLError(reason)
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(DownloadError, match=r"is not valid \(certificate has expired\). Check the clock"):
+        download("https://example.org/a.bin", tmp_path / "a.bin", sleep=Naps())
+    assert len(asked) == 1
+
+
+def test_a_read_only_disk_is_not_taken_for_a_broken_network(server, tmp_path):
+    class ReadOnly(Progress):
+        def task(self, name, total, *, done=0, unit="images"):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    with pytest.raises(DownloadError, match=r"Read-only file system. Make it writable, and run this again"):
+        download(server.base + "/a.bin", tmp_path / "a.bin", progress=ReadOnly(), sleep=Naps())
+    assert len(server.requests) == 1
 
 
 def test_a_full_disk_is_not_taken_for_a_broken_network(server, tmp_path):

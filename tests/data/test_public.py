@@ -1,6 +1,8 @@
 """Public datasets come whole, checked and in the layout that experiments expect, from archives of the real shape."""
 
+import contextlib
 import dataclasses
+import errno
 import gzip
 import hashlib
 import io
@@ -8,6 +10,7 @@ import json
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from sirc.data import Source, benchmarks, check, fetch_dataset, open_source, pub
 from sirc.data.catalogue import public
 from sirc.data.catalogue.download import DownloadError
 from sirc.data.catalogue.unpack import unpack
+from sirc.progress import Progress, Task
 from support import benchmark_folders
 from support.http_server import Server
 
@@ -128,7 +132,8 @@ def test_a_benchmark_is_ready_when_it_has_come(server, tmp_path, name):
     assert report.ok, str(report)
     assert dataset.is_in(tmp_path)
     assert len(open_source(Source(name), root=tmp_path, preprocess=None, labelled=False)) == report.counts["test"]
-    assert [entry.name for entry in (tmp_path / ".downloads").iterdir()] == [f"{name}.json"]
+    left = sorted(entry.name for entry in (tmp_path / ".downloads").iterdir())
+    assert left == [f".{name}.lock", f"{name}.json"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torchvision leaves files open
@@ -186,7 +191,7 @@ def test_a_wrong_checksum_leaves_nothing_at_its_place(server, tmp_path):
     with pytest.raises(DownloadError, match=r"must have the MD5 checksum 0{32}; got"):
         fetch_dataset(dataset, tmp_path)
     assert not (tmp_path / "iNaturalist").exists()
-    assert not any(file.is_file() for file in tmp_path.rglob("*"))
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == [".inaturalist.lock"]
 
 
 def test_digests_of_what_came_are_kept_also_where_none_is_published(server, tmp_path):
@@ -257,6 +262,113 @@ def test_an_unpacking_that_was_stopped_is_begun_anew(server, tmp_path):
     assert not (tmp_path / "iNaturalist" / "images" / "half.jpg").exists()
 
 
+class OnUnpacking(Progress):
+    """Calls `action` whenever a file of an archive has been unpacked."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def task(self, name, total, *, done=0, unit="images"):
+        task = Task(lambda steps, facts: self.action()) if unit == "files" else Task()
+        return contextlib.nullcontext(task)
+
+
+def test_a_second_call_leaves_the_first_one_alone_while_it_unpacks(server, tmp_path):
+    pytest.importorskip("fcntl")
+    dataset, refused = served(server, "inaturalist"), []
+
+    def begin_another():
+        with pytest.raises(DownloadError, match=r"another process is fetching .* into ") as caught:
+            fetch_dataset(dataset, tmp_path)
+        refused.append(caught.value)
+
+    fetch_dataset(dataset, tmp_path, progress=OnUnpacking(begin_another))
+    assert len(refused) == 3
+    assert len(list((tmp_path / "iNaturalist" / "images").iterdir())) == 3
+
+
+def test_a_complete_dataset_needs_no_disk_that_can_be_written_to(server, tmp_path, monkeypatch):
+    dataset = served(server, "inaturalist")
+    digests = fetch_dataset(dataset, tmp_path)
+    monkeypatch.setattr(Path, "mkdir", lambda *args, **named: pytest.fail("a folder was made"))
+    (tmp_path / ".downloads" / ".inaturalist.lock").unlink()
+    assert fetch_dataset(dataset, tmp_path) == digests
+    assert not (tmp_path / ".downloads" / ".inaturalist.lock").exists()
+
+
+def test_what_has_come_takes_no_new_room(tmp_path, monkeypatch):
+    file = public.RemoteFile("http://localhost/a.tar", "a", ("a",), size=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1400))
+    with pytest.raises(DownloadError, match="must have room"):
+        public._require_room(tmp_path, file, tmp_path / "a.tar")
+    (tmp_path / "a.tar.part").write_bytes(bytes(600))
+    public._require_room(tmp_path, file, tmp_path / "a.tar")
+    (tmp_path / "a.tar.part").write_bytes(bytes(599))
+    with pytest.raises(DownloadError, match="must have room"):
+        public._require_room(tmp_path, file, tmp_path / "a.tar")
+
+
+def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path):
+    (tmp_path / "o.tar").write_bytes(tar({"o/inner.zip": zipped({"in/x.txt": b"hi"})}, "w"))
+    assert (unpack(tmp_path / "o.tar", ["o/inner.zip", "in"], tmp_path / "out") / "x.txt").read_bytes() == b"hi"
+
+
+def with_entry(offset, value):
+    """A zip whose file has this byte in its own header and in the list at the end, which starts two bytes later."""
+    content = bytearray(zipped({"a/b": b"2"}))
+    content[offset] = content[content.index(b"PK\x01\x02") + offset + 2] = value
+    return bytes(content)
+
+
+ODD = {
+    "encrypted": (with_entry(6, 1), "is not unpacked: 'a/b' is encrypted"),
+    "unknown compression": (with_entry(8, 99), "is not unpacked: this Python cannot read it"),
+    "file, then folder": (zipped({"a": b"1", "a/b": b"2"}), "both a file and a folder of one name"),
+    "file, then deep folder": (zipped({"a": b"1", "a/b/c": b"2"}), "both a file and a folder of one name"),
+    "folder, then file": (zipped({"a/b": b"2", "a": b"1"}), "both a file and a folder of one name"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_archive_that_cannot_be_unpacked_says_why(tmp_path, kind):
+    content, why = ODD[kind]
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(DownloadError, match=why):
+        unpack(tmp_path / "x.zip", ["a"], tmp_path / "out")
+
+
+def sparse(size):
+    """A tar of a few blocks with a file of `size` zeros, in GNU's form for files with holes."""
+    entry = tarfile.TarInfo("iNaturalist/images/0.jpg")
+    entry.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    header[386:398] = header[398:410] = b"%011o\0" % 0  # one stretch of data, of no bytes
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+@pytest.mark.parametrize("content", [sparse(5_000_000), tar({"iNaturalist/images/0.jpg": bytes(5_000_000)})])
+def test_an_archive_that_would_fill_the_disk_is_refused_and_removed(server, tmp_path, monkeypatch, content):
+    free = 10**8 + 4_000_000
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(DownloadError, match=r"0.jpg' it takes more room than the disk has"):
+        fetch_dataset(served(server, "inaturalist", [content]), tmp_path)
+    assert not (tmp_path / ".downloads" / "inaturalist" / "unpacked").exists()
+    free += 1_000_000
+    fetch_dataset(served(server, "inaturalist", [content]), tmp_path)
+    assert (tmp_path / "iNaturalist" / "images" / "0.jpg").stat().st_size == 5_000_000
+
+
+def test_a_disk_that_fills_up_during_unpacking_is_told(server, tmp_path):
+    def fill():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DownloadError, match=r"cannot be unpacked into .*: No space left on device. Mend that"):
+        fetch_dataset(served(server, "inaturalist"), tmp_path, progress=OnUnpacking(fill))
+
+
 def test_a_compressed_file_is_an_archive_of_one(tmp_path):
     (tmp_path / "labels.gz").write_bytes(gzip.compress(b"1 2 3"))
     assert unpack(tmp_path / "labels.gz", ["labels"], tmp_path / "out").read_bytes() == b"1 2 3"
@@ -266,6 +378,13 @@ def test_a_disk_without_room_is_told_before_the_first_byte(server, tmp_path):
     dataset = served(server, "inaturalist", size=10**18)
     with pytest.raises(DownloadError, match=r"must have room for 2000000000.0 GB"):
         fetch_dataset(dataset, tmp_path)
+    assert server.requests == []
+
+
+def test_a_root_that_cannot_be_written_to_is_told_before_the_first_byte(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DownloadError, match=r"file' must be a folder that can be written to; got: "):
+        fetch_dataset(served(server, "inaturalist"), tmp_path / "file")
     assert server.requests == []
 
 
@@ -351,7 +470,7 @@ def test_the_command_asks_shows_and_checks(server, tmp_path, command, monkeypatc
     assert code == 0, err
     assert 'Textures is there; in a TOML: dataset = "textures"' in out
     assert f"Textures in '{tmp_path / 'dtd'}': ready" in out
-    code, out, err = command("data", "get", "textures", tmp_path)
+    code, out, err = command("data", "get", " Textures ", tmp_path)
     assert (code, "was there already" in out) == (0, True)
     assert "no checksum is published" in command("data", "get", "openimage-o", tmp_path)[2]
     code, out, _ = command("data", "get", "imagenet1k", tmp_path)

@@ -63,9 +63,10 @@ class Server:
             handler.send_header("ETag", self.tag)
         if "length" not in self.lies:
             handler.send_header("Content-Length", str(len(content) - start))
+        # Before the headers: a client that hangs up on them must not leave its cut to the next request.
+        cut = self.cuts.pop(0) if self.cuts and handler.command == "GET" else None
         handler.end_headers()
         if handler.command == "HEAD":
             return
-        cut = self.cuts.pop(0) if self.cuts else None
         handler.wfile.write(content[start:] if cut is None else content[start : start + cut])
         handler.close_connection = True

@@ -75,7 +75,7 @@ def get(
         console().print(_table_of(public_datasets()))
         return
     known = [dataset.name for dataset in public_datasets()]
-    if name not in known:
+    if name.strip().lower() not in known:
         raise ConfigError(f"NAME must be one of {', '.join(known)}; got {quoted(name)}.{closest(name, known)}")
     if root is None:
         raise ConfigError("ROOT must be given with a NAME: the folder that holds your datasets, such as `~/data`.")
@@ -97,7 +97,7 @@ def get(
         fetch_dataset(dataset, root, progress=reporting(quiet))
     result(f"{dataset.title} {'was there already' if there else 'is there'}; in a TOML: {dataset.use}")
     if dataset.folder != ".":  # a benchmark, with a folder of its own
-        report = check_data(name, root / dataset.folder)
+        report = check_data(dataset.name, root / dataset.folder)
         result(str(report))
         if not report.ok:
             say(f"to fetch it anew, move '{root / dataset.folder}' away and run this again")

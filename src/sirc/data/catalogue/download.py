@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import os
+import ssl
 import sys
 import time
 import urllib.error
@@ -29,6 +30,8 @@ _BLOCK = 1 << 18
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
 _TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
 _BEYOND_THE_END = 416
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # of the disk: urllib wraps those of a connection
 
 
 class DownloadError(OSError):
@@ -58,9 +61,11 @@ def download(
     path.parent.mkdir(parents=True, exist_ok=True)
     part, about = (path.with_name(path.name + ending) for ending in (".part", ".part.json"))
     with open(part, "ab") as file:
-        _lock(file, path)
+        lock(file, f"'{printable(path)}'")
         if path.exists():  # the process that held the lock has finished it
             return path
+        if not part.exists():  # that process has deleted it
+            raise _busy(f"'{printable(path)}'")
         WRITTEN.add(part.absolute())
         try:
             _receive(url, file, about, bool(checksum), progress, retries, sleep)
@@ -70,6 +75,15 @@ def download(
             raise
         file.flush()
         os.fsync(file.fileno())
+        if sys.platform != "win32":  # while it is locked; Windows cannot rename an open file
+            _finish(url, part, about, path, checksum)
+    if sys.platform == "win32":
+        _finish(url, part, about, path, checksum)
+    return path
+
+
+def _finish(url: str, part: Path, about: Path, path: Path, checksum: str) -> None:
+    """Give a complete file its name, if it has its checksum."""
     about.unlink(missing_ok=True)
     kind, _, expected = checksum.partition(":")
     if checksum and (found := file_digest(part, kind)) != expected:
@@ -80,7 +94,6 @@ def download(
             "page."
         )
     os.replace(part, path)
-    return path
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
@@ -142,12 +155,19 @@ def _receive(
                     "with a browser and put it where it is wanted."
                 ) from error
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if isinstance(error, OSError) and error.errno in _FULL | _UNWRITABLE:
                 raise DownloadError(
-                    f"'{printable(about.parent)}' cannot take the rest of '{url}': {error.strerror}. Make room, and "
-                    "run this again: it continues."
+                    f"'{printable(about.parent)}' cannot take the rest of '{url}': {error.strerror}. "
+                    f"Make {'room' if error.errno in _FULL else 'it writable'}, and run this again: it continues."
                 ) from error
-            why = str(getattr(error, "reason", None) or error or type(error).__name__)
+            reason = getattr(error, "reason", None)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise DownloadError(
+                    f"'{url}' cannot be fetched: the certificate of the server is not valid "
+                    f"({reason.verify_message}). Check the clock and the certificates of this computer, or fetch the "
+                    "file with a browser and put it where it is wanted."
+                ) from error
+            why = str(reason or error or type(error).__name__)
         failures = 1 if file.tell() > start else failures + 1
         if failures > retries:
             raise DownloadError(
@@ -191,16 +211,23 @@ def _request(url: str, *, method: str = "GET", headers: dict[str, str] | None = 
     return urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=_TIMEOUT)
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Keep other processes from writing to the same file; file systems without locks are trusted."""
+def lock(file: BinaryIO, what: str) -> None:
+    """Lock an open file until it is closed; refuse to fetch `what` while another process has it locked.
+
+    Windows and file systems without locks are trusted.
+    """
     if sys.platform == "win32":
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise DownloadError(f"another process is fetching '{printable(path)}'. Wait for it, or stop it.") from error
+        raise _busy(what) from error
     except OSError:
         pass
+
+
+def _busy(what: str) -> DownloadError:
+    return DownloadError(f"another process is fetching {what}. Wait for it, or stop it.")
 
 
 def _empty(file: BinaryIO) -> None:

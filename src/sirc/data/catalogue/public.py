@@ -15,7 +15,7 @@ from typing import final
 from sirc._utils.files import PathLike, atomic_write, read_json
 from sirc.data.catalogue import benchmark, benchmarks, unknown_name
 from sirc.data.catalogue.colonoscopy import fetch_colonoscopy
-from sirc.data.catalogue.download import DownloadError, download, file_digest, remote_size
+from sirc.data.catalogue.download import DownloadError, download, file_digest, lock, remote_size
 from sirc.data.catalogue.unpack import unpack
 from sirc.data.check import check
 from sirc.data.decode import printable
@@ -116,37 +116,65 @@ def fetch_dataset(dataset: PublicDataset | str, root: PathLike, *, progress: Pro
     """Fetch a public dataset into the data root, in the layout that experiments expect; return the digest of each file.
 
     Files that are there are kept, and a stopped call is continued by the next. A file or folder appears at its place
-    when it is complete. The digests, by address, also go to `.downloads/NAME.json` below the root.
+    when it is complete. The digests, by address, also go to `.downloads/NAME.json` below the root. While another
+    process fetches the dataset, a `DownloadError` says so.
     """
     dataset = public_dataset(dataset) if isinstance(dataset, str) else dataset
     root = Path(root)
     if not dataset.fetchable:
         raise ValueError(dataset.instructions(root))
+    work, record = root / WORK / dataset.name, root / WORK / f"{dataset.name}.json"
+    if work.exists() or not dataset.is_in(root):  # a complete dataset may be on a disk that cannot be written to
+        try:
+            (root / WORK).mkdir(parents=True, exist_ok=True)
+            # Beside `work`, which is deleted.
+            opened = open(root / WORK / f".{dataset.name}.lock", "ab")  # noqa: SIM115
+        except OSError as error:
+            raise DownloadError(
+                f"'{printable(root)}' must be a folder that can be written to; got: {error.strerror}. Make it so, "
+                "or choose another folder."
+            ) from error
+        with opened as held:
+            lock(held, f"{dataset.title} into '{printable(root)}'")
+            _fetch_missing(dataset, root, work, record, progress)
+    return _digests(record)
+
+
+def _fetch_missing(dataset: PublicDataset, root: Path, work: Path, record: Path, progress: Progress) -> None:
+    """Fetch the files that are not there, one after the other; `work` is deleted when all are."""
     if dataset.name == "colonoscopy":
         fetch_colonoscopy(root / dataset.folder, progress=progress)
-    work, record = root / WORK / dataset.name, root / WORK / f"{dataset.name}.json"
-    missing = [file for file in dataset.files if not (root / file.path).exists()]
-    digests: dict[str, str] = read_json(record) if record.exists() else {}
-    for file in missing:
-        _require_room(root, file)
-        came = download(file.url, work / Path(file.url).name, checksum=file.checksum, progress=progress)
-        digests[file.url] = file.checksum or f"sha256:{file_digest(came)}"
-        unpacked = work / "unpacked"
-        shutil.rmtree(unpacked, ignore_errors=True)  # of a call that was stopped
-        found = unpack(came, file.members, unpacked, progress=progress)
-        target = root / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(found, target)
+    digests, unpacked = _digests(record), work / "unpacked"
+    for file in dataset.files:
+        if (target := root / file.path).exists():
+            continue
+        shutil.rmtree(unpacked, ignore_errors=True)  # of a call that was killed
+        archive = work / Path(file.url).name
+        _require_room(root, file, archive)
+        download(file.url, archive, checksum=file.checksum, progress=progress)
+        digests[file.url] = file.checksum or f"sha256:{file_digest(archive)}"
+        try:
+            found = unpack(archive, file.members, unpacked, progress=progress)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(found, target)
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
         atomic_write(record, lambda out: out.write(json.dumps(digests, indent=1).encode()))
-        came.unlink(missing_ok=True)
+        archive.unlink(missing_ok=True)
     shutil.rmtree(work, ignore_errors=True)
-    return digests
 
 
-def _require_room(root: Path, file: RemoteFile) -> None:
-    """Refuse a download that the disk has no room for, with what is unpacked: images hardly shrink in an archive."""
-    needed = (file.size or 0) * (2 if file.members else 1)
-    root.mkdir(parents=True, exist_ok=True)
+def _digests(record: Path) -> dict[str, str]:
+    return read_json(record) if record.exists() else {}
+
+
+def _require_room(root: Path, file: RemoteFile, archive: Path) -> None:
+    """Refuse a download that the disk has no room for, with what is unpacked: images hardly shrink in an archive.
+
+    What has come of the archive takes no new room.
+    """
+    come = sum(one.stat().st_size for one in (archive, archive.with_name(archive.name + ".part")) if one.exists())
+    needed = (file.size or 0) * (2 if file.members else 1) - come
     if (free := shutil.disk_usage(root).free) < needed:
         raise DownloadError(
             f"'{printable(root)}' must have room for {needed / 1e9:.1f} GB to fetch and unpack '{file.url}'; "

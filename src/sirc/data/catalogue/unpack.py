@@ -12,20 +12,23 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from sirc.data.catalogue.download import DownloadError
 from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
 
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError)
+_BLOCK = 1 << 20
+_RESERVE = 10**8  # bytes of the disk that are left free
+_ENCRYPTED = 1  # in the flags of a file in a zip
 
 
 def unpack(archive: Path, members: Sequence[str], folder: Path, *, progress: Progress = SILENT) -> Path:
     """Unpack a file or folder of an archive (.tar, .tar.gz, .zip, .gz, …) below `folder`; return its path.
 
     Each of `members` but the last is itself an archive, which has the next one. An archive with a link, or with a name
-    that leads out of `folder`, is refused whole: no dataset needs one.
+    that leads out of `folder`, is refused whole: no dataset needs one. So is one that would fill the disk.
     """
     found = archive
     for number, member in enumerate(members):
@@ -36,6 +39,8 @@ def unpack(archive: Path, members: Sequence[str], folder: Path, *, progress: Pro
 def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress) -> Path:
     wanted = PurePosixPath(member).parts
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        room = shutil.disk_usage(folder).free - _RESERVE
         with progress.task(f"unpack {archive.name}", None, unit="files") as task:
             for name, open_file in _files(archive):
                 path = PurePosixPath(name)
@@ -43,12 +48,22 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
                     raise _refused(archive, f"'{printable(name)}' leads out of its folder")
                 if path.parts[: len(wanted)] != wanted:
                     continue
-                target = folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with open_file() as source, open(target, "wb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
+                with open_file() as source, _created(archive, folder / path) as copy:
+                    while block := source.read(_BLOCK):
+                        if (room := room - len(block)) < 0:
+                            raise _refused(archive, f"with '{printable(name)}' it takes more room than the disk has")
+                        copy.write(block)
                 task.advance()
-    except _DAMAGED as error:
+    except DownloadError:
+        raise
+    except RuntimeError as error:  # of `zipfile`, for a method of compression that it lacks
+        raise _refused(archive, f"this Python cannot read it ({error})") from error
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # `gzip` and `bz2` give no number
+            raise DownloadError(
+                f"'{printable(archive)}' cannot be unpacked into '{printable(folder)}': {error.strerror}. Mend that, "
+                "and run this again."
+            ) from error
         raise DownloadError(
             f"'{printable(archive)}' is not a whole archive ({error}). Delete it, and run this again."
         ) from error
@@ -57,17 +72,30 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
     return found
 
 
+def _created(archive: Path, target: Path) -> BinaryIO:
+    """Open a new file and make its folder; the archive is to blame if a file and a folder have one name."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.is_dir():
+            return open(target, "wb")
+    except (FileExistsError, NotADirectoryError):
+        pass
+    raise _refused(archive, f"at '{printable(target)}' it has both a file and a folder of one name")
+
+
 def _files(archive: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """List the files of an archive in its order: the name of each, and how to open it."""
-    if zipfile.is_zipfile(archive):
+    if archive.name.endswith(".gz") and not archive.name.endswith(".tar.gz"):
+        yield archive.stem, partial(gzip.open, archive)
+    elif zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):  # a tar that ends with a zip looks like one
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise _refused(archive, f"'{printable(entry.filename)}' is a link")
+                if entry.flag_bits & _ENCRYPTED:
+                    raise _refused(archive, f"'{printable(entry.filename)}' is encrypted")
                 if not entry.is_dir():
                     yield entry.filename, partial(zipped.open, entry)
-    elif archive.name.endswith(".gz") and not archive.name.endswith(".tar.gz"):
-        yield archive.stem, partial(gzip.open, archive)
     else:
         with tarfile.open(archive) as tarred:
             for member in tarred:
