@@ -222,7 +222,7 @@ def lock(file: BinaryIO, what: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise _busy(what) from error
-    except OSError:
+    except OSError:  # a file system without locks: go on without one
         pass
 
 
