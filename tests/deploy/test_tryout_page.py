@@ -19,6 +19,11 @@ DROP = """([bytes, name]) => { const transfer = new DataTransfer();
 PASTE = """(transfer) => document.dispatchEvent(
     new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true, cancelable: true }))"""
 
+LINES = """(text) => { const share = document.querySelector("#top .share");
+    share.textContent = text;
+    const all = document.createRange(); all.selectNodeContents(share);
+    return new Set([...all.getClientRects()].map((one) => one.top)).size; }"""  # of the share of the first class
+
 
 @pytest.fixture(scope="module")
 def guard():
@@ -190,6 +195,7 @@ def test_the_page_fits_and_can_be_read_by_everyone(visit, address, width, color_
             drop(page, encoded(number))
         assert overflowing(page) == [0, []]
         assert cut_off(page) == []
+    assert page.evaluate(LINES, "100.0%") == 1
     page.click("summary")
     found = Axe().run(page).response["violations"]
     assert [(one["id"], node["target"]) for one in found for node in one["nodes"]] == []
