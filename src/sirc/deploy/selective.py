@@ -26,6 +26,7 @@ from sirc.errors import NotFittedError
 from sirc.models import (
     FeatureHook,
     call_model,
+    copy_of,
     features_at,
     fingerprint,
     is_parallel,
@@ -97,7 +98,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal largest, given
         size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
-        given = _copied([args] if args else named) if size > largest else None
+        given = copy_of([args] if args else named) if size > largest else None
         largest = max(size, largest)
 
     @for_new_looks
@@ -115,15 +116,6 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _copied(batch: Any) -> Any:
-    """Copy the tensors of a batch: a network may change its input in place."""
-    if isinstance(batch, Tensor):
-        return batch.clone()
-    if isinstance(batch, Mapping):
-        return {key: _copied(value) for key, value in batch.items()}
-    return [*map(_copied, batch)] if isinstance(batch, list | tuple) else batch
 
 
 @final
@@ -219,7 +211,7 @@ class SelectiveClassifier(nn.Module):
         return Decision(label, confidence, accepted, logits)
 
     def _score(self, images: Any) -> tuple[Tensor, Tensor]:
-        logits, features = self.outputs(_copied(images))
+        logits, features = self.outputs(copy_of(images))
         with _precisely(logits.device):
             return logits, self.scoring(logits, features)
 
@@ -262,7 +254,7 @@ class SelectiveClassifier(nn.Module):
             if self._hook.name is not None:
                 return  # another thread found it
             try:
-                self._attach(features_at(self.model, _copied(rows_of(images, slice(2)))))
+                self._attach(features_at(self.model, rows_of(images, slice(2))))
             except ValueError:
                 if self.scoring.needs_features:
                     raise
