@@ -24,7 +24,7 @@ from sirc.progress import Log
 
 SOURCE = Path(sirc.__file__).parent
 TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOURCE.parents[1] / "README.md"]
-NAMED = {command.__name__: command for command in COMMANDS}
+NAMED = {command.__name__: command for commands in COMMANDS.values() for command in commands}
 
 
 def said():
