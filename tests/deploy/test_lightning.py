@@ -53,15 +53,15 @@ def fit(tmp_path):
             if not trainer.sanity_checking:
                 self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
-    def run(callback):
+    def run(*callbacks):
         torch.manual_seed(0)
         logged, module = Logged(), Lit()
         trainer = lightning.Trainer(
             max_epochs=2,
-            callbacks=[callback, logged],
+            callbacks=[*callbacks, logged],
             accelerator="cpu",
             logger=False,
-            enable_checkpointing=False,
+            enable_checkpointing=len(callbacks) > 1,
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=tmp_path,
@@ -96,6 +96,41 @@ def test_figures_are_logged_and_a_guard_is_left(fit, tmp_path):
     assert guard.threshold == callback.guard.threshold
     assert guard.threshold.target == 0.9
     assert torch.equal(guard.calibration, confidence)
+
+
+def test_the_best_weights_are_guarded_where_asked(fit, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from sirc.deploy.lightning import GuardCallback
+
+    # What is best is set here: the weights of the first epoch.
+    callback = GuardCallback(TRAIN, VAL, path=tmp_path / "guard.safetensors", best=True)
+    falling = iter([0.9, 0.5])
+    callback.figures = lambda _: {"sirc/auroc/wrong": next(falling)}
+    checkpoint = ModelCheckpoint(tmp_path, monitor="sirc/auroc/wrong", mode="max", save_top_k=-1, filename="{epoch}")
+    _, module = fit(callback, checkpoint)
+    first, last = (torch.load(tmp_path / f"epoch={i}.ckpt", weights_only=True)["state_dict"] for i in (0, 1))
+    assert checkpoint.best_model_path.endswith("epoch=0.ckpt")
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in first.items())
+    assert not torch.equal(first["network.0.weight"], last["network.0.weight"])
+    guard = sirc.load_guard(tmp_path / "guard.safetensors", module)  # refused with other weights
+    assert guard.threshold == callback.guard.threshold
+
+    with pytest.raises(ValueError, match="no checkpoint callback of the trainer says so"):
+        fit(GuardCallback(TRAIN, VAL, path=tmp_path / "other.safetensors", best=True))
+
+
+def test_a_guard_is_made_on_the_device_of_the_training(fit, tmp_path, monkeypatch):
+    from sirc.deploy import lightning as ours
+
+    # By the end of a training Lightning has moved the network to the CPU.
+    devices, make = [], ours.guard
+    monkeypatch.setattr(
+        ours, "guard", lambda *data, device, **options: devices.append(device) or make(*data, **options)
+    )
+    fit(ours.GuardCallback(TRAIN, VAL, path=tmp_path / "1.safetensors", score="msp"))
+    fit(ours.GuardCallback(TRAIN, VAL, path=tmp_path / "2.safetensors", score="msp", device="cpu:0"))
+    assert devices == [torch.device("cpu"), "cpu:0"]
 
 
 def test_a_score_of_the_logits_needs_no_pass_over_the_training_data(fit, tmp_path):

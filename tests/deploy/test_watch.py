@@ -147,12 +147,25 @@ def test_the_state_survives_a_restart(model, tmp_path):
     assert Monitor.load(path, model.calibration, model.threshold).inputs == 600
 
 
+def test_alarms_come_with_the_delta_that_was_asked_for(model, tmp_path):
+    values, path = np.random.default_rng(3).normal(size=400) - 0.7, tmp_path / "monitor.safetensors"
+    Watch(model, path, delta=0.001)
+    strict = Watch(model, path, delta=0.001)  # after a restart
+    feed(strict, model, values)
+    asked = monitor(model.calibration, values, model.threshold, delta=0.001)
+    assert strict.about()["report"] == asked.to_dict()
+    assert asked.delta == 0.001
+    assert asked != monitor(model.calibration, values, model.threshold)
+
+
 def test_the_state_of_another_graph_or_of_none_is_refused(model, tmp_path):
     path = tmp_path / "monitor.safetensors"
     Watch(model, path)
     other = at_coverage(model.calibration, 0.8)
     with pytest.raises(StoreError, match="must belong to this calibration and threshold"):
         Watch(SimpleNamespace(**{**vars(model), "threshold": other}), path)
+    with pytest.raises(StoreError, match=r"it has 0\.05, and this service 0\.01"):
+        Watch(model, path, delta=0.01)
     with pytest.raises(ValueError, match="here there is none: the graph was exported by an earlier version"):
         old_app(state=path)
     (tmp_path / "folder").mkdir()
@@ -351,8 +364,12 @@ def test_the_command_reads_the_log_of_a_service(graph, tmp_path, monkeypatch, co
 def test_the_command_passes_state_and_log_on_and_tells_where_no_monitor_runs(graph, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sirc.deploy.serve.run", lambda app, **_: app.state.service.watch.write())
-    code, _, err = command("serve", graph, "--state", "m.safetensors", "--log", "d.parquet")
+    code, _, err = command("serve", graph, "--state", "m.safetensors", "--log", "d.parquet", "--delta", "0.01")
     assert (code, err) == (0, "")
+    code, _, err = command("serve", graph, "--state", "m.safetensors")
+    assert code == 1
+    assert "it has 0.01, and this service 0.05. Pass that" in err
+    assert command("serve", graph, "--delta", "1")[0] == 2
     assert Path("m.safetensors").is_file()
     assert Path("d.parquet").is_dir()
     monkeypatch.setattr("sirc.deploy.onnx.warn", lambda _: None)

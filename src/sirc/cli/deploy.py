@@ -55,6 +55,7 @@ Network = Annotated[
 ]
 Workers = Annotated[int, Option(help="Processes that read images.", min=0)]
 RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
+FalseAlarms = Annotated[float, Option("--delta", help="The probability of any false alarm, ever, is at most this.")]
 _PREFERRED = ("scod", "sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
 
 
@@ -359,6 +360,7 @@ def serve(
     log: Annotated[
         Path | None, Option(metavar="FOLDER", help="Keeps decisions, without images: `decisions.parquet`.")
     ] = None,
+    delta: FalseAlarms = 0.05,
     concurrency: Annotated[int, Option(help="Images decoded, or batches decided, at once.", min=1)] = 2,
     threads: Annotated[int, Option(help="Threads of onnxruntime for each; 0: one for each core.", min=0)] = 0,
     max_bytes: Annotated[int, Option(help="The most bytes of an image.", min=1)] = 10 << 20,
@@ -386,6 +388,7 @@ def serve(
         onnx,
         state=state,
         log=log,
+        delta=_checked_delta(delta),
         max_bytes=max_bytes,
         max_images=max_images,
         max_pixels=max_pixels,
@@ -409,7 +412,7 @@ def monitor(
         Path, Option(help="Those in production, in order: the log of `sirc serve`, a `.csv`, `.npy` or `.npz` file.")
     ],
     column: Annotated[str | None, Option(help="The column, or array of a `.npz` file. Default: `confidence`.")] = None,
-    delta: Annotated[float, Option(help="The probability of any false alarm, ever, is at most this.")] = 0.05,
+    delta: FalseAlarms = 0.05,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
 ) -> None:
@@ -424,8 +427,7 @@ def monitor(
     from sirc.deploy import calibration_of
     from sirc.deploy.monitor import monitor as compare
 
-    if not 0 < delta < 1:
-        raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
+    _checked_delta(delta)
     rows, threshold = calibration_of(calibration)
     if not len(rows):
         raise ValueError(
@@ -449,6 +451,12 @@ def monitor(
         result(str(report))
     if report.alarm and fail_on_alarm:
         raise typer.Exit(1)
+
+
+def _checked_delta(delta: float) -> float:
+    if not 0 < delta < 1:
+        raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
+    return delta
 
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:

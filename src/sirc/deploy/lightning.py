@@ -22,7 +22,7 @@ from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.sources import first_images
 from sirc.evaluation import evaluate
 from sirc.extraction import extract
-from sirc.models import features_at, rows_of, unwrap
+from sirc.models import features_at, load_weights, rows_of, unwrap
 from sirc.outputs import Head
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
@@ -54,7 +54,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
 
     It logs `sirc/auroc/NEGATIVE` and `sirc/aurr/NEGATIVE`, where NEGATIVE is `wrong`, the name of an OOD set, or `OOD
     mean`, as in `sirc.evaluate`. To do so, the network runs over `val` and `ood` in each validation, and over `train`
-    if the score learns from it; `score="msp"` does not. The guard is made with the last weights.
+    if the score learns from it; `score="msp"` does not. The guard is made with the last weights, or with the best.
 
     Args:
         train: labelled ID data with the preprocessing of test time: a dataset, or a loader that does not shuffle.
@@ -64,6 +64,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         score: the spec of the score.
         recall: as in `sirc.guard`.
         delta: as in `sirc.guard`.
+        best: load the best weights of the trainer's `ModelCheckpoint(monitor=…)` first; the network keeps them.
         overwrite: replace the file of an earlier guard.
         options: further arguments of `sirc.guard`.
     """
@@ -78,6 +79,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         score: str = "scod",
         recall: float | None = None,
         delta: float | None = 0.05,
+        best: bool = False,
         overwrite: bool = False,
         **options: Any,
     ) -> None:
@@ -89,7 +91,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         self.guard: SelectiveClassifier | None = None
         """The guard, once the training is over."""
         self._train, self._val, self._ood = train, val, dict(ood or {})
-        self._path, self._overwrite = check_path("path", path), overwrite
+        self._path, self._overwrite, self._best = check_path("path", path), overwrite, best
         self._score, self._spec = score, parse(score)
         self._options = {"recall": recall, "delta": delta, **options}
 
@@ -97,6 +99,11 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """Refuse before training what would fail after it."""
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
+            if self._best and not getattr(trainer.checkpoint_callback, "monitor", None):
+                raise ValueError(
+                    "`best` needs to know which weights are the best; no checkpoint callback of the trainer says so. "
+                    'Add `ModelCheckpoint(monitor="sirc/aurr/wrong")`, or what else you log, to its callbacks'
+                )
             recall, risk, delta = (self._options.get(name) for name in ("recall", "risk", "delta"))
             check_enough(self._val, checked_recall(recall, risk, delta, self._val), risk, delta)
 
@@ -128,6 +135,11 @@ class GuardCallback(_Callback):  # type: ignore[misc]
 
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Make the guard; the first of several processes writes its file."""
-        self.guard = guard(pl_module, self._train, self._val, score=self._score, **self._options)
+        if self._best:
+            load_weights(pl_module, trainer.checkpoint_callback.best_model_path)
+        # The trainer has moved the network to the CPU by now, where it is left again.
+        where, left = {"device": trainer.strategy.root_device}, pl_module.device
+        made = guard(pl_module, self._train, self._val, score=self._score, **where | self._options)
+        self.guard = made.to(left)
         if trainer.is_global_zero:
             self.guard.save(self._path, overwrite=self._overwrite)

@@ -49,6 +49,7 @@ def make_app(
     *,
     state: PathLike | None = None,
     log: PathLike | None = None,
+    delta: float = 0.05,
     threads: int = 0,
     **limits: float,
 ) -> FastAPI:
@@ -56,8 +57,8 @@ def make_app(
 
     `state` is a file that keeps what the monitor has seen over a restart; one service has it at a time. `log` is a
     folder, `decisions.parquet`, that keeps the decisions, but no images. Both are written every few seconds while the
-    service runs. `threads` is how many onnxruntime uses for a batch; 0 is one for each core. `limits` are the fields of
-    `Limits`.
+    service runs. `delta` bounds the probability that the monitor ever raises a false alarm. `threads` is how many
+    onnxruntime uses for a batch; 0 is one for each core. `limits` are the fields of `Limits`.
     """
     known = vars(Limits())
     for name in limits:
@@ -65,7 +66,7 @@ def make_app(
             raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
     most = Limits(**limits)  # type: ignore[arg-type]
     model = OnnxModel(onnx_path, threads=threads)
-    watch = Watch(model, state, log)
+    watch = Watch(model, state, log, delta)
     service = Service(model, most, watch)
     summary = "A classifier that knows when to keep quiet."
     # Without FastAPI's own pages, which load scripts from elsewhere.

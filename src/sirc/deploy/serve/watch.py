@@ -48,9 +48,11 @@ LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | N
 class Watch:
     """Watches a service's decisions in the order of its answers; any thread may ask for its state."""
 
-    def __init__(self, model: OnnxModel, state: PathLike | None = None, log: PathLike | None = None) -> None:
+    def __init__(
+        self, model: OnnxModel, state: PathLike | None = None, log: PathLike | None = None, delta: float = 0.05
+    ) -> None:
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._model = model
+        self._model, self._delta = model, delta
         self._state = None if state is None else Path(state)
         self._history: list[tuple[float, ...]] = []
         self._now, self._saved = 0.0, -1
@@ -73,8 +75,13 @@ class Watch:
         assert calibration is not None
         if self._state is not None and self._state.exists():
             self._monitor, self._history = Monitor.load(self._state, calibration, threshold), _history_in(self._state)
+            if self._monitor.delta != self._delta:
+                raise StoreError(
+                    f"'{self._state}' must have been begun with the same `delta`, to go on; it has "
+                    f"{self._monitor.delta:g}, and this service {self._delta:g}. Pass that, or name another file"
+                )
         else:
-            self._monitor, self._history = Monitor(calibration, threshold), []
+            self._monitor, self._history = Monitor(calibration, threshold, self._delta), []
         self._saved = -1
 
     def _read_state_again(self) -> None:
