@@ -19,7 +19,7 @@ from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_fo
 from sirc.experiment.toml import LATER, Document, dotted, dump
 from sirc.experiment.trust import remember
 from sirc.scores import Needs, parse
-from sirc.training import Train
+from sirc.training import Train, crop_size
 
 FILE = "experiment.toml"
 
@@ -132,8 +132,8 @@ class Experiment:
         if self.train is not None:
             if not self.seeds:
                 raise ValueError("`seeds` must be given to train: one network for each; got none. Write `seeds = [1]`.")
-            if self.train.augment.crop != "none" and self.preprocess.size is None:
-                raise ValueError("`preprocess.crop` must be given to crop at random, as it is the size of the result.")
+            if self.train.augment.crop != "none":
+                crop_size(self.preprocess)
             return
         if self.seeds:
             raise ValueError(

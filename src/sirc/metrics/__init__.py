@@ -1,5 +1,7 @@
 """Metrics of selective classification with OOD data: one sort, every α and β, one registry.
 
+The statistics of their error bars are here too, and the binomial limits that other rooms use.
+
 Example:
     >>> from sirc import metrics
     >>> ranking = metrics.Ranking(correct=[0.9, 0.8, 0.7, 0.4], wrong=[0.6, 0.3], ood=[0.5, 0.2])
