@@ -200,11 +200,11 @@ def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Pro
 
 def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
     """Give each run of each study, to select with validation outputs if it has some and no score was tuned on them."""
-    from sirc.experiment import calibration_set, check_outputs, load_studies, outputs_to_choose, title_of
+    from sirc.experiment import calibration_set, check_outputs, load_experiments, outputs_to_choose, title_of
     from sirc.outputs import OutputStore
     from sirc.scores import Scorer
 
-    for study in (study for folder in folders for study in load_studies(folder)):
+    for study in (study for folder in folders for study in load_experiments(folder)):
         for run in study.runs:
             honest = calibration_set(study) == "validation" and run.store("validation").exists()
             name = "validation" if command == "select" and honest else "test"

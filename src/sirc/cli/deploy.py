@@ -453,14 +453,14 @@ def monitor(
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment of a folder and its runs, or the one with this seed. The folder may be that of a single run."""
-    from sirc.experiment import FILE, import_named, load_studies, load_study, require_trust
+    from sirc.experiment import FILE, import_named, load_experiment, load_experiments, require_trust
 
     place = folder.absolute()
     of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
     file = (place.parent if of_run else place) / FILE
     if file.is_file():
         import_named(file, kept=True, trust=trust)
-    studies = [load_study(place.parent)] if of_run else load_studies(folder)
+    studies = [load_experiment(place.parent)] if of_run else load_experiments(folder)
     if len(studies) > 1:
         listed = ", ".join(f"'{study.folder}'" for study in studies)
         raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")

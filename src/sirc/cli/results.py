@@ -280,13 +280,13 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
-    from sirc.experiment import images_for_samples, load_runs, load_studies
+    from sirc.experiment import images_for_samples, load_experiments, load_runs
     from sirc.report.figures import figures
 
     folder = out or runs[0] / "figures"
     progress = reporting(quiet)
     try:
-        images = images_for_samples(load_studies(runs[0])[0], run_code=False)
+        images = images_for_samples(load_experiments(runs[0])[0], run_code=False)
     except (ValueError, OSError) as error:
         images = None
         why = in_options(plot, str(error))
@@ -370,10 +370,10 @@ def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts:
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
     """The scores that the studies want shown; None, for all, if a path is not the folder of a study."""
-    from sirc.experiment import load_studies, reported_scores
+    from sirc.experiment import load_experiments, reported_scores
 
     try:
-        studies = [study for path in paths for study in load_studies(path)]
+        studies = [study for path in paths for study in load_experiments(path)]
     except FileNotFoundError:
         return None
     if not any(study.report.specs for study in studies):

@@ -56,7 +56,7 @@ FigureKey = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
 FEWEST = 5  # samples of a stratum
-_EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
+EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _ROUNDING = 1e-13
 _UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
 # Numbers about the error of a figure: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
@@ -159,7 +159,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
         own, other = np.split(_drawn(asked, frame, np.concatenate([rest, against[rest]])), 2)
         off = own - other
-        equal = np.abs(off) <= _EQUAL * np.maximum(np.abs(own), np.abs(other))
+        equal = np.abs(off) <= EQUAL * np.maximum(np.abs(own), np.abs(other))
         wins[rest] = ((off * sign[rest, None] > 0) & ~equal).mean(1) + equal.mean(1) / 2
         error[rest] = off.std(1, ddof=1) if asked.draws > 1 else np.nan
         low[rest], high[rest] = _percentiles(off, level)

@@ -21,14 +21,15 @@ from sirc.evaluation.bars import Method
 from sirc.evaluation.inputs import (
     COLUMNS,
     POOLED,
+    AnyOutputs,
     ConfidenceArrays,
-    Data,
     OodSets,
     as_names,
     check_set,
     group_sizes,
     id_confidences,
     ood_confidences,
+    require_right,
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
@@ -45,7 +46,7 @@ _RANKINGS = 64  # rankings kept for curves and sweeps; the oldest is dropped fir
 @overload
 def evaluate(
     scorer: Scorer | ConfidenceArrays,
-    test: Data | None = None,
+    test: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     scores: Sequence[str] | None = None,
@@ -56,7 +57,7 @@ def evaluate(
 @overload
 def evaluate(
     scorer: Scorer | ConfidenceArrays,
-    test: Data | None = None,
+    test: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     spill: PathLike,
@@ -69,7 +70,7 @@ def evaluate(
 
 def evaluate(
     scorer: Scorer | ConfidenceArrays,
-    test: Data | None = None,
+    test: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     alpha: ArrayLike = 0.5,
@@ -149,8 +150,7 @@ class Evaluation(Tabulated):
         super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {quoted(score)}", correct, values).clone()
-        if not bool(self.correct.any()):
-            raise ValueError(f"at least one prediction must be right, to accept any; got {len(self.correct)} wrong")
+        require_right(group_sizes(self.correct, {}))
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
         self._rankings: dict[tuple[str, str], Ranking] = {}
 

@@ -17,10 +17,10 @@ from sirc.outputs import Outputs, OutputStore, warn_of_labels
 from sirc.scores import Scorer, Spec, parse
 
 Set = TypeVar("Set")
-Data: TypeAlias = Outputs | OutputStore | Iterable[object]
+AnyOutputs: TypeAlias = Outputs | OutputStore | Iterable[object]
 ConfidenceArrays: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
 """Confidences from elsewhere, `{score: (confidence, correct)}`."""
-OodSets: TypeAlias = Mapping[str, Data | Mapping[str, ArrayLike]]
+OodSets: TypeAlias = Mapping[str, AnyOutputs | Mapping[str, ArrayLike]]
 """Outputs of each OOD set for a scorer, or confidences from elsewhere, `{set: {score: confidence}}`."""
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
@@ -28,7 +28,7 @@ WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 
 
 def id_confidences(
-    scorer: Scorer | ConfidenceArrays, data: Data | None, scores: Sequence[str] | None, name: str
+    scorer: Scorer | ConfidenceArrays, data: AnyOutputs | None, scores: Sequence[str] | None, name: str
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Confidences by score on ID data, the argument `name`, and which predictions are right."""
     what = "a `Scorer`, or {score: (confidence, correct)}"
@@ -64,7 +64,7 @@ def id_confidences(
 
 
 def score_labelled(
-    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data | None
+    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: AnyOutputs | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The scores of labelled ID data, and which predictions are right."""
     if not isinstance(data, Outputs) and not iterates(data):
@@ -74,7 +74,7 @@ def score_labelled(
     for batch in [data] if isinstance(data, Outputs) else data:
         outputs = Outputs.of(batch)
         if outputs.labels is None:
-            raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
+            raise without_labels(name)
         parts.append(scorer(outputs))
         predicted.append(outputs.predictions)
         labels.append(outputs.labels)
@@ -83,6 +83,17 @@ def score_labelled(
     predictions, truth = torch.cat(predicted), torch.cat(labels)
     warn_of_labels(name, predictions, truth)
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, predictions == truth
+
+
+def without_labels(name: str) -> ValueError:
+    """The error for ID data, the argument `name`, that has no labels."""
+    return ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
+
+
+def require_right(sizes: Mapping[str, int]) -> None:
+    """Refuse ID data on which every prediction is wrong."""
+    if not sizes["correct"]:
+        raise ValueError(f"at least one prediction must be right, to accept any; got {sizes[WRONG]} wrong")
 
 
 def check_fresh(scorer: Scorer, name: str, data: object) -> None:

@@ -14,7 +14,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from sirc.metrics import derivatives
-from sirc.metrics.areas import largest_risk
+from sirc.metrics.areas import largest_risk, least_reaching
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
@@ -80,6 +80,7 @@ __all__ = [
     "kendall",
     "largest_risk",
     "least_count",
+    "least_reaching",
     "lower_is_better",
     "lower_limit",
     "mean_influences",

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sirc._utils.arrays import Floats
+from sirc.evaluation.bars import EQUAL
 
 Flags = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 
-EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _TINY = float(np.finfo(np.float64).tiny)
 _LEAST = 1e-3  # of the best value: relative to less than this, a draw's regret means nothing
 
