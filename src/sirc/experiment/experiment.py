@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import final
 
 from sirc._utils.files import PathLike, keep_text
-from sirc._utils.hints import closest
-from sirc._utils.text import shorten
+from sirc._utils.text import closest, shorten
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name

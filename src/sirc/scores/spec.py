@@ -14,8 +14,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from sirc._utils.hints import closest
-from sirc._utils.text import quoted, shorten
+from sirc._utils.text import closest, quoted, shorten
 from sirc.scores import registry
 
 Value = float | tuple[float, ...] | str
