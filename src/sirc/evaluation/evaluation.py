@@ -16,8 +16,8 @@ from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_type, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
-from sirc.evaluation import bars
-from sirc.evaluation.bars import Method
+from sirc.evaluation import error_bars
+from sirc.evaluation.error_bars import Method
 from sirc.evaluation.inputs import (
     COLUMNS,
     POOLED,
@@ -208,7 +208,7 @@ class Evaluation(Tabulated):
         a stratified `bootstrap`. With `method="bootstrap"` all have, and metrics of the ID data are left out.
         `scores` and `negatives` select rows.
         """
-        return bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
+        return error_bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
 
     def compare(
         self,
@@ -240,12 +240,14 @@ class Evaluation(Tabulated):
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
-        return bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
+        return error_bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
 
     def _request(
         self, alpha: float | None, beta: float | None, scores: Sequence[str] | None, *rest: Any
-    ) -> bars.Request:
-        return bars.Request.of(self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest)
+    ) -> error_bars.Request:
+        return error_bars.Request.of(
+            self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest
+        )
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.

@@ -36,8 +36,8 @@ def id_confidences(
     known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
     wanted = known if scores is None else as_names(scores)
     if not wanted:
-        way_in = f", of {', '.join(known)}" if known else ": pass a `Scorer`, or `{score: (confidence, correct)}`"
-        raise ValueError(f"at least one score is needed{way_in}; got none")
+        which = f", of {', '.join(known)}" if known else ": pass a `Scorer`, or `{score: (confidence, correct)}`"
+        raise ValueError(f"at least one score is needed{which}; got none")
     if isinstance(scorer, Scorer):
         return score_labelled(scorer.only(wanted), name, data)
     if data is not None:
@@ -198,10 +198,10 @@ def parse_or_none(name: str) -> Spec | None:
 
 def as_names(names: Sequence[str]) -> list[str]:
     """A list of names; a single name becomes a list of one."""
-    found: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
-    if not all(isinstance(name, str) for name in found):
+    listed: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
+    if not all(isinstance(name, str) for name in listed):
         raise ValueError(f"names of scores, sets or groups must be a list of texts; got {quoted(names)}")
-    return found
+    return listed
 
 
 def as_fractions(name: str, value: ArrayLike) -> Tensor:

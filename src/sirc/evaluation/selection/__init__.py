@@ -15,7 +15,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.text import quoted
-from sirc.evaluation.bars import EQUAL, FEWEST, METHODS, Method
+from sirc.evaluation.error_bars import EQUAL, FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
     POOLED,
