@@ -21,7 +21,7 @@ import torch
 
 from sirc._utils.files import atomic_write
 from sirc.evaluation import MEAN, WRONG
-from sirc.experiment.results import load_run, load_studies, read_results, write_results
+from sirc.experiment.results import load_experiments, load_run, read_results, write_results
 from sirc.outputs import OutputStore
 from studies.tools.document import document as findings
 from studies.tools.draws import MIDDLE, Wanted, draw
@@ -37,7 +37,7 @@ HISTORY = "history"
 
 def collect(folders: Sequence[Path], out: Path, *, device: str, limit: float) -> None:
     """Write the ranks of every run of the studies in these folders."""
-    studies = [study for folder in folders for study in load_studies(folder)]
+    studies = [study for folder in folders for study in load_experiments(folder)]
 
     def runs() -> Iterator[Ranks]:
         for study in studies:

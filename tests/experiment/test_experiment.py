@@ -95,7 +95,10 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (["preprocess.crop=0"], "`preprocess.crop` must be positive; got 0."),
         (["preprocess.resize=[3, -1]"], "`preprocess.resize` must be positive"),
         (["preprocess.std=[1, 0, 1]"], "`preprocess.std` must be positive"),
-        (["preprocess.resize=none", "preprocess.crop=none"], "`preprocess.crop` must be given to crop at random"),
+        (
+            ["preprocess.resize=none", "preprocess.crop=none"],
+            '`preprocess.crop` or `preprocess.resize` must be given .* or `train.augment.crop = "none"`',
+        ),
         (["data.test.dataset=textures"], "`data.test` must be a labelled ID set; got Textures, an OOD set."),
         (["data.ood.Test.dataset=noise"], "`data.ood.Test` must have a name of its own, .*; 'Test' is taken."),
         (["data.ood.wrong.dataset=noise"], "`data.ood.wrong` must have a name of its own"),

@@ -415,7 +415,9 @@ def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monk
         SimpleNamespace(store=lambda name: tmp_path, of=run, seed=run.seed, history=tmp_path / "history.csv")
         for run in networks[:2]
     ]
-    monkeypatch.setattr(scripts.main, "load_studies", lambda folder: [SimpleNamespace(runs=runs, name="toy_resnet50")])
+    monkeypatch.setattr(
+        scripts.main, "load_experiments", lambda folder: [SimpleNamespace(runs=runs, name="toy_resnet50")]
+    )
     monkeypatch.setattr(scripts.main, "load_run", lambda study, run, device: run.of)
     monkeypatch.setattr(scripts.main, "OutputStore", lambda path: range(1234))
     scripts.main.main(["collect", "runs", "--out", str(tmp_path / "ranks")])

@@ -74,10 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
     atexit.register(_end_quickly)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does
-    for stream, errors in (
-        (sys.stdout, "replace"),
-        (sys.stderr, "backslashreplace"),
-    ):  # for letters it cannot encode
+    # For letters that a stream cannot encode.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:

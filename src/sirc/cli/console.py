@@ -66,13 +66,13 @@ def telling_warnings(translate: Callable[[str], str]) -> Iterator[None]:
     """Print each warning about the data once, as a translated message."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)
-        plain, told = warnings.showwarning, set()
+        plain, printed = warnings.showwarning, set()
 
         def tell(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, DataWarning):
                 plain(message, category, *rest, **named)
-            elif str(message) not in told and is_main():
-                told.add(str(message))
+            elif str(message) not in printed and is_main():
+                printed.add(str(message))
                 say(f"warning: {translate(str(message))}")
 
         warnings.showwarning = tell

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,29 +161,11 @@ def calibrate(
     from sirc.experiment import arrays, load_head, network
     from sirc.scores import Scorer
 
-    goals = {"recall": recall, "coverage": coverage, "risk": risk}
-    target = {name: value for name, value in goals.items() if value is not None}
     if alpha is None:
         refuse_unused("for the least cost, give `--alpha` too", beta=beta, reject_cost=reject_cost, ood=ood)
     else:
         refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain or None)
-    if plain:
-        refuse_unused("`--plain` leaves the promise out", delta=delta)
-    beta, delta = 0.5 if beta is None else beta, 0.05 if delta is None else delta
-    if alpha is not None and ({"coverage", "risk"} & target.keys() or (recall is None and reject_cost is None)):
-        raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
-    target = target or ({"recall": 0.95} if alpha is None else {})
-    if len(target) > 1:
-        raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(target)}.")
-    _refuse_plain_risk(plain, risk)
-    for name, value in {**target, "delta": delta}.items():
-        if not 0 < value <= 1 or (name == "delta" and value == 1):
-            raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
-    for name, share in {"alpha": alpha, "beta": beta}.items():
-        if share is not None and not 0 <= share <= 1:
-            raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
-    if reject_cost is not None and not 0 <= reject_cost < math.inf:
-        raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
+    goal = _goal({"recall": recall, "coverage": coverage, "risk": risk}, delta, plain, alpha, beta, reject_cost)
     study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
         listed = ", ".join(str(run.seed) for run in runs)
@@ -203,16 +186,45 @@ def calibrate(
                 f"note: the outputs that set the threshold were computed in {study.extract.precision}; decisions are "
                 "in fp32. The threshold allows for the difference; with `extract.precision` fp32 it would be tighter."
             )
-        promise: dict[str, Any] = {**target, "delta": None if plain else delta}
         if alpha is not None:
             outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
-            promise = {**target, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
-            promise["ood"] = outside or _ood_outputs(study, chosen_run, model)
-        selective.calibrate(data, rows=rows, **promise)
+            goal["ood"] = outside or _ood_outputs(study, chosen_run, model)
+        selective.calibrate(data, rows=rows, **goal)
     result(f"{spec}\n{selective.threshold}")
     _require_feasible(selective)
     selective.save(out, overwrite=overwrite)
     result(str(out))
+
+
+def _goal(
+    target: Mapping[str, float | None],
+    delta: float | None,
+    plain: bool,
+    alpha: float | None,
+    beta: float | None,
+    reject_cost: float | None,
+) -> dict[str, Any]:
+    """Check what a threshold is to reach; give the arguments of `calibrate`, without the OOD rows of the least cost."""
+    given = {name: value for name, value in target.items() if value is not None}
+    if plain:
+        refuse_unused("`--plain` leaves the promise out", delta=delta)
+    if alpha is not None and (not given.keys() <= {"recall"} or (not given and reject_cost is None)):
+        raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
+    if len(given) > 1:
+        raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(given)}.")
+    _refuse_plain_risk(plain, target["risk"])
+    beta, delta = 0.5 if beta is None else beta, 0.05 if delta is None else delta
+    for name, value in {**given, "delta": delta}.items():
+        if not 0 < value <= 1 or (name == "delta" and value == 1):
+            raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
+    if alpha is None:
+        return {**(given or {"recall": 0.95}), "delta": None if plain else delta}
+    for name, share in {"alpha": alpha, "beta": beta}.items():
+        if not 0 <= share <= 1:
+            raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
+    if reject_cost is not None and not 0 <= reject_cost < math.inf:
+        raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
+    return {**given, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
 
 
 def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
@@ -461,14 +473,14 @@ def _checked_delta(delta: float) -> float:
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment of a folder and its runs, or the one with this seed. The folder may be that of a single run."""
-    from sirc.experiment import FILE, import_named, load_studies, load_study, require_trust
+    from sirc.experiment import FILE, import_named, load_experiment, load_experiments, require_trust
 
     place = folder.absolute()
     of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
     file = (place.parent if of_run else place) / FILE
     if file.is_file():
         import_named(file, kept=True, trust=trust)
-    studies = [load_study(place.parent)] if of_run else load_studies(folder)
+    studies = [load_experiment(place.parent)] if of_run else load_experiments(folder)
     if len(studies) > 1:
         listed = ", ".join(f"'{study.folder}'" for study in studies)
         raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
@@ -672,13 +684,11 @@ def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int
     """Read a Parquet file, or a folder of them: the confidences by their time, where there is one."""
     import numpy as np
 
-    from sirc._utils.imports import missing_package
+    from sirc._utils.imports import needing
 
-    try:
+    with needing("reading Parquet", "pyarrow", "serve"):
         import pyarrow as pa
         from pyarrow import dataset
-    except ImportError as error:
-        raise missing_package("reading Parquet", "pyarrow", "serve") from error
     try:
         data = dataset.dataset(path, format="parquet")
         if not data.files:

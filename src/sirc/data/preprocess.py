@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 from torch import Tensor
 
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -88,8 +88,6 @@ def _compose(*steps: Callable[..., object] | None) -> Callable[..., Any]:
 
 
 def _transforms() -> Any:
-    try:
+    with needing("preprocessing images", "torchvision"):
         from torchvision.transforms import v2
-    except ImportError as error:
-        raise missing_package("preprocessing images", "torchvision") from error
     return v2

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sirc._utils.checks import check_path, check_type
 from sirc._utils.files import PathLike
-from sirc._utils.imports import DISTRIBUTION, missing_package
+from sirc._utils.imports import DISTRIBUTION, needing
 from sirc._utils.text import first_line, shorten
 
 if TYPE_CHECKING:
@@ -153,10 +153,8 @@ def _card_name(api: HfApi, repo_id: str) -> str:
 
 
 def _api() -> HfApi:
-    try:
+    with needing("a guard on the Hub", "huggingface_hub", "hub"):
         from huggingface_hub import HfApi
-    except ImportError as error:
-        raise missing_package("a guard on the Hub", "huggingface_hub", "hub") from error
     from sirc import __version__
 
     return HfApi(library_name="sirc", library_version=__version__)

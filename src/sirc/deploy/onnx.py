@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_at_least, check_same_length, dtype_name
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc._utils.warn import warn
 from sirc.data import Preprocess
 from sirc.deploy.saved import about, calibration_sample, preprocess_from
@@ -45,12 +45,10 @@ def export(
 ) -> None:
     """Export, and compare with the module on the example in several batch sizes."""
     refuse_existing(path, overwrite)
-    try:
+    with needing("exporting", "onnx, onnxruntime and onnxscript", "onnx"):
         import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise missing_package("exporting", "onnx, onnxruntime and onnxscript", "onnx") from error
     inputs = _inputs(example)
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
@@ -228,10 +226,8 @@ class OnnxGraph:
         if Path(path).suffix == ".safetensors":
             raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
-        try:
+        with needing("running an exported graph", "onnxruntime", "onnx"):
             import onnxruntime
-        except ImportError as error:
-            raise missing_package("running an exported graph", "onnxruntime", "onnx") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3

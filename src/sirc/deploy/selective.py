@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
-from sirc._utils.graphs import Repeats, for_new_looks
+from sirc._utils.graphs import Repeats, for_new_shapes
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
 from sirc.deploy.sources import Data, is_unprepared, opened
@@ -94,14 +94,14 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     seen: list[Seen] = []
     largest, given = 0, None
 
-    @for_new_looks
+    @for_new_shapes
     def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal largest, given
         size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
         given = copy_of([args] if args else named) if size > largest else None
         largest = max(size, largest)
 
-    @for_new_looks
+    @for_new_shapes
     def after(_: nn.Module, __: object, output: object) -> None:
         if given is not None:
             seen[:] = [Seen(given, model_logits(output)[:TRIED].clone())]

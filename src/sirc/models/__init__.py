@@ -1,4 +1,4 @@
-"""Networks: built by name, their weights, their final layer and the features it receives.
+"""Networks: built by name, with their weights and preprocessing; their final layer and the features it receives.
 
 Example:
     >>> from sirc import models

@@ -16,9 +16,8 @@ from torch import nn
 
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike, read_json
-from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder, import_function, missing_package
-from sirc._utils.text import first_line, quoted, shorten
+from sirc._utils.text import closest, first_line, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
 from sirc.models.stems import STEMS, Stem, halve_stem

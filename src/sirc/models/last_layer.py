@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import check_type
-from sirc._utils.hints import closest
-from sirc._utils.text import quoted
+from sirc._utils.text import closest, quoted
 from sirc.models.calling import call_model, copy_of, evaluating, model_logits, unwrap
 from sirc.models.ensemble import Ensemble
 from sirc.outputs import Head, Outputs

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sirc._utils.arrays import bytes_of
 from sirc._utils.files import PathLike, read_safetensors, write_safetensors
 from sirc._utils.text import first_line
 from sirc.errors import StoreError
@@ -42,9 +43,8 @@ def fingerprint(model: nn.Module) -> str:
             digest.update(json.dumps([plain, type(module).__qualname__, description]).encode())
     for name, value in sorted(_state(inner).items()):
         if isinstance(value, Tensor):
-            array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(array.data)
+            digest.update(bytes_of(value))
         else:
             digest.update(json.dumps([name, repr(value)]).encode())
     return digest.hexdigest()[:32]

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import sirc
 from sirc._utils.files import PathLike
-from sirc._utils.hints import closest
 from sirc._utils.imports import missing_package
-from sirc._utils.text import shorten
+from sirc._utils.text import closest, shorten
 from sirc.deploy.onnx import OnnxModel
 
 try:
