@@ -74,7 +74,11 @@ def labelled(model, x, seed):
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return Net().eval()
+    net = Net().eval()
+    with torch.no_grad():
+        net.fc.weight *= 5
+        net.fc.bias -= net(images(400, 1)).mean(0)  # so that it predicts every class, some with confidence
+    return net
 
 
 @pytest.fixture(scope="module")
@@ -576,8 +580,35 @@ def test_coverage_needs_no_labels_and_cost_needs_ood_data(model, scorer, head, v
     made = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head)
     bare = sirc.Outputs(val.logits, val.features)
     assert made.calibrate(bare, coverage=0.8).threshold.value == made.calibrate(val, coverage=0.8).threshold.value
-    with pytest.raises(ValueError, match="needs `ood`"):
+    with pytest.raises(ValueError, match=r"needs `ood` .*; got recall=, alpha=, beta=$"):
         made.calibrate(val, recall=0.9, alpha=0.5, beta=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "got"),
+    [
+        ({}, "none"),
+        ({"delta": 0.1}, "delta="),
+        ({"recall": 0.9, "risk": 0.1}, "recall=, risk="),
+        ({"recall": 0.9, "ood": [torch.zeros(2, 3, SIDE, SIDE)]}, "recall=, ood="),
+        ({"recall": 0.9, "reject_cost": 0.1}, "recall=, reject_cost="),
+    ],
+)
+def test_a_goal_that_cannot_be_is_refused_before_the_model_runs(model, scorer, rule, got):
+    def loader():
+        raise AssertionError("the model ran")
+        yield
+
+    with pytest.raises(ValueError, match=f"give exactly one of .*; got {got}$"):
+        SelectiveClassifier(model, scorer, "msp").calibrate(loader(), **rule)
+
+
+def test_labels_in_another_order_are_told_when_the_threshold_is_set(model, scorer, head, val):
+    moved = sirc.Outputs(val.logits, val.features, (val.labels + 1) % K)
+    with pytest.warns(
+        sirc.DataWarning, match="'val' agree with its labels in .* if the classes are numbered otherwise"
+    ):
+        SelectiveClassifier(model, scorer, "msp", head=head).calibrate(moved, recall=0.9)
 
 
 def test_the_number_of_classes_must_fit(scorer):

@@ -35,7 +35,7 @@ from sirc.models import (
     rows_of,
     unwrap,
 )
-from sirc.outputs import Head, Outputs, OutputStore
+from sirc.outputs import Head, Outputs, OutputStore, warn_of_labels
 from sirc.scores import (
     COMBINATIONS,
     Evaluator,
@@ -304,6 +304,16 @@ class SelectiveClassifier(nn.Module):
             >>> sel.calibrate(val, recall=0.9, delta=0.05).threshold.bounds
             {'recall': 0.9}
         """
+        rule = {"recall": recall, "coverage": coverage, "risk": risk, "delta": delta}
+        rule |= {"alpha": alpha, "beta": beta, "reject_cost": reject_cost}
+        given = [name for name, value in (*rule.items(), ("ood", ood)) if value is not None]
+        least_cost = {"ood", "alpha", "beta"} <= {*given} <= {"ood", "alpha", "beta", "reject_cost", "recall"}
+        if not least_cost and {*given} - {"delta"} not in ({"recall"}, {"coverage"}, {"risk"}):
+            raise ValueError(
+                "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
+                "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall=; got "
+                + (", ".join(f"{name}=" for name in given) or "none")
+            )
         val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
         with watched(self.model) as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
@@ -320,8 +330,9 @@ class SelectiveClassifier(nn.Module):
         # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
         tolerance = self._tolerance(val, outputs, confidence, seen)
-        goals = sum(goal is not None for goal in (recall, coverage, risk))
-        if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
+        if outputs.labels is not None:
+            warn_of_labels("val", outputs.predictions, outputs.labels)
+        if ood is not None and alpha is not None and beta is not None:
             sets = ood.values() if isinstance(ood, Mapping) else [ood]
             if not sets:
                 raise ValueError("`ood` must hold at least one OOD set; got an empty dict")
@@ -336,11 +347,6 @@ class SelectiveClassifier(nn.Module):
                 reject_cost=reject_cost,
                 recall=recall,
                 tolerance=tolerance,
-            )
-        elif goals != 1 or any(value is not None for value in (ood, alpha, beta, reject_cost)):
-            raise ValueError(
-                "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
-                "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall="
             )
         elif recall is not None:
             threshold = at_recall(confidence, outputs.correct, recall, delta=delta, tolerance=tolerance)
