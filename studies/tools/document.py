@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 
 from sirc.evaluation import MEAN, WRONG
-from studies.tools.claims import claims_of
 from studies.tools.claims.verdicts import FAILS, HOLDS, PARTLY, RULE, UNDECIDED, UNTESTED, Claim, judge
 from studies.tools.families import PAPER
 from studies.tools.limits import INTERVALS, short
@@ -32,12 +31,8 @@ MAIN = (
 )
 
 
-def document(study: Study, beside: Path) -> str:
-    """The whole text, from the tables of a study and the files that lie beside the document."""
-    claims = list(claims_of(study))
-    titles = {claim.title for claim in claims if not claim.by_network}
-    pooled = [claim for claim in claims_of(study.together()) if claim.title in titles and len(study.kinds) > 1]
-    together = {claim.title: claim for claim in pooled if claim.checks}
+def document(study: Study, beside: Path, claims: list[Claim], together: Mapping[str, Claim]) -> str:
+    """The whole text, from the tables of a study, its claims, and the files that lie beside the document."""
     parts = [
         "# Results",
         _summary(study, claims, together),
@@ -55,6 +50,11 @@ def document(study: Study, beside: Path) -> str:
         "## Where this falls short",
         short(study),
     ]
+    return laid_out(parts)
+
+
+def laid_out(parts: Sequence[str]) -> str:
+    """Parts of a document, each block set in lines of 120 characters."""
     return "\n\n".join(_wrapped(block) for block in "\n\n".join(part for part in parts if part).split("\n\n")) + "\n"
 
 
@@ -73,9 +73,9 @@ def _wrapped(block: str) -> str:
 
 def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -> str:
     lines = [
-        f"Of {len(claims)} claims {_told([claim.verdict for claim in claims])}.",
-        f"Over all networks together {_told([claim.verdict for claim in together.values()])}." if together else "",
-        *(f"{model} by itself: {_told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
+        f"Of {len(claims)} claims {told([claim.verdict for claim in claims])}.",
+        f"Over all networks together {told([claim.verdict for claim in together.values()])}." if together else "",
+        *(f"{model} by itself: {told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
         *best_now(study),
     ]
     return (
@@ -102,7 +102,8 @@ def _verdict(claim: Claim | None) -> str:
     return "–" if claim is None else f"{claim.verdict} {'/'.join(map(str, claim.counts))}"
 
 
-def _told(verdicts: Sequence[str]) -> str:
+def told(verdicts: Sequence[str]) -> str:
+    """How many claims have each verdict, in words."""
     counts = {word: verdicts.count(word) for word in VERDICTS}
     return ", ".join(f"{count} {_plural(word, count)}" for word, count in counts.items() if count)
 

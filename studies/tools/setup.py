@@ -153,6 +153,7 @@ def _files(study: Study, beside: Path) -> str:
         "results.csv": "every score × OOD set × metric × seed",
         "comparisons.csv": "every difference with its interval",
         "summary.csv": "the mean and the standard deviation over seeds of each score's main figures",
+        "claims.csv": "every comparison behind a verdict, and how it came out",
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
         "data.md": "which images, in which folders",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from studies.tools.study import Interval, listed
 
-YES, NO, OPEN = "bears it out", "speaks against it", "leaves it open"
+YES, NO, OPEN = "for", "against", "open"
 HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED = "holds", "holds in part", "does not hold", "undecided", "not tested"
 RULE = (
     "A claim is taken apart into comparisons, each for one network over its seeds, and all count alike. A comparison "
