@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from sirc.evaluation import MEAN, WRONG
-from studies.tools.claims.verdicts import FAILS, HOLDS, PARTLY, RULE, UNDECIDED, UNTESTED, Claim, judge
+from studies.tools.claims.verdicts import FAILS, HOLDS, NO, OPEN, PARTLY, RULE, UNDECIDED, UNTESTED, YES, Claim, judge
 from studies.tools.families import PAPER
 from studies.tools.limits import INTERVALS, short
 from studies.tools.measure import EVERY
@@ -89,17 +89,27 @@ def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -
 def _main_table(claims: Sequence[Claim], together: Mapping[str, Claim]) -> str:
     """The claims that the paper is about."""
     main = {claim.title: claim for claim in claims if claim.title in MAIN}
-    header = ["the paper's main claims", "by network", *([EVERY] if together else [])]
-    lines = [f"| {' | '.join(header)} |", "|---|" + "---|" * (len(header) - 1)]
-    for title in (title for title in MAIN if title in main):
-        cells = [title.replace("|", "\\|"), _verdict(main[title])]
-        lines.append(f"| {' | '.join([*cells, *([_verdict(together.get(title))] if together else [])])} |")
-    return "\n".join(lines) if main else ""
+    rows = [
+        [title, verdict(main[title].outcomes()), *([_together(together, title)] if together else [])]
+        for title in MAIN
+        if title in main
+    ]
+    return words_table(["the paper's main claims", "by network", *([EVERY] if together else [])], rows)
 
 
-def _verdict(claim: Claim | None) -> str:
+def verdict(outcomes: Sequence[str]) -> str:
     """A verdict with its comparisons for / against / open."""
-    return "–" if claim is None else f"{claim.verdict} {'/'.join(map(str, claim.counts))}"
+    counts = [list(outcomes).count(word) for word in (YES, NO, OPEN)]
+    return f"{judge(outcomes)} {'/'.join(map(str, counts))}"
+
+
+def _together(together: Mapping[str, Claim], title: str) -> str:
+    return verdict(together[title].outcomes()) if title in together else "–"
+
+
+def words_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are words, in which | is no border."""
+    return table(header, [[cell.replace("|", "\\|") for cell in row] for row in rows], "---")
 
 
 def told(verdicts: Sequence[str]) -> str:
@@ -160,15 +170,10 @@ def _number(value: float) -> str:
 def _claim_table(claims: list[Claim], together: Mapping[str, Claim], models: Sequence[str]) -> str:
     """Verdicts over the networks, for each by itself and for all as one, with the counts for / against / open."""
     alone = models if len(models) > 1 else []
-    more = [*alone, EVERY] if together else alone
-    lines = [f"| | claim | verdict | for | against | open | {' | '.join(more)} |".replace("|  |", "|")]
-    lines += ["|--:|---|---|--:|--:|--:|" + "---|" * len(more)]
+    rows = []
     for number, claim in enumerate(claims, start=1):
-        title = claim.title.replace("|", "\\|")
-        cells = [str(number), title, claim.verdict, *map(str, claim.counts)]
-        for model in alone:
-            cells.append(f"{judge(claim.outcomes(model))} {'/'.join(map(str, claim.counts_of(model)))}")
-        if together:
-            cells.append(_verdict(together.get(claim.title)))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [str(number), claim.title, claim.verdict, *map(str, claim.counts)]
+        cells += [verdict(claim.outcomes(model)) for model in alone]
+        rows.append([*cells, *([_together(together, claim.title)] if together else [])])
+    header = ["", "claim", "verdict", YES, NO, OPEN, *alone, *([EVERY] if together else [])]
+    return words_table(header, rows)

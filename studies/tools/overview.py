@@ -14,8 +14,8 @@ import pandas as pd
 from sirc.evaluation import MEAN, WRONG
 from sirc.experiment.claims import DETECTORS
 from studies.tools.claims.record import FILE, read_record
-from studies.tools.claims.verdicts import NO, OPEN, YES, judge
-from studies.tools.document import MAIN, laid_out, told
+from studies.tools.claims.verdicts import NO, YES, judge
+from studies.tools.document import MAIN, laid_out, told, verdict, words_table
 from studies.tools.families import BASELINE, BEST, SIRC, first_of
 from studies.tools.measure import EVERY
 from studies.tools.study import PAPER_TABLES, Interval, signed
@@ -145,14 +145,8 @@ def claim_table(found: Sequence[Record], titles: Iterable[str]) -> str:
     for title in titles:
         each = [one.outcomes(title) for one in found]
         every = [[outcome for own in each for outcome in own]] if len(found) > 1 else []
-        rows.append([title, *map(verdict, [*each, *every])])
-    return _table(["the paper's claim", *map(_link, found), *["all studies"][: len(found) - 1]], rows)
-
-
-def verdict(outcomes: Sequence[str]) -> str:
-    """A verdict with its comparisons for / against / open."""
-    counts = [list(outcomes).count(word) for word in (YES, NO, OPEN)]
-    return f"{judge(outcomes)} {'/'.join(map(str, counts))}" if outcomes else "–"
+        rows.append([title, *(verdict(own) if own else "–" for own in [*each, *every])])
+    return words_table(["the paper's claim", *map(_link, found), *["all studies"][: len(found) - 1]], rows)
 
 
 def _in_short(found: Sequence[Record], titles: Sequence[str]) -> list[str]:
@@ -201,7 +195,7 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
             rows.append([title, verdict(low), verdict(high), REASONS.get(title, "")])
     if rows:
         header = ["verdicts that turn with the error", f"below {SPLIT:.0f}%", f"{SPLIT:.0f}% or more", "why it may be"]
-        parts.append(_table(header, rows))
+        parts.append(words_table(header, rows))
     return parts
 
 
@@ -220,7 +214,7 @@ def _gains(found: Sequence[Record]) -> list[str]:
         "AURR ×10² at α = β = ½, mean over OOD sets, less that of MSP: the mean over networks, and in brackets the "
         "range; below 0 is better than MSP. The best of a study was chosen on the data that it is measured on, and "
         "looks a little better than it is.",
-        _table(["ΔAURR ×10²", *map(_link, found)], [*rows, ["the best of all", *last]]),
+        words_table(["ΔAURR ×10²", *map(_link, found)], [*rows, ["the best of all", *last]]),
     ]
 
 
@@ -249,17 +243,11 @@ def _studies_table(found: Sequence[Record]) -> str:
         seeds = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
         names = ", ".join(network.name for network in one.networks)
         rows.append([_link(one), names, seeds, f"{min(errors):.1f} … {max(errors):.1f}"])
-    return _table(["study", "networks", "runs of each", "ID %error"], rows)
+    return words_table(["study", "networks", "runs of each", "ID %error"], rows)
 
 
 def _figures(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]:
     return dict(zip(zip(rows["score"], rows["negative"], rows["metric"], strict=True), rows["mean"], strict=True))
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of words."""
-    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _link(one: Record) -> str:

@@ -38,7 +38,7 @@ def _data(study: Study) -> str:
     rows = [["ID", f"{fitted}{sizes['test']:,} images to test on"]]
     for group, members in study.groups.items():
         rows.append([f"{group} OOD", ", ".join(f"{name} ({sizes[name]:,})" for name in members)])
-    return "\n".join(["| data | images |", "|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+    return table(["data", "images"], rows, "---")
 
 
 def _errors(study: Study) -> str:

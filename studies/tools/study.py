@@ -240,12 +240,12 @@ def named(score: str) -> str:
     return score_name(score).replace("|", "\\|")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, or nothing where it has no rows; all columns but the first are numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], columns: str = "--:") -> str:
+    """A table, or nothing where it has no rows; `columns` is how all but the first are set, by default as numbers."""
     rows = list(rows)
     if not rows:
         return ""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    lines = [header, ["---", *[columns] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

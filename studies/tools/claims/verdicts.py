@@ -87,11 +87,7 @@ class Claim:
     @property
     def counts(self) -> tuple[int, int, int]:
         """How many comparisons bear it out, speak against it, leave it open."""
-        return self.counts_of(None)
-
-    def counts_of(self, model: str | None) -> tuple[int, int, int]:
-        """The same of one network."""
-        outcomes = self.outcomes(model)
+        outcomes = self.outcomes()
         return outcomes.count(YES), outcomes.count(NO), outcomes.count(OPEN)
 
     def outcomes(self, model: str | None = None) -> list[str]:
