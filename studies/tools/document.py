@@ -13,7 +13,7 @@ import pandas as pd
 from sirc.evaluation import MEAN, WRONG
 from studies.tools.claims.verdicts import FAILS, HOLDS, NO, OPEN, PARTLY, RULE, UNDECIDED, UNTESTED, YES, Claim, judge
 from studies.tools.families import PAPER
-from studies.tools.limits import INTERVALS, short
+from studies.tools.limits import INTERVALS, INTERVALS_OF_IMAGES, short
 from studies.tools.measure import EVERY
 from studies.tools.scores import best_now, score_sections
 from studies.tools.setup import done, networks
@@ -42,7 +42,7 @@ def document(study: Study, beside: Path, claims: list[Claim], together: Mapping[
         *_main_tables(study),
         "## The paper's claims",
         RULE,
-        INTERVALS,
+        INTERVALS if study.seeds > 1 else INTERVALS_OF_IMAGES,
         _claim_table(claims, together, study.models),
         *(claim.written(number, together.get(claim.title)) for number, claim in enumerate(claims, start=1)),
         "## Every score of the project",
@@ -79,7 +79,7 @@ def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -
         *best_now(study),
     ]
     return (
-        f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)} on real photographs. "
+        f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)}. "
         "Every figure below is computed by `python -m studies.tools.results write` from the results of `sirc run`.\n\n"
         + "\n".join(f"- {line}" for line in lines if line)
         + f"\n\n{_main_table(claims, together)}\n\nIn each cell: comparisons for / against / open."
@@ -131,10 +131,11 @@ def _plural(verdict: str, count: int) -> str:
 
 
 def _main_tables(study: Study) -> list[str]:
+    spread = ": mean ± 2 std over seeds, as the paper prints them" if study.seeds > 1 else ""
     parts = [
-        "With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets): mean ± 2 "
-        "std over seeds, as the paper prints them, with its own figure for the network of the same name on "
-        "ImageNet-200. The OOD sets are others, so that OOD columns compare in kind only. Bold: the best here."
+        f"With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets){spread}, "
+        "with the paper's own figure for the network of the same name on ImageNet-200. The OOD sets are others, so that "
+        "OOD columns compare in kind only. Bold: the best here."
     ]
     scores = [score for score in PAPER if score in study.scores]
     columns = [(WRONG, "auroc"), (MEAN, "auroc"), (MEAN, "fpr@95")]

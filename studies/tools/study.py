@@ -200,8 +200,9 @@ class Study:
 
     @cached_property
     def printed_models(self) -> list[str]:
-        """The paper's networks of the same kinds."""
-        return [model for model in self.kinds if model in set(self.printed["model"])]
+        """The paper's networks of the same kinds; all of them where it does not have every kind."""
+        every = list(dict.fromkeys(self.printed["model"]))
+        return self.kinds if set(self.kinds) <= set(every) else every
 
     @cached_property
     def printed_sets(self) -> list[str]:
