@@ -134,8 +134,8 @@ def _main_tables(study: Study) -> list[str]:
     spread = ": mean ± 2 std over seeds, as the paper prints them" if study.seeds > 1 else ""
     parts = [
         f"With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets){spread}, "
-        "with the paper's own figure for the network of the same name on ImageNet-200. The OOD sets are others, so that "
-        "OOD columns compare in kind only. Bold: the best here."
+        "with the paper's own figure for the network of the same name on ImageNet-200. The OOD sets are others, so "
+        "that OOD columns compare in kind only. Bold: the best here."
     ]
     scores = [score for score in PAPER if score in study.scores]
     columns = [(WRONG, "auroc"), (MEAN, "auroc"), (MEAN, "fpr@95")]
