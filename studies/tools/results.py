@@ -1,8 +1,9 @@
 """Measure the networks of a study and write its findings beside the paper's.
 
 `collect` takes the ranks of all scores from the machine that holds the stored outputs; `measure` makes the intervals;
-`write` makes the document with its summary and figures, and with --check says whether it is up to date; `repeat` says
-whether a rerun gives the figures of a summary. Run it from the repository's root: python -m studies.tools.results.
+`write` makes the document with its summary, its record of comparisons and its figures, and with --check says whether
+they are up to date; `page` makes the overview of all studies from their records; `repeat` says whether a rerun gives
+the figures of a summary. Run it from the repository's root: python -m studies.tools.results.
 """
 
 from __future__ import annotations
