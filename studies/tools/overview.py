@@ -14,14 +14,16 @@ import pandas as pd
 from sirc.evaluation import MEAN, WRONG
 from sirc.experiment.claims import DETECTORS
 from studies.tools.claims.record import FILE, read_record
-from studies.tools.claims.verdicts import NO, YES, judge
+from studies.tools.claims.verdicts import HOLDS, NO, PARTLY, YES, judge
 from studies.tools.document import MAIN, laid_out, told, verdict, words_table
 from studies.tools.families import BASELINE, BEST, SIRC, first_of
 from studies.tools.measure import EVERY
-from studies.tools.study import PAPER_TABLES, Interval, signed
+from studies.tools.study import PAPER_TABLES, Interval, named, signed, table
 
 PAPER = "paper"
 SPLIT = 35.0  # % error: between the networks of ImageNet and those of small images
+SIDES = ((f"less than {SPLIT:.0f}%", True), (f"{SPLIT:.0f}% or more", False))
+BORNE_OUT = (HOLDS, PARTLY)
 COMMAND = "python -m studies.tools.results page"
 KEEPS = "SIRC keeps the ID✗|ID✓ of its S1"
 WORSE = "OOD detectors are worse than MSP for SCOD"
@@ -33,17 +35,14 @@ RULE = (
 )
 ERROR_CAPTION = (
     "SIRC's change of the ID✗|ID✓ AUROC against its S1, by the ID error of the network; the line of a point is its 95% "
-    "interval, the paper's points have none. Above the dashed line is what the paper calls negligible."
+    "interval, the paper's points have none. Above the dashed line is what the paper calls negligible. Joined points "
+    "are one network on letters of several sizes."
 )
 GAIN_CAPTION = (
     "The change of the ID✗|ID✓ AUROC against MSP, and that of the OOD|ID✓ AUROC, mean over OOD sets; one point for "
     "each score and network, hollow for the paper's. On the right the corner around MSP, enlarged."
 )
-# Why a verdict may turn with the error of the networks; printed only where it does.
-REASONS = {
-    KEEPS: "A network that errs less is surer of what it gets right: log(S1max − S1) spans more, and the factor by "
-    "which S2 stretches that distance moves a row past fewer others."
-}
+LETTERS = "letters"  # one network on images of several sizes: only the error differs
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def paper_networks() -> list[Network]:
     return [Network(PAPER, f"{model}, {data}", error, 0, _figures(own)) for (model, data, error), own in printed]
 
 
-def page(found: Sequence[Record]) -> str:
+def page(found: Sequence[Record], gaps: pd.DataFrame) -> str:
     """The whole page."""
     titles = list(dict.fromkeys(title for one in found for title in one.claims["claim"]))
     return laid_out(
@@ -129,6 +128,7 @@ def page(found: Sequence[Record]) -> str:
             RULE,
             "## What the error of a network does",
             *_what_the_error_does(found, titles),
+            *_why(gaps),
             "## What a score gains, and what it costs",
             *_gains(found),
             "## Every claim",
@@ -175,7 +175,7 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
     errors, costs = [network.error for network in networks], [network.sirc(WRONG) for network in networks]
     slope, fit = np.polyfit(errors, costs, 1)[0], np.corrcoef(errors, costs)[0, 1]
     sides = []
-    for words, side in ((f"less than {SPLIT:.0f}%", True), (f"{SPLIT:.0f}% or more", False)):
+    for words, side in SIDES:
         own = [cost for error, cost in zip(errors, costs, strict=True) if (error < SPLIT) == side]
         if own:
             sides.append(f"{signed(fmean(own), 2)} in the mean ({_span(own, 2)}) for {len(own)} that err on {words}")
@@ -184,18 +184,61 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
         f"networks among them, {' and '.join(sides)}. The straight line through all {len(networks)} changes by "
         f"{signed(10 * slope, 2)} points for 10% more error (correlation {signed(fit, 2)}). Networks of different "
         "error also differ in images, classes and training: this is what goes with the error, not proof of what it "
-        "causes.",
+        f"causes. Detectors turn with it, too: {' and '.join(_energy(networks))}.",
         _picture("error.png", ERROR_CAPTION),
     ]
     rows = []
     for title in titles:
-        low = [o for one in found for o in one.outcomes(title, [n for n in one.networks if n.error < SPLIT])]
-        high = [o for one in found for o in one.outcomes(title, [n for n in one.networks if n.error >= SPLIT])]
-        if low and high and judge(low) != judge(high):
-            rows.append([title, verdict(low), verdict(high), REASONS.get(title, "")])
+        low, high = (
+            [o for one in found for o in one.outcomes(title, [n for n in one.networks if (n.error < SPLIT) == side])]
+            for side in (True, False)
+        )
+        if low and high and (judge(low) in BORNE_OUT) != (judge(high) in BORNE_OUT):
+            rows.append([title, verdict(low), verdict(high)])
     if rows:
-        header = ["verdicts that turn with the error", f"below {SPLIT:.0f}%", f"{SPLIT:.0f}% or more", "why it may be"]
-        parts.append(words_table(header, rows))
+        parts.append(words_table(["verdicts that turn with the error", *(words for words, _ in SIDES)], rows))
+    return parts
+
+
+def _energy(networks: Sequence[Network]) -> list[str]:
+    """What Energy does to the OOD|ID✓ AUROC of MSP, for networks of less error and of more."""
+    found = []
+    for words, side in SIDES:
+        own = [network.change("energy", MEAN) for network in networks if (network.error < SPLIT) == side]
+        if own:
+            found.append(f"{signed(fmean(own))} points ({_span(own)}) for an error of {words}")
+    return [f"Energy changes the OOD|ID✓ AUROC of MSP by {found[0]}", *found[1:]] if found else []
+
+
+def _why(gaps: pd.DataFrame) -> list[str]:
+    """What S2 adds, beside the spread of what it is added to; on letters nothing but the error differs."""
+    if gaps.empty:
+        return []
+    rows = []
+    for (study, model), own in gaps.groupby(["study", "model"], sort=False):
+        changes = [f"{signed(row.change, 2)} [{signed(row.low, 2)}, {signed(row.high, 2)}]" for row in own.itertuples()]
+        figures = [f"{own[name].iloc[0]:.1f}" for name in ("error", "gap")]
+        rows.append([f"{model}, {study}", *figures, " and ".join(f"{value:.2f}" for value in own["added"]), *changes])
+    scores = list(dict.fromkeys(gaps["score"]))
+    header = ["ID✗\\|ID✓", "ID %error", "std of log(1 − MSP)", "std of what S2 adds", *map(named, scores)]
+    parts = [
+        "Why: SIRC's confidence is −log(S1max − S1) less what S2 adds. The table has the spread of both over ID test "
+        "rows, for ‖z‖₁ and Residual, and the change of the ID✗|ID✓ AUROC with its 95% interval. Where a network is "
+        "less sure, log(S1max − S1) spreads less, and the same S2 moves a row past more others.",
+        table(header, rows),
+    ]
+    letters = gaps[(gaps["study"] == LETTERS) & (gaps["score"] == scores[-1])]
+    if len(letters) > 1:
+        first, last = letters.iloc[0], letters.iloc[-1]
+        words = [signed(own["change"], 2) for own in (first, last)]
+        parts.insert(
+            1,
+            f"[{LETTERS}]({LETTERS}/README.md) is one network on letters of {first['model']} to {last['model']}, and "
+            f"nothing else differs: the error goes from {first['error']:.0f} to {last['error']:.0f}%, the spread of "
+            f"log(1 − MSP) from {first['gap']:.1f} to {last['gap']:.1f}, that of what Residual adds from "
+            f"{first['added']:.2f} to {last['added']:.2f}, and the change of the ID✗|ID✓ AUROC from {words[0]} to "
+            f"{words[1]} points.",
+        )
     return parts
 
 
@@ -224,6 +267,7 @@ def _where(found: Sequence[Record]) -> list[str]:
         "[`paper/`](paper/README.md): the five experiments of the paper, on ImageNet-200 and ImageNet-1k, and its "
         "tables",
         *(f"[`{one.name}/`]({one.name}/README.md): a study, with its TOMLs, findings and commands" for one in found),
+        f"[`{LETTERS}/`]({LETTERS}/README.md): one network on letters of several sizes, to see what the error does",
         "`folder.toml`: a template for your own folders of images",
         f"`tools/`: what writes a study's README and {FILE}, and this page (`{tool}.results --help`), and the tables "
         f"of [docs/scores.md](../docs/scores.md) and [docs/bayes.md](../docs/bayes.md) (`{tool}.score_table`, "

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from sirc.evaluation import MEAN, WRONG
 from sirc.experiment.claims import DETECTORS
 from sirc.report.figures import method_look
 from sirc.report.figures.style import drawn, label_of, new_figure, side_legend
 from studies.tools.claims.separation import TOLERANCE
 from studies.tools.families import BEST, SECOND
-from studies.tools.overview import KEEPS, PAPER, Network, Record
+from studies.tools.overview import KEEPS, LETTERS, PAPER, Network, Record
 from studies.tools.study import named
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ CORNER = (-2.5, 0.7)  # points of ID✗ AUROC that the enlarged panel shows
 
 
 @drawn
-def error_figure(found: Sequence[Record], printed: Sequence[Network]) -> Figure:
+def error_figure(found: Sequence[Record], printed: Sequence[Network], gaps: pd.DataFrame) -> Figure:
     """SIRC's change of ID✗|ID✓ against its S1, by the error of the network: a panel for each S2, with MSP as S1."""
     figure, (axes,) = new_figure(1, len(SECOND), height=3.0, sharey=True)
     for ax, second in zip(axes, SECOND, strict=True):
@@ -43,9 +45,15 @@ def error_figure(found: Sequence[Record], printed: Sequence[Network]) -> Figure:
         for network in printed:
             first = "the paper's networks" if network is printed[0] else None
             ax.plot(network.error, network.change(score, WRONG), "o", color="black", mfc="none", label=first)
+        letters = gaps[(gaps["study"] == LETTERS) & (gaps["score"] == score)]
+        reach = [letters["change"] - letters["low"], letters["high"] - letters["change"]]
+        if len(letters):
+            style = {"color": "0.5", "marker": "x", "linewidth": 0.8, "markersize": 4, "elinewidth": 0.8}
+            ax.errorbar(letters["error"], letters["change"], reach, label=LETTERS, zorder=0, **style)
         ax.set(title=label_of(score), xlabel="ID %error")
+        ax.margins(x=0.1)
     axes[0].set_ylabel("Change of ID✗|ID✓ AUROC, points")
-    side_legend(figure, axes[0], columns=4)
+    side_legend(figure, axes[0], columns=5)
     return figure
 
 

@@ -29,6 +29,7 @@ from studies.tools.claims.record import record
 from studies.tools.document import document as findings
 from studies.tools.draws import MIDDLE, Wanted, draw
 from studies.tools.families import PAPER, SETTINGS, SWEPT
+from studies.tools.gap import read_gaps
 from studies.tools.measure import compare, results, same_results, sizes, summary
 from studies.tools.overview import COMMAND, paper_networks, records
 from studies.tools.overview import page as overview
@@ -120,11 +121,11 @@ def write(folder: Path, document: Path, *, check: bool) -> None:
 
 def page(studies: Path, *, check: bool) -> None:
     """Write the overview of all studies and its figures, or complain if it is not what would be written."""
-    found, document = records(studies), studies / "README.md"
-    text = overview(found)
+    found, gaps, document = records(studies), read_gaps(studies), studies / "README.md"
+    text = overview(found, gaps)
     if not check:
-        for stem, draw in {"error": error_figure, "gain": gain_figure}.items():
-            save(draw(found, paper_networks()), studies / "figures" / stem, ["png"])
+        save(error_figure(found, paper_networks(), gaps), studies / "figures" / "error", ["png"])
+        save(gain_figure(found, paper_networks()), studies / "figures" / "gain", ["png"])
         _write(document, text)
     elif not document.is_file() or document.read_text(encoding="utf-8") != text:
         raise ValueError(f"'{document}' must be what `{COMMAND}` makes of the studies; it differs. Run it again.")
