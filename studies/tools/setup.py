@@ -38,7 +38,7 @@ def _data(study: Study) -> str:
     rows = [["ID", f"{fitted}{sizes['test']:,} images to test on"]]
     for group, members in study.groups.items():
         rows.append([f"{group} OOD", ", ".join(f"{name} ({sizes[name]:,})" for name in members)])
-    return "\n".join(["| data | images |", "|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+    return table(["data", "images"], rows, "---")
 
 
 def _errors(study: Study) -> str:
@@ -153,6 +153,7 @@ def _files(study: Study, beside: Path) -> str:
         "results.csv": "every score × OOD set × metric × seed",
         "comparisons.csv": "every difference with its interval",
         "summary.csv": "the mean and the standard deviation over seeds of each score's main figures",
+        "claims.csv": "every comparison behind a verdict, and how it came out",
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
         "data.md": "which images, in which folders",

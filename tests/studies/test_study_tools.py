@@ -213,18 +213,18 @@ def test_verdicts_at_their_edges(scripts):
 @pytest.mark.parametrize(
     ("low", "high", "bound", "below", "above"),
     [
-        (-2.0, -0.1, 0.0, "bears", "speaks"),
-        (-2.0, 0.0, 0.0, "leaves", "leaves"),
-        (0.0, 1.0, 0.0, "leaves", "leaves"),
-        (0.1, 1.0, 0.0, "speaks", "bears"),
-        (-0.19, 0.1, -0.2, "speaks", "bears"),
-        (-0.2, 0.1, -0.2, "leaves", "leaves"),
+        (-2.0, -0.1, 0.0, "for", "against"),
+        (-2.0, 0.0, 0.0, "open", "open"),
+        (0.0, 1.0, 0.0, "open", "open"),
+        (0.1, 1.0, 0.0, "against", "for"),
+        (-0.19, 0.1, -0.2, "against", "for"),
+        (-0.2, 0.1, -0.2, "open", "open"),
     ],
 )
 def test_only_a_whole_interval_decides(scripts, low, high, bound, below, above):
     interval = scripts.study.Interval((low + high) / 2, low, high)
-    assert scripts.verdicts.below(interval, bound).startswith(below)
-    assert scripts.verdicts.above(interval, bound).startswith(above)
+    assert scripts.verdicts.below(interval, bound) == below
+    assert scripts.verdicts.above(interval, bound) == above
 
 
 def test_every_score_has_a_family(scripts):
@@ -347,6 +347,26 @@ def test_every_claim_has_a_verdict_that_its_counts_give(scripts, study):
     assert alone >= {"Which S2 is better depends on the network", "Training runs differ, and most on Noise"}
 
 
+def test_the_record_has_every_comparison_behind_the_table_of_claims(study):
+    rows = claim_rows((study / "README.md").read_text(encoding="utf-8"))
+    record = pd.read_csv(study / "claims.csv")
+    for row in rows:
+        own = record[record["claim"] == row[1].replace("\\|", "|")]
+        alone = own[own["model"] != "all networks"]["outcome"]
+        assert [str((alone == word).sum()) for word in ("for", "against", "open")] == row[3:6]
+        together = own[own["model"] == "all networks"]["outcome"]
+        if row[9] != "–":
+            counts = [str((together == word).sum()) for word in ("for", "against", "open")]
+            assert row[9].rpartition(" ")[2] == "/".join(counts)
+    keeps = record[(record["claim"] == "SIRC keeps the ID✗|ID✓ of its S1") & (record["model"] == "ResNet-50")]
+    compared = pd.read_csv(study / "comparisons.csv")
+    one = compared[(compared["model"] == "ResNet-50") & (compared["score"] == "sirc(msp, l1)")]
+    one = one[(one["baseline"] == "msp") & (one["negative"] == "wrong") & (one["metric"] == "auroc")].iloc[0]
+    shown = keeps[keeps["what"] == "SIRC(MSP, ‖z‖₁)"].iloc[0]
+    for name, column in (("difference", "value"), ("low", "low"), ("high", "high")):
+        assert shown[column] == pytest.approx(100 * one[name], rel=1e-4)
+
+
 def test_all_networks_together_are_judged_by_the_means_of_their_differences(scripts, study):
     """Read off comparisons.csv: SIRC against its S1, the mean over the OOD sets."""
     table = pd.read_csv(study / "comparisons.csv", keep_default_na=False)
@@ -370,11 +390,14 @@ def test_check_fails_once_a_figure_changes(scripts, study, tmp_path, capsys):
     scripts.main.main(["write", str(study), "--document", str(document)])
     command = ["write", str(study), "--check", "--document", str(document)]
     scripts.main.main(command)
-    document.write_text(document.read_text(encoding="utf-8").replace("±", "±1", 1), encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        scripts.main.main(command)
-    assert stop.value.code == 1
-    assert "must be what `write` makes of" in capsys.readouterr().err
+    for file, old, new in ((document, "±", "±1"), (tmp_path / "claims.csv", "open", "for")):
+        before = file.read_text(encoding="utf-8")
+        file.write_text(before.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(SystemExit) as stop:
+            scripts.main.main(command)
+        assert stop.value.code == 1
+        assert f"{file.name}' must be what `write` makes of" in capsys.readouterr().err
+        file.write_text(before, encoding="utf-8")
 
 
 def test_missing_tables_are_named_with_what_makes_them(scripts, study, tmp_path, capsys):
@@ -405,6 +428,13 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "One seed each says nothing of how networks differ." in text
     assert "nan" not in text
+    compared, record = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("comparisons", "claims"))
+    own = compared[compared["baseline"].isna() & (compared["score"] == "msp") & (compared["metric"] == "auroc")]
+    ends = own.set_index("negative")[["low", "high"]]
+    close, far = (ends.loc[GROUPS[group]].mean() for group in ("Close", "Far"))
+    expected = "for" if close["high"] < far["low"] else "against" if close["low"] > far["high"] else "open"
+    found = record[record["claim"].str.startswith("OOD images near") & (record["what"] == "MSP (Close below Far)")]
+    assert found["outcome"].tolist() == [expected]
 
 
 @pytest.mark.slow
@@ -522,7 +552,7 @@ def test_a_document_elsewhere_gets_its_summary_and_figures(scripts, study, netwo
         (folder / "figures" / name).write_bytes(b"png")
     scripts.main.main(["write", str(folder), "--document", str(tmp_path / "there" / "README.md")])
     made = sorted(str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*.*"))
-    assert made == ["README.md", "figures/changes.png", "figures/risks-resnet-50.png", "summary.csv"]
+    assert made == ["README.md", "claims.csv", "figures/changes.png", "figures/risks-resnet-50.png", "summary.csv"]
     text = (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     assert "](figures/risks-resnet-50.png)" in text
     assert "- [summary.csv](summary.csv)" in text
