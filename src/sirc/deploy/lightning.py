@@ -133,7 +133,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         rows = table[table["metric"].isin(_LOGGED) & (table["negative"] != "pooled")]
         return {f"sirc/{row['metric']}/{row['negative']}": row["value"] for row in rows.to_dict("records")}
 
-    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Make the guard; the first of several processes writes its file."""
         if self._best:
             load_weights(pl_module, trainer.checkpoint_callback.best_model_path)
