@@ -172,6 +172,7 @@ WORDS = [
         {"predict": "it does not say how. Save it with one"},
     ),
     ("a rule: make it with `sirc.fit([…])`", {"evaluate": "a rule"}),
+    ("it names code: `sirc.data.glyphs:os.system`.", {"calibrate": "it names code: `sirc.data.glyphs:os.system`."}),
     ("`sirc.fit`", {"evaluate": "`sirc.fit`"}),  # never nothing
     (
         "Use it in `sirc(msp, l1)` or `linear(energy, l1, c=0.1)`",

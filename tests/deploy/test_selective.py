@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc._utils.files import read_safetensors, write_safetensors
 from sirc._utils.graphs import prevents_graphs
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
@@ -472,6 +474,29 @@ def test_a_file_that_was_tampered_with_is_refused(selective, model, tmp_path):
     selective.scorer.save(path, overwrite=True)
     with pytest.raises(sirc.StoreError, match="not a saved selective classifier"):
         SelectiveClassifier.load(path, model)
+
+
+def test_a_file_with_the_right_checksum_and_wrong_content_is_refused_in_words(selective, model, tmp_path):
+    """As another version, or someone who knows the format, would write it; also where only its calibration is read."""
+    path = tmp_path / "selective.safetensors"
+    selective.save(path)
+    tensors, metadata = read_safetensors(path)
+    tensors, facts = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(metadata["sirc"])
+    learnt = [name for name in tensors if "/" in name]
+    odd = torch.zeros(0), torch.zeros(3, 3, 3), torch.tensor(5), torch.zeros(7, dtype=torch.int64)
+    forged = [({**facts, key: value}, tensors) for key in facts for value in (None, 5, "x", [None], {"a": 1})]
+    forged += [({name: facts[name] for name in facts if name != key}, tensors) for key in facts]
+    forged += [(facts, {name: tensors[name] for name in tensors if name != key}) for key in tensors]
+    forged += [(facts, {**tensors, name: tensor}) for name in learnt for tensor in odd]
+    refused = 0
+    for about, content in forged:
+        write_safetensors(path, content, {"sirc": json.dumps(about)}, overwrite=True)
+        for read in (partial(SelectiveClassifier.load, path, model), partial(saved.calibration_of, path)):
+            try:
+                read()
+            except sirc.StoreError:
+                refused += 1
+    assert refused > len(forged) / 2
 
 
 def test_nonsense_is_refused(model, scorer, head):

@@ -83,6 +83,9 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):  # before the command began
         say("stopped")
         sys.exit(INTERRUPTED)
+    except OSError as error:  # of a command, `ending` tells it
+        say(f"error: the help cannot be printed: {error.strerror}")
+        sys.exit(1)
 
 
 def _end_quickly() -> None:

@@ -34,7 +34,10 @@ def say(text: str) -> None:
 def result(text: str) -> None:
     """Print a result, once for all processes."""
     if is_main():
-        console().print(_harmless(text))
+        try:
+            console().print(_harmless(text))
+        except OSError as error:  # which names no file
+            raise OSError(error.errno, f"the result cannot be printed: {error.strerror}") from error
 
 
 def _harmless(text: str) -> str:

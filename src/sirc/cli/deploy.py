@@ -116,12 +116,7 @@ def guard(
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
-            result(str(made))
-            _require_feasible(made)
-            made.save(out, overwrite=overwrite)
-            if report is not None:
-                result(str(made.report(report, overwrite=overwrite)))
-            result(str(out))
+            _save(made, str(made), out, overwrite, report)
 
 
 def calibrate(
@@ -190,10 +185,7 @@ def calibrate(
             outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
             goal["ood"] = outside or _ood_outputs(study, chosen_run, model)
         selective.calibrate(data, rows=rows, **goal)
-    result(f"{spec}\n{selective.threshold}")
-    _require_feasible(selective)
-    selective.save(out, overwrite=overwrite)
-    result(str(out))
+    _save(selective, f"{spec}\n{selective.threshold}", out, overwrite)
 
 
 def _goal(
@@ -232,11 +224,18 @@ def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
         raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
 
 
-def _require_feasible(classifier: SelectiveClassifier) -> None:
-    """End the command where no threshold keeps the promise."""
-    if classifier.threshold is None or not classifier.threshold.feasible:
+def _save(classifier: SelectiveClassifier, about: str, out: Path, overwrite: bool, report: Path | None = None) -> None:
+    """Write a classifier and its page, then print what it promises; where that cannot be kept, write nothing."""
+    feasible = classifier.threshold is not None and classifier.threshold.feasible
+    if feasible:  # before anything is printed, as that may fail: a pipe may be closed
+        classifier.save(out, overwrite=overwrite)
+        if report is not None:
+            classifier.report(report, overwrite=overwrite)
+    result(about)
+    if not feasible:
         say("error: nothing was written, as no threshold keeps this promise; see the advice above")
         raise typer.Exit(1)
+    result("\n".join(str(file) for file in (report, out) if file is not None))
 
 
 def predict(
@@ -436,6 +435,8 @@ def monitor(
 
     What a service decided: `sirc monitor --calibration model.onnx --confidences decisions.parquet`
     """
+    import numpy as np
+
     from sirc.deploy import calibration_of
     from sirc.deploy.monitor import monitor as compare
 
@@ -451,6 +452,9 @@ def monitor(
     values, empty = read_confidences(confidences, column or "confidence")
     if empty:
         say(f"note: {empty} rows without a confidence were left out")
+    if _is_of_predict(confidences):
+        say("note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order")
+        values = np.random.default_rng(0).permutation(values)
     if column is None and (other := _otherwise_decided(confidences, threshold.value)):
         raise ValueError(
             f"'{confidences}' must be what '{calibration}' decided; {other:,} of its decisions are others than its "
@@ -592,7 +596,7 @@ def _load_selective(
     if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
         refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
         return load_guard(path, str(folder)), None
-    wanted = read(path)[0]["model"]
+    wanted = read(path)[0].get("model")
     study, runs = _find_runs(folder, seed, trust)
     for run in runs:
         model = network(study, run)
@@ -656,6 +660,13 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
         raise
     except (EOFError, ValueError, TypeError) as error:
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
+
+
+def _is_of_predict(path: Path) -> bool:
+    """Whether a file is a table of `sirc predict`, whose rows, class after class, look like a rate that changes."""
+    import pandas as pd
+
+    return path.suffix == ".csv" and {"path", "accepted", "reason", "error"} <= set(pd.read_csv(path, nrows=0).columns)
 
 
 def _otherwise_decided(path: Path, threshold: float) -> int:

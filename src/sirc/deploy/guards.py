@@ -290,14 +290,15 @@ def _preparation(
         return given
     try:
         known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
-        made = replace(known, **(given or {}))
-    except TypeError as error:
-        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     except ValueError as error:
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         ) from error
+    try:
+        made = replace(known, **(given or {}))
+    except TypeError as error:
+        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
         raise ValueError(
             f"`crop` must be at most `resize`, as a larger crop has black edges; got {made.crop} and {made.resize}. "

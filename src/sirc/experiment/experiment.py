@@ -97,14 +97,6 @@ class Experiment:
             raise ValueError("`out` must be a folder; got an empty string. Leave it out for `runs`.")
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
-        resize, crop, std = self.preprocess.resize, self.preprocess.crop, self.preprocess.std
-        for name, values in (
-            ("resize", resize if isinstance(resize, tuple) else (resize,)),
-            ("crop", (crop,)),
-            ("std", std),
-        ):
-            if not all(value is None or 0 < value < float("inf") for value in values):
-                raise ValueError(f"`preprocess.{name}` must be positive; got {getattr(self.preprocess, name)}.")
         known = {str(parse(text)) for text in self.fit.specs}
         for text in self.report.specs:
             if str(parse(text)) not in known:

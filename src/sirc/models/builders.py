@@ -295,9 +295,11 @@ def _create(
     except TypeError as error:
         raise ValueError(f"`options` must be what `{name}` takes: {error}.") from error
     except Exception as error:
-        if published is None:
+        if published is None and not isinstance(error, RuntimeError):
             raise
         reason = first_line(error).rstrip(".")
+        if published is None:
+            raise ValueError(f"`{name}` cannot be built with these `options`: {reason}.") from error
         raise ValueError(
             f"the pretrained weights of `{name}` could not be loaded: {reason}. Without a network connection, fetch "
             f"them elsewhere ({published[1]}) and pass the file {_AS_CHECKPOINT}."

@@ -93,9 +93,11 @@ def _read(path: Path) -> Mapping[str, object]:
             warnings.simplefilter("ignore", UserWarning)  # about failures, which the errors below describe
             content: object = torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError) as error:
-        needed = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
+        needed = re.search(r"(?i)unsupported (?:(?:global: )?GLOBAL|class) (\S+)", str(error))
         if needed is None:
-            raise StoreError(f"'{path}' is not a whole PyTorch file ({first_line(error)}).") from error
+            # torch advises to read what is no weights by running its code.
+            why = "it holds what weights do not need" if "weights_only" in str(error) else first_line(error)
+            raise StoreError(f"'{path}' is not a whole PyTorch file ({why}).") from error
         raise StoreError(
             f"'{path}' holds more than weights: reading it would run the code of `{needed[1]}`, so it is not read. "
             "Where you trust it, load it yourself and keep the weights: `torch.save(model.state_dict(), path)`."
