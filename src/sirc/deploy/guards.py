@@ -148,7 +148,9 @@ def guard(
             "Take `scod`, or S2 scores such as `mahalanobis_pp`, `knn` and `l1`"
         )
     if any(map(is_unprepared, data)) or preprocess is not None:
-        preprocess = _preparation(network, known, preprocess)
+        given, preprocess = preprocess, _preparation(network, known, preprocess)
+        if not isinstance(given, Preprocess):
+            show.note(_prepared(preprocess))
         transform = preprocess.test()
         data = [one.with_transform(transform) if is_unprepared(one) else one for one in data]
 
@@ -305,6 +307,17 @@ def _preparation(
             "Give both, or a `sirc.data.Preprocess` where the model was trained with such edges"
         )
     return made
+
+
+def _prepared(preprocess: Preprocess) -> str:
+    """Say how images are prepared: weights that were trained otherwise lose accuracy, and nothing fails."""
+    size, crop = preprocess.resize, preprocess.crop
+    side = " × ".join(map(str, size)) if isinstance(size, tuple) else size
+    steps = [f"resized to {side}"] if side else []
+    steps += [f"cropped to {crop}"] if crop else []
+    mean, std = (", ".join(f"{x:.4g}" for x in values) for values in (preprocess.mean, preprocess.std))
+    steps.append(f"normalised with mean {mean} and std {std}")
+    return f"images are {listed(steps)}; the model must have been trained so"
 
 
 def _first_run(
