@@ -690,7 +690,11 @@ def test_stages_are_those_of_a_plain_loop(witnesses, alpha, beta):
     expected = reference.aurr_stages(u, g, alpha, beta)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
     confidence = ratio.staged_aurr(log_u, log_g, alpha, beta, *found)
-    np.testing.assert_allclose(confidence, reference.staged_aurr(u, g, alpha, beta, *expected), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(confidence, reference.staged_aurr(u, g, alpha, beta, *expected), rtol=1e-7, atol=1e-7)
+    # Scorers of earlier versions number the stages: other confidences, in the same order.
+    numbered = ratio.staged_aurr(log_u, log_g, alpha, beta, *found[:2])
+    np.testing.assert_allclose(numbered, reference.staged_aurr(u, g, alpha, beta, *expected[:2]), rtol=1e-7, atol=1e-8)
+    assert bool((numbered[confidence.argsort()].diff() >= -1e-9).all())
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.9), (0.5, 0.9), (0.5, 0.5), (0.9, 0.2), (0.05, 0.3)])
@@ -713,10 +717,10 @@ def test_stages_have_a_smaller_aurr_than_any_one_risk(alpha, beta):
 def test_few_rows_or_equal_rows_make_stages_too(n):
     for u, g in ((np.full(n, 0.2), np.ones(n)), (np.linspace(0.1, 0.9, n), np.linspace(2, 1, n))):
         log_u, log_g = torch.as_tensor(np.log(u)), torch.as_tensor(np.log(g / g.mean()))
-        risks, levels = ratio.aurr_stages(log_u, log_g, 0.5, 0.5)
-        assert 1 <= len(risks) == len(levels) <= 32
-        np.testing.assert_allclose([risks, levels], reference.aurr_stages(u, g / g.mean(), 0.5, 0.5), rtol=1e-9)
-        assert bool(ratio.staged_aurr(log_u, log_g, 0.5, 0.5, risks, levels).isfinite().all())
+        stages = ratio.aurr_stages(log_u, log_g, 0.5, 0.5)
+        assert 1 <= len(stages[0]) == len(stages[1]) == len(stages[2]) <= 32
+        np.testing.assert_allclose(stages, reference.aurr_stages(u, g / g.mean(), 0.5, 0.5), rtol=1e-9)
+        assert bool(ratio.staged_aurr(log_u, log_g, 0.5, 0.5, *stages).isfinite().all())
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.1, 0.95), (1e-6, 0.0), (1.0, 1.0)])
@@ -750,7 +754,7 @@ def test_a_fit_finds_medians_a_mean_g_of_one_and_the_stages(three_witnesses):
     g = reference.witnessed(u, z)
     assert found["log_mean"] == pytest.approx([np.log(g.mean())], rel=1e-9)
     stages = reference.aurr_stages(u, g / g.mean(), 0.5, 0.5)
-    np.testing.assert_allclose([found["risks"], found["levels"]], stages, rtol=1e-7)
+    np.testing.assert_allclose([found["risks"], found["levels"], found["marks"]], stages, rtol=1e-6)
     fresh = train[:50]
     expected = reference.staged_aurr(u[:50], g[:50] / g.mean(), 0.5, 0.5, *stages)
     np.testing.assert_allclose(sirc.fit(spec, train)(fresh)[spec], expected, rtol=1e-6, atol=1e-6)
@@ -768,7 +772,7 @@ def test_with_validation_rows_the_mean_and_the_stages_are_theirs(three_witnesses
     g = reference.witnessed(u, z)
     assert found["log_mean"] == pytest.approx([np.log(g.mean())], rel=1e-9)
     stages = reference.aurr_stages(u, g / g.mean(), 0.5, 0.5)
-    np.testing.assert_allclose([found["risks"], found["levels"]], stages, rtol=1e-7)
+    np.testing.assert_allclose([found["risks"], found["levels"], found["marks"]], stages, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:typical training rows")

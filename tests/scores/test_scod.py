@@ -375,3 +375,23 @@ def test_training_rows_are_read_twice_and_each_score_is_computed_once_a_block(mo
     calls.clear()
     scorer(FRESH)
     assert calls == dict.fromkeys(("residual", "mahalanobis", "mahalanobis_pp", "knn", "l1", "energy"), 1)
+
+
+def test_rounding_changes_it_no_more_than_msp_and_a_margin_for_it_leaves_rejections():
+    """A threshold lies below its row by a share of its size; that must not reach down to the rows that are rejected."""
+    logits, z, y, weight, bias = reference.model(3000, K, L, seed=1, noise=2.0)
+    logits, weight, bias = logits / 8, weight / 8, bias / 8
+    scorer = sirc.fit(["scod", "msp"], sirc.Outputs(logits, z, y)[:2000], head=sirc.Head(weight, bias))
+    new, rng = slice(2000, None), np.random.default_rng(0)
+    rounded = z[new] * (1 + 1e-3 * rng.normal(size=z[new].shape))
+    before = scorer(sirc.Outputs(z[new] @ weight.T + bias, z[new]))
+    after = scorer(sirc.Outputs(rounded @ weight.T + bias, rounded))
+
+    def change(spec):
+        return float((after[spec] - before[spec]).abs().max() / before[spec].abs().median())
+
+    assert change("scod") < 3 * change("msp")
+    correct = logits[new].argmax(1) == y[new]
+    for tolerance, most in ((0.01, 0.96), (0.03, 0.97)):  # of TF32 and of bfloat16
+        at = sirc.threshold.at_recall(before["scod"], correct, 0.95, tolerance=tolerance)
+        assert 0.95 <= (before["scod"].numpy()[correct] >= at.value).mean() < most

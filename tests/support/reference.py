@@ -169,38 +169,48 @@ def aurr(order, u, g, alpha, beta):
 
 
 def aurr_stages(u, g, alpha, beta, stages=32):
-    """Risks and levels of the order of least AURR, row by row: in each stage the cheapest rows join."""
-    left, risks, levels, risk, right, cost, mass = list(range(len(u))), [], [], 0.0, 0.0, 0.0, 0.0
+    """Risks, levels and marks of the order of least AURR, row by row: in each stage the cheapest rows join."""
+    left, risks, levels, marks, risk, right, cost, mass = list(range(len(u))), [], [], [], 0.0, 0.0, 0.0, 0.0
     for stage in range(1, stages + 1):
         if not left:
             break
         dear = -least_aurr(u, g, alpha, beta, risk)
         left.sort(key=lambda row: dear[row])
+        before = -least_aurr(u, g, alpha, beta, risks[-1]) if risks else None
         risks.append(risk)
+        joined = []
         while True:
             row = left.pop(0)
+            joined.append(row)
             right += 1 - u[row]
             cost += alpha * beta * u[row] + (1 - alpha) * (1 - beta) * g[row]
             mass += alpha + (1 - alpha) * g[row]
             if not left or right >= stage / stages * (1 - u).sum() - 1e-12:
                 break
         levels.append(dear[row])
+        if marks:
+            reaches = sorted(before[one] - levels[-2] + levels[-1] - dear[one] for one in joined)
+            marks.append(marks[-1] + max(reaches[(len(reaches) - 1) // 2], 1e-9))
+        else:
+            marks.append(levels[0])
         risk = cost / mass
-    return risks, levels
+    return risks, levels, marks
 
 
-def staged_aurr(u, g, alpha, beta, risks, levels):
-    """Minus the stage in which each row joins: the first whose level it does not exceed, cut where it meets it."""
+def staged_aurr(u, g, alpha, beta, risks, levels, marks=None):
+    """Minus the stage in which each row joins, the first whose level it does not exceed, or minus its mark there."""
     over = np.array([-least_aurr(u, g, alpha, beta, risk) - level for risk, level in zip(risks, levels, strict=True)])
     found = []
     for row in over.T:
         reached = np.flatnonzero(row <= 0)
+        ends = np.arange(len(row)) if marks is None else marks
         if not len(reached):
-            found.append(len(row) - 1 + row[-1])
+            found.append(ends[-1] + row[-1])
         elif (stage := reached[0]) == 0:
-            found.append(row[0])
+            found.append(ends[0] + row[0])
         else:
-            found.append(stage - 1 + row[stage - 1] / (row[stage - 1] - row[stage]))
+            part = row[stage - 1] / (row[stage - 1] - row[stage])
+            found.append(ends[stage - 1] + part * (ends[stage] - ends[stage - 1]))
     return -np.array(found)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ _TILT = 1e-6  # of log g against log u: the least that keeps the order of sure r
 _RESPONSE, _RESPONSES, _SHIFT, _MOST, _POWER = 0.25, 1.2, 1.0, 3.0, 0.4
 STAGES = 32
 """Into how many equal parts of ID✓ `aurr_stages` cuts the order."""
+_LEAST_REACH = 1e-9  # between two marks, so that rows of different stages never tie
 _FADES = 0.1  # of `least_aurr`, in scorers that were saved before there were stages
 
 
@@ -66,40 +68,61 @@ def _weights(alpha: float, beta: float, risk: float, fades: float = 0.0) -> tupl
     return (by_u, by_g) if by_u or by_g else (1.0, 0.0)
 
 
-def aurr_stages(log_u: Tensor, log_g: Tensor, alpha: float, beta: float) -> tuple[list[float], list[float]]:
-    """The risk before each stage of the order of least AURR, and the log cost of the dearest row that joins in it.
+def aurr_stages(
+    log_u: Tensor, log_g: Tensor, alpha: float, beta: float
+) -> tuple[list[float], list[float], list[float]]:
+    """The risk before each stage of the order of least AURR, the log cost of the dearest row in it, and its mark.
 
     The rows are ID; each stands for 1 − u of ID✓, u of ID✗ and g of OOD input. Every stage brings an equal part of ID✓:
-    of the rows that are left, those with the least cost by `least_aurr` at the risk so far.
+    of the rows that are left, those with the least cost by `least_aurr` at the risk so far. Costs at different risks
+    are not comparable; marks are on one scale: from one to the next it is as far as the log costs of the rows between
+    them reach, as a rule.
     """
     u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
     right, cost = 1 - u, alpha * beta * u + (1 - alpha) * (1 - beta) * g
     mass, left = alpha + (1 - alpha) * g, torch.arange(len(u), device=u.device)
-    risks, levels, risk, recall, spent, accepted = [], [], 0.0, 0.0, 0.0, 0.0
+    risks, levels, marks, risk, recall, spent, accepted = [], [], [], 0.0, 0.0, 0.0, 0.0
+    before = log_u[:0]  # the log costs, in the last stage, of the rows that are left
     for stage in range(1, STAGES + 1):
         dear, order = (-least_aurr(log_u[left], log_g[left], alpha, beta, risk)).sort()
         found = recall + right[left[order]].cumsum(0)
         count = 1 + int((found[:-1] < stage / STAGES * float(right.sum())).sum())
-        joined, left = left[order[:count]], left[order[count:]]
+        joined, left, level = left[order[:count]], left[order[count:]], float(dear[count - 1])
+        mark = level
+        if levels:  # above the last level by the costs in its stage, and below this level by those in this one
+            reach = (before[order[:count]] - levels[-1]) + (level - dear[:count])
+            mark = marks[-1] + max(float(reach.median()), _LEAST_REACH)
         risks.append(risk)
-        levels.append(float(dear[count - 1]))
+        levels.append(level)
+        marks.append(mark)
+        before = dear[count:]
         recall = float(found[count - 1])
         spent, accepted = spent + float(cost[joined].sum()), accepted + float(mass[joined].sum())
         risk = spent / accepted
         if not len(left):
             break
-    return risks, levels
+    return risks, levels, marks
 
 
 def staged_aurr(
-    log_u: Tensor, log_g: Tensor, alpha: float, beta: float, risks: Sequence[float], levels: Sequence[float]
+    log_u: Tensor,
+    log_g: Tensor,
+    alpha: float,
+    beta: float,
+    risks: Sequence[float],
+    levels: Sequence[float],
+    marks: Sequence[float] | None = None,
 ) -> Tensor:
-    """Minus the stage in which a row joins, by `aurr_stages`, as a continuous number: higher means accept.
+    """Minus the mark of the stage in which a row joins, by `aurr_stages`, as a continuous number: higher means accept.
 
     A row joins in the first stage whose level its log cost does not exceed. Between two stages the distances from both
-    levels say where; before the first and after the last, the distance from that level does.
+    levels say where; before the first and after the last, the distance from that level does. By the marks a confidence
+    changes about as much as a log cost does. Scorers of earlier versions have none: they number the stages, whose
+    confidences are crowded where most rows are rejected.
     """
     by_u, by_g = zip(*(map(_log, _weights(alpha, beta, risk)) for risk in risks), strict=True)
+    marks = range(len(levels)) if marks is None else marks
+    steps = [after - before for before, after in pairwise(marks)]
 
     def stage(log_u: Tensor, log_g: Tensor, log_right: Tensor) -> Tensor:
         row = partial(log_u.new_tensor, dtype=torch.float64)
@@ -107,8 +130,8 @@ def staged_aurr(
         waits = (over <= 0).double().cumsum(-1) == 0
         before, after = over[:, :-1], over[:, 1:]
         part = torch.where(after > 0, 1.0, before / (before - after).clamp_min(1e-300))
-        between = torch.where(waits[:, :-1], part, 0.0).sum(-1)
-        return over[:, 0].clamp_max(0.0) + between + torch.where(waits[:, -1], over[:, -1], 0.0)
+        between = torch.where(waits[:, :-1], part * row(steps), 0.0).sum(-1)
+        return marks[0] + over[:, 0].clamp_max(0.0) + between + torch.where(waits[:, -1], over[:, -1], 0.0)
 
     wide = log_u[:, None].expand(-1, len(risks))  # by its width, blocks of rows are cut
     return -by_rows(stage, wide, log_g[:, None], log_one_minus_exp(log_u)[:, None])

@@ -75,8 +75,8 @@ def with_bounded_first(spec: Spec, log_gap: Tensor, others: Sequence[Tensor], pa
     if spec.options.get("metric") != "aurr":
         return bayes.least_aurc(log_u, log_g, alpha, beta)
     if "levels" in fitted:
-        risks, levels = (parameter(spec, key, parameters) for key in ("risks", "levels"))
-        return bayes.staged_aurr(log_u, log_g, alpha, beta, risks, levels)
+        stages = (parameter(spec, key, parameters) for key in ("risks", "levels", "marks") if key in fitted)
+        return bayes.staged_aurr(log_u, log_g, alpha, beta, *stages)
     risk = parameter(spec, "risk", parameters)[0] if "risk" in fitted else 0.0  # saved by earlier versions
     confidence = bayes.least_aurr(log_u, log_g, alpha, beta, risk, bayes.fading(density, len(lows)))
     return confidence if "log_mean" in fitted or "density" in fitted else confidence - bayes.log_one_minus_exp(log_u)

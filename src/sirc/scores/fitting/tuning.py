@@ -140,8 +140,8 @@ class Tuning:
             if part.options.get("metric") != "aurr":
                 return numbers
             alpha, beta = (combine.parameter(part, key, {})[0] for key in ("alpha", "beta"))
-            risks, levels = bayes.aurr_stages(log_u, log_g, alpha, beta)
-            return {**numbers, "risks": risks, "levels": levels}
+            risks, levels, marks = bayes.aurr_stages(log_u, log_g, alpha, beta)
+            return {**numbers, "risks": risks, "levels": levels, "marks": marks}
 
         def tune(part: Spec) -> dict[str, Tensor]:
             numbers = {
