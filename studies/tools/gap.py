@@ -18,26 +18,27 @@ from studies.tools.families import SECOND
 from studies.tools.score_table import runs_of
 
 FILE = "gap.csv"
-COLUMNS = ["model", "error", "gap", "score", "added", "change", "low", "high"]
+COLUMNS = ["model", "error", "gap", "score", "alone", "added", "change", "low", "high"]
 
 
 def measured(run: Path) -> list[tuple[object, ...]]:
-    """A row for each S2 of the paper with MSP as S1: the change of the ID✗|ID✓ AUROC is in points, with its interval.
+    """A row for each S2 of the paper with MSP as S1: the %AUROC of ID✗|ID✓ of S2 alone, and SIRC's change in points.
 
     SIRC's confidence is −log(S1max − S1) less what S2 adds, so that the confidences of MSP and SIRC tell both.
     """
     experiment = Experiment.read(run.parent / "experiment.toml")
     specs = [f"sirc(msp, {second})" for second in SECOND]
-    scorer = sirc.Scorer.load(run / "scorer.safetensors").only(["msp", *specs])
+    scorer = sirc.Scorer.load(run / "scorer.safetensors").only(["msp", *SECOND, *specs])
     evaluation = sirc.evaluate(scorer, sirc.OutputStore(run / "outputs" / "test").load())
     compared = evaluation.compare("msp", negatives=["wrong"]).set_index(["score", "metric"])
     wrong = 100 * float((~evaluation.correct).double().mean())
     gap = evaluation.confidences["msp"]
     rows = []
-    for spec in specs:
+    for second, spec in zip(SECOND, specs, strict=True):
         added = float((gap - evaluation.confidences[spec]).std())
         found = 100 * compared.loc[(spec, "auroc"), ["difference", "low", "high"]]
-        rows.append((experiment.title or experiment.name, wrong, float(gap.std()), spec, added, *found))
+        alone = 100 * float(compared.loc[(second, "auroc"), "value"])
+        rows.append((experiment.title or experiment.name, wrong, float(gap.std()), spec, alone, added, *found))
     return rows
 
 

@@ -16,7 +16,7 @@ from sirc.experiment.claims import DETECTORS
 from studies.tools.claims.record import FILE, read_record
 from studies.tools.claims.verdicts import HOLDS, NO, PARTLY, YES, judge
 from studies.tools.document import MAIN, laid_out, told, verdict, words_table
-from studies.tools.families import BASELINE, BEST, SIRC, first_of
+from studies.tools.families import BASELINE, BEST, SECOND, SIRC, first_of
 from studies.tools.measure import EVERY
 from studies.tools.study import PAPER_TABLES, Interval, named, signed, table
 
@@ -61,9 +61,10 @@ class Network:
         own, other = (self.figures.get((name, negative, metric), math.nan) for name in (score, to))
         return own - other
 
-    def sirc(self, negative: str) -> float:
-        """What SIRC does to the AUROC of its S1, mean over the paper's six."""
-        return fmean(self.change(score, negative, to=str(first_of(score))) for score in SIRC)
+    def sirc(self, negative: str, second: str) -> float:
+        """What SIRC with an S2 does to the AUROC of its S1, mean over the paper's three S1."""
+        pairs = [(score, str(first_of(score))) for score in SIRC if score.endswith(f", {second})")]
+        return fmean(self.change(score, negative, to=first) for score, first in pairs)
 
 
 @dataclass(frozen=True)
@@ -155,36 +156,68 @@ def _in_short(found: Sequence[Record], titles: Sequence[str]) -> list[str]:
     every = {title: [outcome for one in found for outcome in one.outcomes(title)] for title in titles}
     lost, theirs = ([n.change(score, WRONG) for n in some for score in DETECTORS] for some in (networks, printed))
     worse, matches = every.get(WORSE, []), every.get(MATCHES, [])
-    gained, paid = (_span([n.sirc(negative) for n in networks], 2) for negative in (MEAN, WRONG))
-    gained_there, paid_there = (_span([n.sirc(negative) for n in printed], 2) for negative in (MEAN, WRONG))
+    changes = []
+    for second in reversed(SECOND):
+        own, paper = (
+            [_span([n.sirc(negative, second) for n in some]) for negative in (MEAN, WRONG)]
+            for some in (networks, printed)
+        )
+        changes.append(f"with {named(second)} by {own[0]} and {own[1]} (in the paper by {paper[0]} and {paper[1]})")
     return [
         f"Of the paper's {len(titles)} claims, over all networks, {told([judge(every[title]) for title in titles])}.",
         f"**OOD detectors pay with ID✗.** They change the AUROC of ID✗|ID✓ by {_span(lost)} points against MSP (in the "
         f"paper by {_span(theirs)}). With half of the input OOD, their risk (AURR) is surely higher than MSP's in "
         f"{worse.count(YES)} of {len(worse)} comparisons, and surely lower in {worse.count(NO)}.",
-        f"**SIRC gains OOD for little ID✗.** In the mean over the paper's six, it changes the AUROC of OOD|ID✓ by "
-        f"{gained} points against its S1 (in the paper by {gained_there}), and that of ID✗|ID✓ by {paid} (in the paper "
-        f"by {paid_there}). Its AURR is surely no more than 0.1 above MSP's in {matches.count(YES)} of {len(matches)} "
-        f"comparisons, and surely more in {matches.count(NO)}.",
+        f"**SIRC is as good as its S2.** It changes the AUROC of OOD|ID✓ and of ID✗|ID✓ against its S1, in points and "
+        f"the mean over three S1, {'; '.join(changes)}. Its AURR is surely no more than 0.1 above MSP's in "
+        f"{matches.count(YES)} of {len(matches)} comparisons, and surely more in {matches.count(NO)}.",
+        *_default(found),
     ]
+
+
+def _default(found: Sequence[Record]) -> list[str]:
+    """What the library's default does, where it was measured."""
+    lines = []
+    for one in found:
+        changes = _changes(one)
+        if "scod" in changes:
+            order = sorted(changes, key=lambda score: fmean(changes[score]))
+            lines.append(
+                f"**`scod`, the default, needs no choice of S2.** On {_link(one)} it changes AURR ×10² by "
+                f"{_mean_and_span(changes['scod'])} against MSP, and is number {order.index('scod') + 1} of "
+                f"{len(order)} scores and combinations; the paper's {named(BEST)} changes it by "
+                f"{_mean_and_span(changes[BEST])}."
+            )
+    return lines
+
+
+def _changes(one: Record) -> dict[str, list[float]]:
+    """AURR ×10² at α = β = ½, mean over OOD sets, of every score less that of MSP, network by network."""
+    scores = dict.fromkeys(score for network in one.networks for score, *_ in network.figures)
+    own = {score: [network.change(score, MEAN, "aurr") for network in one.networks] for score in scores}
+    return {score: values for score, values in own.items() if not any(map(math.isnan, values))}
 
 
 def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list[str]:
     """SIRC's cost in ID✗ against the error, and the claims whose verdict turns with it."""
     networks = [*(network for one in found for network in one.networks), *paper_networks()]
-    errors, costs = [network.error for network in networks], [network.sirc(WRONG) for network in networks]
-    slope, fit = np.polyfit(errors, costs, 1)[0], np.corrcoef(errors, costs)[0, 1]
-    sides = []
-    for words, side in SIDES:
-        own = [cost for error, cost in zip(errors, costs, strict=True) if (error < SPLIT) == side]
-        if own:
-            sides.append(f"{signed(fmean(own), 2)} in the mean ({_span(own, 2)}) for {len(own)} that err on {words}")
+    errors = [network.error for network in networks]
+    lines = []
+    for second in SECOND:
+        costs = [network.sirc(WRONG, second) for network in networks]
+        fit = float(np.corrcoef(errors, costs)[0, 1])
+        sides = []
+        for words, side in SIDES:
+            own = [cost for error, cost in zip(errors, costs, strict=True) if (error < SPLIT) == side]
+            if own:
+                sides.append(f"{signed(fmean(own), 2)} ({_span(own, 2)}) for {len(own)} networks that err on {words}")
+        lines.append(f"- with {named(second)}: {', and '.join(sides)}; correlation with the error {signed(fit, 2)}")
     parts = [
-        f"SIRC's cost, the change of the ID✗|ID✓ AUROC against its S1, mean over the paper's six, is, with the paper's "
-        f"networks among them, {' and '.join(sides)}. The straight line through all {len(networks)} changes by "
-        f"{signed(10 * slope, 2)} points for 10% more error (correlation {signed(fit, 2)}). Networks of different "
-        "error also differ in images, classes and training: this is what goes with the error, not proof of what it "
-        f"causes. Detectors turn with it, too: {' and '.join(_energy(networks))}.",
+        "SIRC's change of the ID✗|ID✓ AUROC against its S1 in points, mean over three S1 and over networks, the "
+        "paper's among them, and in brackets the range:",
+        "\n".join(lines),
+        "Networks of different error also differ in images, classes and training: this is what goes with the error, "
+        "not proof of what it causes.",
         _picture("error.png", ERROR_CAPTION),
     ]
     rows = []
@@ -200,55 +233,51 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
     return parts
 
 
-def _energy(networks: Sequence[Network]) -> list[str]:
-    """What Energy does to the OOD|ID✓ AUROC of MSP, for networks of less error and of more."""
-    found = []
-    for words, side in SIDES:
-        own = [network.change("energy", MEAN) for network in networks if (network.error < SPLIT) == side]
-        if own:
-            found.append(f"{signed(fmean(own))} points ({_span(own)}) for an error of {words}")
-    return [f"Energy changes the OOD|ID✓ AUROC of MSP by {found[0]}", *found[1:]] if found else []
-
-
 def _why(gaps: pd.DataFrame) -> list[str]:
     """What S2 adds, beside the spread of what it is added to; on letters nothing but the error differs."""
     if gaps.empty:
         return []
     rows = []
     for (study, model), own in gaps.groupby(["study", "model"], sort=False):
-        changes = [f"{signed(row.change, 2)} [{signed(row.low, 2)}, {signed(row.high, 2)}]" for row in own.itertuples()]
-        figures = [f"{own[name].iloc[0]:.1f}" for name in ("error", "gap")]
-        rows.append([f"{model}, {study}", *figures, " and ".join(f"{value:.2f}" for value in own["added"]), *changes])
+        cells = [
+            f"{row.alone:.0f}, {row.added / row.gap:.2f}: {signed(row.change, 2)} [{signed(row.low, 2)}, "
+            f"{signed(row.high, 2)}]"
+            for row in own.itertuples()
+        ]
+        rows.append([f"{model}, {study}", f"{own['error'].iloc[0]:.1f}", f"{own['gap'].iloc[0]:.1f}", *cells])
+    size, share = gaps["change"].abs(), gaps["added"] / gaps["gap"]
+    by_error, by_share = (size.corr(other, method="spearman") for other in (gaps["error"], share))
+    lead = "**How sure a network is counts more than how often it errs.** " if by_share > abs(by_error) else ""
+    sure = gaps[(gaps["low"] > 0) | (gaps["high"] < 0)]
+    agree = int(((sure["change"] > 0) == (sure["alone"] > 50)).sum())
     scores = list(dict.fromkeys(gaps["score"]))
-    header = ["ID✗\\|ID✓", "ID %error", "std of log(1 − MSP)", "std of what S2 adds", *map(named, scores)]
     parts = [
-        "Why: SIRC's confidence is −log(S1max − S1) less what S2 adds. The table has the spread of both over ID test "
-        "rows, for ‖z‖₁ and Residual, and the change of the ID✗|ID✓ AUROC with its 95% interval. Where a network is "
-        "less sure, log(S1max − S1) spreads less, and the same S2 moves a row past more others.",
-        table(header, rows),
+        f"{lead}SIRC's confidence is −log(S1max − S1) less what S2 adds. The less sure a network is, the less "
+        "log(S1max − S1) spreads, and the same S2 moves a row past more others; whether that helps depends on how S2 "
+        f"ranks right and wrong predictions. In the table, the size of the change has a rank correlation of "
+        f"{signed(by_error, 2)} with the error and of {signed(by_share, 2)} with what S2 adds "
+        f"relative to that spread, and {agree} of {len(sure)} sure "
+        "changes have the sign that S2 alone has, above or below an AUROC of 50%.",
+        "For each S2: %AUROC of ID✗|ID✓ of S2 alone, the standard deviation of what it adds over that of log(1 − MSP), "
+        "and the change of the ID✗|ID✓ AUROC with its 95% interval.",
+        table(["", "ID %error", "std of log(1 − MSP)", *map(named, scores)], rows),
     ]
     letters = gaps[(gaps["study"] == LETTERS) & (gaps["score"] == scores[-1])]
     if len(letters) > 1:
         first, last = letters.iloc[0], letters.iloc[-1]
-        words = [signed(own["change"], 2) for own in (first, last)]
         parts.insert(
             1,
             f"[{LETTERS}]({LETTERS}/README.md) is one network on letters of {first['model']} to {last['model']}, and "
             f"nothing else differs: the error goes from {first['error']:.0f} to {last['error']:.0f}%, the spread of "
-            f"log(1 − MSP) from {first['gap']:.1f} to {last['gap']:.1f}, that of what Residual adds from "
-            f"{first['added']:.2f} to {last['added']:.2f}, and the change of the ID✗|ID✓ AUROC from {words[0]} to "
-            f"{words[1]} points.",
+            f"log(1 − MSP) from {first['gap']:.1f} to {last['gap']:.1f}, and the change of the ID✗|ID✓ AUROC by "
+            f"{named(scores[-1])} from {signed(first['change'], 2)} to {signed(last['change'], 2)} points.",
         )
     return parts
 
 
 def _gains(found: Sequence[Record]) -> list[str]:
     """The figure of gains and costs, and the AURR of a few scores and of each study's best."""
-    changes: list[dict[str, list[float]]] = []
-    for one in found:
-        scores = dict.fromkeys(score for network in one.networks for score, *_ in network.figures)
-        own = {score: [network.change(score, MEAN, "aurr") for network in one.networks] for score in scores}
-        changes.append({score: values for score, values in own.items() if not any(map(math.isnan, values))})
+    changes = [_changes(one) for one in found]
     best = [min(own, key=lambda score, own=own: fmean(own[score])) for own in changes]
     rows = [[f"`{score}`", *(_mean_and_span(own.get(score)) for own in changes)] for score in SHOWN]
     last = [f"`{score}` {_mean_and_span(own[score])}" for score, own in zip(best, changes, strict=True)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito's, one for each study
 MARKERS = "osD^v"
 SHOWN = ("entropy", "sirc(msp, l1)", "sirc(msp, residual)", "sirc(entropy, l1)", BEST, "scod")
-CORNER = (-2.5, 0.7)  # points of ID✗ AUROC that the enlarged panel shows
+CORNER = (-2.5, 1.0)  # points of ID✗ AUROC that the enlarged panel shows
 
 
 @drawn
@@ -35,13 +35,19 @@ def error_figure(found: Sequence[Record], printed: Sequence[Network], gaps: pd.D
         ax.axhline(0, color="0.6", linewidth=0.6)
         ax.axhline(-TOLERANCE, color="0.6", linewidth=0.6, linestyle=(0, (4, 2)))
         for one, colour, marker in zip(found, COLOURS, MARKERS, strict=False):
-            for network in one.networks:
+            for place, network in enumerate(sorted(one.networks, key=lambda network: network.error)):
                 change, interval = network.change(score, WRONG), one.interval(KEEPS, network.name, named(score))
-                first = one.name if network is one.networks[0] else None
+                first = one.name if place == 0 else None
                 ax.plot(network.error, change, marker, color=colour, label=first)
                 if interval is not None:
                     ax.vlines(network.error, interval.low, interval.high, color=colour, linewidth=1)
-                ax.annotate(network.name, (network.error, change), (3, 3), textcoords="offset points", fontsize=5)
+                ax.annotate(
+                    network.name,
+                    (network.error, change),
+                    (3, (-7, 3)[place % 2]),
+                    textcoords="offset points",
+                    fontsize=5,
+                )
         for network in printed:
             first = "the paper's networks" if network is printed[0] else None
             ax.plot(network.error, network.change(score, WRONG), "o", color="black", mfc="none", label=first)

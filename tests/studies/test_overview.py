@@ -78,21 +78,24 @@ def test_a_verdict_that_turns_with_the_error_is_shown(studies):
     assert cells(text, KEEPS) == ["holds 4/0/0", "does not hold 0/1/1"]
     assert WORSE not in text  # it holds in part, or more, on both sides
     assert RUNS not in text  # networks of less error have no seeds to tell
-    assert "Energy changes the OOD|ID✓ AUROC of MSP by" in " ".join(text.split())
 
 
 def test_what_s2_adds_is_shown_beside_what_it_is_added_to(studies):
-    assert "Why: SIRC's confidence" not in page(studies)
+    assert "log(1 − MSP)" not in page(studies)
     (studies / "letters").mkdir()
-    lines = ["model,error,gap,score,added,change,low,high"]
-    for model, error, spread, change in (("9 px", 10, 2.04, -0.1), ("3 px", 60, 0.52, -0.7)):
-        lines += [f'{model},{error},{spread},"sirc(msp, {s2})",0.25,{change},-0.9,0.1' for s2 in ("l1", "residual")]
+    lines = ["model,error,gap,score,alone,added,change,low,high"]
+    for model, error, spread, change in (("9 px", 10, 2.0, -0.1), ("3 px", 60, 0.5, -0.7)):
+        for s2, alone in (("l1", 31.6), ("residual", 70)):
+            lines.append(f'{model},{error},{spread},"sirc(msp, {s2})",{alone},0.25,{change},-0.9,-0.05')
     (studies / "letters" / "gap.csv").write_text("\n".join(lines), encoding="utf-8")
     text = page(studies)
-    row = "| 3 px, letters | 60.0 | 0.5 | 0.25 and 0.25 | −0.70 [−0.90, +0.10] | −0.70 [−0.90, +0.10] |"
+    row = "| 3 px, letters | 60.0 | 0.5 | 32, 0.50: −0.70 [−0.90, −0.05] | 70, 0.50: −0.70 [−0.90, −0.05] |"
     assert row in text.splitlines()
     words = " ".join(text.split())
     assert "the error goes from 10 to 60%, the spread of log(1 − MSP) from 2.0 to 0.5" in words
+    assert "rank correlation of +1.00 with the error and of +1.00 with what S2 adds" in words
+    assert "2 of 4 sure changes have the sign that S2 alone has" in words
+    assert "counts more than how often it errs" not in words
     assert "| all studies |" in text
     assert "[letters](letters/README.md) |" not in text  # it has no claims to count
     results.main(["page", "--studies", str(studies)])
@@ -107,7 +110,7 @@ def test_the_gap_of_a_run_is_that_of_its_test_rows(tmp_path, capsys):
     logits = features @ head.weight.T
     labels = logits.add(torch.randn(900, 5, generator=generator)).argmax(-1)
     train, test = (sirc.Outputs(logits[part], features[part], labels[part]) for part in (slice(400), slice(400, 900)))
-    scorer = sirc.fit(["msp", "sirc(msp, l1)", "sirc(msp, residual)"], train, head=head)
+    scorer = sirc.fit(["msp", "l1", "residual", "sirc(msp, l1)", "sirc(msp, residual)"], train, head=head)
     run.mkdir(parents=True)
     (run / "outputs").mkdir()
     sirc.OutputStore.from_outputs(run / "outputs" / "test", test)
@@ -131,6 +134,8 @@ def test_the_gap_of_a_run_is_that_of_its_test_rows(tmp_path, capsys):
     def auroc(confidence):
         return (confidence[right][:, None] > confidence[~right]).mean()
 
+    norms = features[400:].double().numpy().sum(1)
+    assert found.loc["sirc(msp, l1)", "alone"] == pytest.approx(100 * auroc(norms), abs=0.02)
     change = 100 * (auroc(-log_gap - added) - auroc(-log_gap))
     assert found.loc["sirc(msp, l1)", "change"] == pytest.approx(change, rel=1e-3, abs=1e-6)
     assert (found["low"] <= found["change"]).all()
@@ -141,22 +146,22 @@ def test_the_cost_against_the_error_is_that_of_all_networks_and_the_paper_s(stud
     printed = pd.read_csv(STUDIES / "paper" / "tables.csv")
     own = printed[(printed["negative"] == "wrong") & (printed["metric"] == "auroc")]
     values = own.set_index(["model", "id_data", "score"])["mean"]
-    sirc = [score for score in PAPER_SPECS if score.startswith("sirc(")]
-    first = [score.partition("(")[2].partition(",")[0] for score in sirc]
     networks = own[["model", "id_data", "id_error"]].drop_duplicates()
     errors, costs = [20.0, 25.0, 50.0, 55.0], [-0.1, -0.1, -1.0, -1.0]
     for model, data, error in networks.itertuples(index=False):
         errors.append(error)
-        costs.append(
-            np.mean([values[model, data, s] - values[model, data, f] for s, f in zip(sirc, first, strict=True)])
-        )
+        changes = [
+            values[model, data, f"sirc({first}, residual)"] - values[model, data, first]
+            for first in ("msp", "doctor", "entropy")
+        ]
+        costs.append(np.mean(changes))
     text = " ".join(page(studies).split())
     low = [cost for error, cost in zip(errors, costs, strict=True) if error < 35]
-    assert len(low) == 7
-    assert f"{np.mean(low):+.2f} in the mean".replace("-", "−") in text
-    assert "−1.00 in the mean (−1.00 … −1.00) for 2 that err on 35% or more" in text
-    slope, fit = np.polyfit(errors, costs, 1)[0], np.corrcoef(errors, costs)[0, 1]
-    assert f"changes by {10 * slope:+.2f} points for 10% more error (correlation {fit:+.2f})".replace("-", "−") in text
+    shown = f"with Residual: {np.mean(low):+.2f} ({min(low):+.2f} … {max(low):+.2f}) for 7 networks that err on less"
+    assert shown.replace("-", "−") in text
+    assert "−1.00 (−1.00 … −1.00) for 2 networks that err on 35% or more; correlation" in text
+    fit = np.corrcoef(errors, costs)[0, 1]
+    assert text.count(f"correlation with the error {fit:+.2f}".replace("-", "−")) >= 1
 
 
 def test_the_best_of_a_study_has_the_lowest_aurr(studies):
