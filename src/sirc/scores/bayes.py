@@ -81,7 +81,10 @@ def aurr_stages(
     u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
     right, cost = 1 - u, alpha * beta * u + (1 - alpha) * (1 - beta) * g
     mass, left = alpha + (1 - alpha) * g, torch.arange(len(u), device=u.device)
-    risks, levels, marks, risk, recall, spent, accepted = [], [], [], 0.0, 0.0, 0.0, 0.0
+    risks: list[float] = []
+    levels: list[float] = []
+    marks: list[float] = []
+    risk = recall = spent = accepted = 0.0
     before = log_u[:0]  # the log costs, in the last stage, of the rows that are left
     for stage in range(1, STAGES + 1):
         dear, order = (-least_aurr(log_u[left], log_g[left], alpha, beta, risk)).sort()
