@@ -92,9 +92,9 @@ def test_the_default_scores_are_the_sixteen_of_the_paper_s_tables():
         (['fit.specs=["sirc(msp,l1)", "sirc(msp, l1)"]'], r"`fit.specs` must be distinct; `sirc\(msp, l1\)` is there"),
         (["fit.crossfit=1"], '`fit.crossfit` must be "auto", 0'),
         (["fit.count=0"], "`fit.count` must be a whole number ≥ 1"),
-        (["preprocess.crop=0"], "`preprocess.crop` must be positive; got 0."),
-        (["preprocess.resize=[3, -1]"], "`preprocess.resize` must be positive"),
-        (["preprocess.std=[1, 0, 1]"], "`preprocess.std` must be positive"),
+        (["preprocess.crop=0"], "`preprocess.crop` must be a whole number ≥ 1; got 0"),
+        (["preprocess.resize=[3, -1]"], "`preprocess.resize` must be a whole number ≥ 1; got -1"),
+        (["preprocess.std=[1, 0, 1]"], "`preprocess.std` must be three numbers above 0"),
         (
             ["preprocess.resize=none", "preprocess.crop=none"],
             '`preprocess.crop` or `preprocess.resize` must be given .* or `train.augment.crop = "none"`',

@@ -98,10 +98,13 @@ def test_what_the_template_leaves_commented_can_be_switched_on(line, tmp_path):
 
 
 def test_the_networks_of_tiny_imagenet_differ_from_their_base_in_a_line_or_two():
-    base = tomllib.loads((STUDIES / "tiny_imagenet_100" / "base.toml").read_text(encoding="utf-8"))
+    base, scores = (
+        tomllib.loads((STUDIES / name).read_text(encoding="utf-8"))
+        for name in ("tiny_imagenet_100/base.toml", "scores.base.toml")
+    )
     for name, changed in (("resnet50", "warmup"), ("densenet121", "nesterov"), ("mobilenetv2", "lr")):
         experiment = Experiment.read(STUDIES / "tiny_imagenet_100" / f"{name}.toml")
         train = base["train"] | {changed: getattr(experiment.train, changed)}
         assert experiment.train == Train(**train | {"augment": Augment(**train["augment"]), "milestones": (10, 20)})
-        assert list(experiment.fit.specs) == base["fit"]["specs"]
+        assert list(experiment.fit.specs) == scores["fit"]["specs"]
         assert (len(experiment.fit.specs), len(experiment.report.specs), len(experiment.data.ood)) == (100, 29, 9)

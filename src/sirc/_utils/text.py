@@ -1,8 +1,9 @@
-"""Text for people: shortened quotes, percentages, lists of names, aligned columns, safe CSV, errors and hints."""
+"""Text for people: shortened quotes, percentages, lists of names, aligned columns, safe CSV and Markdown, hints."""
 
 from __future__ import annotations
 
 import difflib
+import html
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,6 +57,12 @@ def as_csv(table: pd.DataFrame) -> str:
 def unquoted(cell: str) -> str:
     """The original text of a cell that `as_csv` wrote."""
     return cell[cell.startswith("'") :] if _FORMULA.match(cell) else cell
+
+
+def as_markdown(text: str) -> str:
+    """Text that Markdown shows literally, on one line, also in a table; it makes no link of an address."""
+    plain = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|~$]|:(?=//)|(?<=www)\.)", r"\\\1", plain, flags=re.IGNORECASE)
 
 
 def first_line(error: BaseException) -> str:
