@@ -9,7 +9,7 @@ import torch
 
 import sirc
 from sirc.experiment import PAPER_SPECS, Experiment
-from support.studies import STUDIES
+from support.studies import ROOT, STUDIES
 
 overview, results, gap = (importlib.import_module(f"studies.tools.{name}") for name in ("overview", "results", "gap"))
 
@@ -195,3 +195,21 @@ def test_a_folder_without_records_and_a_record_of_another_kind_are_refused(studi
 
 def test_the_page_in_the_repository_is_up_to_date():
     results.main(["page", "--check"])
+
+
+def test_what_the_readme_says_of_imagenet_1k_is_what_was_measured():
+    summary = pd.read_csv(STUDIES / "imagenet_1k" / "summary.csv")
+    aurr = summary[(summary["negative"] == "OOD mean") & (summary["metric"] == "aurr")].groupby("score")["mean"].mean()
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    part = text.partition("ImageNet-1k networks]")[2].partition("All studies on one page")[0]
+    for score, words in (
+        ("scod", "AURR changes by {} ±"),
+        ("sirc(msp, residual)", "by {} ± 0.10 with `sirc(msp, residual)`"),
+        ("vim", "by {} ± 0.58 with `vim`"),
+        ("energy", "by {} ± 0.39 with `energy`"),
+    ):
+        assert words.format(f"{100 * (aurr[score] - aurr['msp']):+.2f}".replace("-", "−")) in part
+    assert f"the best of {len(aurr)} scores and combinations" in part
+    assert aurr["scod"] == pytest.approx(aurr.min())
+    errors = 100 * summary[summary["metric"] == "error"]["mean"]
+    assert f"err on {errors.min():.0f} to {errors.max():.0f}%" in part
