@@ -96,6 +96,12 @@ def test_what_s2_adds_is_shown_beside_what_it_is_added_to(studies):
     assert "rank correlation of +1.00 with the error and of +1.00 with what S2 adds" in words
     assert "2 of 4 sure changes have the sign that S2 alone has" in words
     assert "counts more than how often it errs" not in words
+    sure = pd.read_csv(studies / "letters" / "gap.csv").assign(error=[60, 60, 10, 10])
+    sure.to_csv(studies / "letters" / "gap.csv", index=False)
+    words = " ".join(page(studies).split())
+    assert "**How sure a network is counts more than how often it errs.**" not in words  # as well told by the error
+    sure.assign(error=[10, 60, 60, 10]).to_csv(studies / "letters" / "gap.csv", index=False)
+    assert "(rank correlation +1.00), more than with the error (0.00)." in " ".join(page(studies).split())
     assert "| all studies |" in text
     assert "[letters](letters/README.md) |" not in text  # it has no claims to count
     results.main(["page", "--studies", str(studies)])
