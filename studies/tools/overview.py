@@ -42,6 +42,11 @@ GAIN_CAPTION = (
     "The change of the ID✗|ID✓ AUROC against MSP, and that of the OOD|ID✓ AUROC, mean over OOD sets; one point for "
     "each score and network, hollow for the paper's. On the right the corner around MSP, enlarged."
 )
+SURE = "How sure a network is counts more than how often it errs."
+NOTES = {
+    "tiny_imagenet_100": "its rows of `bayes` show an earlier version of that score; for `scod` on the same networks, "
+    "trained again, see [scod.md](tiny_imagenet_100/scod.md) and [docs/bayes.md](../docs/bayes.md#what-it-gains)"
+}
 LETTERS = "letters"  # one network on images of several sizes: only the error differs
 
 
@@ -124,7 +129,7 @@ def page(found: Sequence[Record], gaps: pd.DataFrame) -> str:
             f"{'studies' if len(found) > 1 else 'study'}. `{COMMAND}` writes this page from what each study keeps, its "
             f"{FILE} and summary.csv, and from the paper's own tables.",
             _studies_table(found),
-            "\n".join(f"- {line}" for line in _in_short(found, titles)),
+            "\n".join(f"- {line}" for line in [*_in_short(found, titles), *_sureness(gaps)]),
             claim_table(found, [title for title in MAIN if title in titles]),
             RULE,
             "## What the error of a network does",
@@ -233,6 +238,21 @@ def _what_the_error_does(found: Sequence[Record], titles: Sequence[str]) -> list
     return parts
 
 
+def _sureness(gaps: pd.DataFrame) -> list[str]:
+    """Whether how sure a network is tells more of SIRC's change than how often it errs."""
+    by_error, by_share = _correlations(gaps) if len(gaps) else (math.nan, math.nan)
+    words = "What SIRC does to ID✗|ID✓ goes with what S2 adds relative to the spread of log(S1max − S1)"
+    correlations = f"rank correlation {signed(by_share, 2)}), more than with the error ({signed(by_error, 2)})"
+    return [f"**{SURE}** {words} ({correlations}."] if by_share > abs(by_error) else []
+
+
+def _correlations(gaps: pd.DataFrame) -> tuple[float, float]:
+    """Rank correlations of the size of SIRC's change with the error, and with what S2 adds relative to the spread."""
+    size = gaps["change"].abs()
+    by_error, by_share = (size.corr(other, method="spearman") for other in (gaps["error"], gaps["added"] / gaps["gap"]))
+    return float(by_error), float(by_share)
+
+
 def _why(gaps: pd.DataFrame) -> list[str]:
     """What S2 adds, beside the spread of what it is added to; on letters nothing but the error differs."""
     if gaps.empty:
@@ -245,14 +265,12 @@ def _why(gaps: pd.DataFrame) -> list[str]:
             for row in own.itertuples()
         ]
         rows.append([f"{model}, {study}", f"{own['error'].iloc[0]:.1f}", f"{own['gap'].iloc[0]:.1f}", *cells])
-    size, share = gaps["change"].abs(), gaps["added"] / gaps["gap"]
-    by_error, by_share = (size.corr(other, method="spearman") for other in (gaps["error"], share))
-    lead = "**How sure a network is counts more than how often it errs.** " if by_share > abs(by_error) else ""
+    by_error, by_share = _correlations(gaps)
     sure = gaps[(gaps["low"] > 0) | (gaps["high"] < 0)]
     agree = int(((sure["change"] > 0) == (sure["alone"] > 50)).sum())
     scores = list(dict.fromkeys(gaps["score"]))
     parts = [
-        f"{lead}SIRC's confidence is −log(S1max − S1) less what S2 adds. The less sure a network is, the less "
+        "SIRC's confidence is −log(S1max − S1) less what S2 adds. The less sure a network is, the less "
         "log(S1max − S1) spreads, and the same S2 moves a row past more others; whether that helps depends on how S2 "
         f"ranks right and wrong predictions. In the table, the size of the change has a rank correlation of "
         f"{signed(by_error, 2)} with the error and of {signed(by_share, 2)} with what S2 adds "
@@ -295,7 +313,10 @@ def _where(found: Sequence[Record]) -> list[str]:
     lines = [
         "[`paper/`](paper/README.md): the five experiments of the paper, on ImageNet-200 and ImageNet-1k, and its "
         "tables",
-        *(f"[`{one.name}/`]({one.name}/README.md): a study, with its TOMLs, findings and commands" for one in found),
+        *(
+            f"[`{one.name}/`]({one.name}/README.md): {NOTES.get(one.name, 'its TOMLs, findings and commands')}"
+            for one in found
+        ),
         f"[`{LETTERS}/`]({LETTERS}/README.md): one network on letters of several sizes, to see what the error does",
         "`folder.toml`: a template for your own folders of images",
         f"`tools/`: what writes a study's README and {FILE}, and this page (`{tool}.results --help`), and the tables "

@@ -154,6 +154,7 @@ def _files(study: Study, beside: Path) -> str:
         "comparisons.csv": "every difference with its interval",
         "summary.csv": "the mean and the standard deviation over seeds of each score's main figures",
         "claims.csv": "every comparison behind a verdict, and how it came out",
+        "gap.csv": "how far log(S1max − S1) spreads and what S2 adds, by `python -m studies.tools.gap`",
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
         "data.md": "which images, in which folders",

@@ -9,7 +9,7 @@ import torch
 
 import sirc
 from sirc.experiment import PAPER_SPECS, Experiment
-from support.studies import STUDIES
+from support.studies import ROOT, STUDIES
 
 overview, results, gap = (importlib.import_module(f"studies.tools.{name}") for name in ("overview", "results", "gap"))
 
@@ -96,6 +96,12 @@ def test_what_s2_adds_is_shown_beside_what_it_is_added_to(studies):
     assert "rank correlation of +1.00 with the error and of +1.00 with what S2 adds" in words
     assert "2 of 4 sure changes have the sign that S2 alone has" in words
     assert "counts more than how often it errs" not in words
+    sure = pd.read_csv(studies / "letters" / "gap.csv").assign(error=[60, 60, 10, 10])
+    sure.to_csv(studies / "letters" / "gap.csv", index=False)
+    words = " ".join(page(studies).split())
+    assert "**How sure a network is counts more than how often it errs.**" not in words  # as well told by the error
+    sure.assign(error=[10, 60, 60, 10]).to_csv(studies / "letters" / "gap.csv", index=False)
+    assert "(rank correlation +1.00), more than with the error (0.00)." in " ".join(page(studies).split())
     assert "| all studies |" in text
     assert "[letters](letters/README.md) |" not in text  # it has no claims to count
     results.main(["page", "--studies", str(studies)])
@@ -195,3 +201,21 @@ def test_a_folder_without_records_and_a_record_of_another_kind_are_refused(studi
 
 def test_the_page_in_the_repository_is_up_to_date():
     results.main(["page", "--check"])
+
+
+def test_what_the_readme_says_of_imagenet_1k_is_what_was_measured():
+    summary = pd.read_csv(STUDIES / "imagenet_1k" / "summary.csv")
+    aurr = summary[(summary["negative"] == "OOD mean") & (summary["metric"] == "aurr")].groupby("score")["mean"].mean()
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    part = text.partition("ImageNet-1k networks]")[2].partition("All studies on one page")[0]
+    for score, words in (
+        ("scod", "AURR changes by {} ±"),
+        ("sirc(msp, residual)", "by {} ± 0.10 with `sirc(msp, residual)`"),
+        ("vim", "by {} ± 0.58 with `vim`"),
+        ("energy", "by {} ± 0.39 with `energy`"),
+    ):
+        assert words.format(f"{100 * (aurr[score] - aurr['msp']):+.2f}".replace("-", "−")) in part
+    assert f"the best of {len(aurr)} scores and combinations" in part
+    assert aurr["scod"] == pytest.approx(aurr.min())
+    errors = 100 * summary[summary["metric"] == "error"]["mean"]
+    assert f"err on {errors.min():.0f} to {errors.max():.0f}%" in part
