@@ -19,6 +19,7 @@ from support import attacks, browser, fake_hub, page_driving
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when MLflow is imported
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would import torch anew
 # The same examples each time, however slow the machine: what fails, fails again.
 settings.register_profile("all", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), max_examples=10)  # of 100: see `support.examples`
@@ -53,24 +54,6 @@ def pytest_collection_modifyitems(items):
         for fixture, marker in (("chromium", pytest.mark.browser), ("attack", pytest.mark.attack)):
             if fixture in item.fixturenames:
                 item.add_marker(marker)
-    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
-        items[:] = long_ones_first(items, workers)
-
-
-def long_ones_first(items, workers):
-    """The tests in an order in which each worker's block, as xdist cuts them, begins with its share of the long ones.
-
-    The short ones at its end are what idle workers take over: none ends with a long one while the others have nothing.
-    """
-    kinds = [], []
-    for item in items:
-        is_long = any(item.get_closest_marker(name) for name in ("slow", "browser"))
-        kinds[0 if is_long else 1].append(item)
-
-    def shares(kind):
-        return [kind[len(kind) * i // workers : len(kind) * (i + 1) // workers] for i in range(workers)]
-
-    return [item for block in zip(*map(shares, kinds), strict=True) for part in block for item in part]
 
 
 @pytest.fixture(scope="session")
