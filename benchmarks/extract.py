@@ -27,6 +27,7 @@ from sirc import distributed
 
 _GIB = 1 << 30
 _SIDE, _USUAL_SIDE = 64, 224
+_GUARDED = (128, 512, 1024)  # validation images of a guard, with twice as many for training
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -73,7 +74,10 @@ def against_the_bare_loop(options: argparse.Namespace, device: torch.device) -> 
 
 
 def guarded(options: argparse.Namespace, device: torch.device, few: int) -> Row:
-    """A whole guard of images as most networks take them, against extracting the outputs of its two datasets."""
+    """A whole guard of images as most networks take them, against extracting the outputs of its two datasets.
+
+    On a CPU by the processor's time of one thread, which says the same on a busy machine.
+    """
     model, draw = resnet(device), torch.Generator().manual_seed(0)
 
     def labelled(count: int) -> TensorDataset:
@@ -81,6 +85,8 @@ def guarded(options: argparse.Namespace, device: torch.device, few: int) -> Row:
         outputs = sirc.extract(model, TensorDataset(images), labels=False, features=False)
         return TensorDataset(images, outputs.predictions)
 
+    on_cpu, threads = device.type == "cpu", torch.get_num_threads()
+    torch.set_num_threads(1 if on_cpu else threads)
     train, val = labelled(2 * few), labelled(few)
     silent = warnings.catch_warnings(action="ignore", category=sirc.DataWarning)  # about a network that is not trained
     with silent:
@@ -90,8 +96,10 @@ def guarded(options: argparse.Namespace, device: torch.device, few: int) -> Row:
             device=device,
             repeats=min(2, options.repeats),
             budget=60.0,
+            clock=time.process_time if on_cpu else time.perf_counter,
         )
-    what = f"guard by {2 * few} and {few} images, ResNet-18 at {_USUAL_SIDE} px, `scod`"
+    torch.set_num_threads(threads)
+    what = f"guard by {2 * few:,} and {few:,} images, ResNet-18 at {_USUAL_SIDE} px, `scod`, one thread"
     return Row(what, pair.ours, "extracting their outputs", pair.reference, pair.ratio, limit=1.1)
 
 
@@ -148,6 +156,7 @@ def _part_share(rows: int) -> dict[str, float]:
 
 def main() -> None:
     parser = standard_options(__doc__.splitlines()[0], "python benchmarks/extract.py", rows=1024, repeats=5)
+    parser.add_argument("--only-guards", action="store_true", help="measure guards alone")
     parser.add_argument("--part", choices=("memory", "share"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
@@ -156,10 +165,9 @@ def main() -> None:
             print(json.dumps(found), flush=True)
         return
     device = torch.device(options.device)
-    rows = [against_the_bare_loop(options, device)]
-    for few in sorted({128, max(64, options.rows // 2)}):  # right predictions; a promise needs 59
-        rows.append(guarded(options, device, few))
-    if device.type == "cpu":
+    rows = [] if options.only_guards else [against_the_bare_loop(options, device)]
+    rows += [guarded(options, device, few) for few in _GUARDED]
+    if device.type == "cpu" and not options.only_guards:
         small, large = memory(40_000), memory(400_000)
         rows += [
             Row("peak memory growth, 40,000 rows of 100 logits and 512 features", small, unit="GiB"),

@@ -198,6 +198,7 @@ def guard(
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     tried = seen[0] if seen else example(TRIED)
     made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
+    _warn_of_margin(made)
     about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
     made.remarks = tuple(filter(None, about))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
@@ -435,6 +436,20 @@ def _split(rows: KnownOutputs) -> tuple[Outputs, _Kept]:
         )
     held_out = torch.from_numpy(chosen)
     return Outputs.cat(list(_Kept(rows, held_out))), _Kept(rows, ~held_out)
+
+
+def _warn_of_margin(made: SelectiveClassifier) -> None:
+    """Warn if the margin for rounding takes away most of what the threshold would reject."""
+    threshold, rows = made.threshold, made.calibration
+    assert threshold is not None
+    assert rows is not None
+    low, high = (int((rows < value).sum()) for value in (threshold.value, threshold.value + threshold.margin))
+    if threshold.feasible and low < high / 2:
+        warn(
+            f"this guard rejects {low:,} of {len(rows):,} validation rows; it would reject {high:,} if confidences did "
+            f"not change with batch size, device and rounding: for that its threshold lies {threshold.margin:.2g} "
+            "lower. Images as `val` show how much they change, outputs do not; a network in float32 changes less"
+        )
 
 
 def _members(network: nn.Module) -> str:

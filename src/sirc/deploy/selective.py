@@ -389,19 +389,19 @@ class SelectiveClassifier(nn.Module):
         widened, by_batch = share, 0.0
         for batch in seen:
             few, together = rows_of(batch.images, slice(TRIED)), self._together(batch, outputs, confidence)
+            if in_tf32:
+                exact = together
+                if together.is_cuda:  # where convolutions were rounded already
+                    with Convolutions(rounded=False):
+                        exact = self._score(few)[1]
+                with Convolutions(rounded=True):
+                    widened = max(widened, allowed(exact, self._score(few)[1]))
             for i, value in enumerate(together):
-                if i == _TRIED_FIRST and by_batch < share / 10:
+                if i == _TRIED_FIRST and by_batch < widened / 10:
                     break
                 alone = self._score(rows_of(few, slice(i, i + 1)))[1]
                 by_batch = max(by_batch, allowed(value, alone))
-            widened = max(widened, by_batch)
-            if in_tf32:
-                if together.is_cuda:  # where convolutions were rounded already
-                    with Convolutions(rounded=False):
-                        together = self._score(few)[1]
-                with Convolutions(rounded=True):
-                    widened = max(widened, allowed(together, self._score(few)[1]))
-        return widened
+        return max(widened, by_batch)
 
     def _together(self, batch: Seen, outputs: Outputs, confidence: Tensor) -> Tensor:
         """The confidences of a batch's first images: those at hand where its logits are, or else by running it."""
