@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.checks import check_device, check_type
+from sirc._utils.checks import check_device, check_path, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
@@ -115,6 +115,7 @@ def guard(
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
+    path = None if path is None else check_path("path", path)
     recall = checked_recall(recall, risk, delta, val)
     show, needs_features = as_progress(progress), reads_features([parse(score)])
     if Needs.of([score]).val:
@@ -168,7 +169,7 @@ def guard(
                 one.check_model(weights)
             if isinstance(one, KnownOutputs):
                 return one
-            made: KnownOutputs = run(one, None if path is None else Path(path, name), head=head, name=name)
+            made: KnownOutputs = run(one, path and path / name, head=head, name=name)
             return made
 
         with watched(network) as seen:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_at_least, check_same_length, dtype_name
+from sirc._utils.checks import check_at_least, check_path, check_same_length, dtype_name
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc._utils.imports import needing
 from sirc._utils.text import first_line, shorten
@@ -236,9 +236,10 @@ class OnnxGraph:
     """
 
     def __init__(self, path: PathLike, *, threads: int = 0) -> None:
-        if not Path(path).is_file():
+        path = check_path("path", path)
+        if not path.is_file():
             raise FileNotFoundError(f"there is no file '{path}'. Make it with `sirc export` or `export_onnx`.")
-        if Path(path).suffix == ".safetensors":
+        if path.suffix == ".safetensors":
             raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
         with needing("running an exported graph", "onnxruntime", "onnx"):
@@ -250,7 +251,7 @@ class OnnxGraph:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The digest covers this file alone: weights in another one are not read.
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
-        data = Path(path).read_bytes()  # what is checked is what runs, even if the file changes meanwhile
+        data = path.read_bytes()  # what is checked is what runs, even if the file changes meanwhile
         try:
             sealed = _is_sealed(data)
             try:
