@@ -318,6 +318,7 @@ def _where(found: Sequence[Record]) -> list[str]:
             for one in found
         ),
         f"[`{LETTERS}/`]({LETTERS}/README.md): one network on letters of several sizes, to see what the error does",
+        "[`imagenet_20/`](imagenet_20/README.md): 20 classes of ImageNet, to train as the paper trains; not run yet",
         "`folder.toml`: a template for your own folders of images",
         f"`tools/`: what writes a study's README and {FILE}, and this page (`{tool}.results --help`), and the tables "
         f"of [docs/scores.md](../docs/scores.md) and [docs/bayes.md](../docs/bayes.md) (`{tool}.score_table`, "

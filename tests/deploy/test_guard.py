@@ -276,6 +276,31 @@ def test_rows_at_hand_are_the_reference_of_the_tolerance():
     assert sum(runs) == 4 + 2 + len(TRAIN) + len(VAL)
 
 
+def test_few_images_run_again_for_convolutions():
+    torch.manual_seed(0)
+    model, images = convnet().eval(), torch.randn(500, 3, 12, 12) + torch.randn(500, 3, 1, 1)
+    data = TensorDataset(images, model(images).argmax(-1))
+    train, val = (torch.utils.data.Subset(data, rows) for rows in (range(300), range(300, 500)))
+    runs = []
+    handle = model.register_forward_pre_hook(lambda _, args: runs.append(len(args[0])))
+    try:
+        sirc.guard(model, train, val)
+    finally:
+        handle.remove()
+    # Besides all rows: two to find the head, sixteen with rounded convolutions, and four alone, as batches change
+    # confidences far less than rounding does.
+    assert sorted(runs)[:6] == [1, 1, 1, 1, 2, 200 % 64]
+    assert sum(runs) == 500 + 2 + 16 + 4
+
+
+def test_a_margin_that_takes_most_rejections_away_is_told(monkeypatch):
+    monkeypatch.setattr(SelectiveClassifier, "_tolerance", lambda *_: 0.4)
+    with pytest.warns(
+        DataWarning, match=r"rejects \d+ of 600 validation rows; it would reject \d\d if confidences did not"
+    ):
+        sirc.guard(trained(), TRAIN, VAL, score="msp")
+
+
 @pytest.mark.usefixtures("quiet_labels")
 def test_a_broken_image_stops_it_or_is_skipped(tmp_path):
     for part in ("train", "val"):

@@ -657,8 +657,22 @@ def test_a_cpu_takes_large_images_in_small_steps_with_the_same_outputs(tmp_path)
         store = sirc.extract(model, TensorDataset(images, labels), tmp_path / "s", batch_size=10, head="3")
     finally:
         torch.set_num_threads(threads)
-    assert sizes == [4, 4, 2, 1]  # 400,000 pixels are four such images
+    assert sizes == [3, 3, 4, 1]  # 400,000 pixels are four such images; one is left to the second batch
     found = store.load()
     torch.testing.assert_close(found.logits, logits)
     torch.testing.assert_close(found.features, features)
     assert found.labels.tolist() == labels.tolist()
+
+
+def test_no_image_of_a_batch_is_left_alone_by_the_steps_of_a_cpu():
+    class Squeezing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, K)
+
+        def forward(self, x):
+            return self.fc(x.mean((2, 3)).squeeze())
+
+    images = torch.randn(10, 3, 360, 360)  # three at once
+    outputs = sirc.extract(Squeezing(), TensorDataset(images), batch_size=10, labels=False, head="fc")
+    assert len(outputs) == 10

@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
         say("stopped")
         sys.exit(INTERRUPTED)
     except OSError as error:  # of a command, `ending` tells it
-        say(f"error: the help cannot be printed: {error.strerror}")
+        say(f"error: nothing can be printed: {error.strerror or error}")
         sys.exit(1)
 
 

@@ -84,7 +84,7 @@ def guard(
     report: Annotated[Path | None, Option(help="Write a page, too.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
     overwrite: Overwrite = False,
-    batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 64,
+    batch_size: Annotated[int, Option(help="Images at once; a CPU takes large ones in smaller steps.", min=1)] = 64,
     workers: Workers = 0,
     on_error: OnErrorOption = None,
     device: Device = "auto",

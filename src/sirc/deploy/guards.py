@@ -20,7 +20,7 @@ from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, printable
 from sirc.deploy.saved import SAMPLE, calibration_sample
-from sirc.deploy.selective import TRIED, SelectiveClassifier, names_of, refuse_compiled, watched
+from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, names_of, refuse_compiled, watched
 from sirc.deploy.sources import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
@@ -46,6 +46,7 @@ _HELD_OUT = 0.2  # the share of training rows that stand in for missing validati
 _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
+_FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
 _NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
@@ -197,7 +198,8 @@ def guard(
             warnings.filterwarnings("ignore", told, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
-    tried = seen[0] if seen else example(TRIED)
+    # On a CPU large images run in small steps: of too few, nothing can be seen.
+    tried = seen[0] if seen and seen[0].logits is not None and len(seen[0].logits) >= TRIED_FIRST else example(TRIED)
     made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
     _warn_of_margin(made)
     about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
@@ -445,11 +447,11 @@ def _warn_of_margin(made: SelectiveClassifier) -> None:
     assert threshold is not None
     assert rows is not None
     low, high = (int((rows < value).sum()) for value in (threshold.value, threshold.value + threshold.margin))
-    if threshold.feasible and low < high / 2:
+    if threshold.feasible and high >= _FEW_REJECTED and low < high / 2:
         warn(
             f"this guard rejects {low:,} of {len(rows):,} validation rows; it would reject {high:,} if confidences did "
             f"not change with batch size, device and rounding: for that its threshold lies {threshold.margin:.2g} "
-            "lower. Images as `val` show how much they change, outputs do not; a network in float32 changes less"
+            "lower. Where `val` is outputs, pass images: they show how much it is"
         )
 
 

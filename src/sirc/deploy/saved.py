@@ -129,6 +129,8 @@ def _whole(path: PathLike) -> Iterator[None]:
     """Say that a file is not whole where something in it is missing or of another kind."""
     try:
         yield
+    except torch.cuda.OutOfMemoryError:
+        raise
     except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
         raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
 

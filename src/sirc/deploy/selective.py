@@ -57,7 +57,7 @@ _TF32 = 1e-2  # the tolerance of convolutions in TF32 where no images show it: T
 _NOTHING = nullcontext()
 _FEW = 64  # rows that a GPU decides about in less time than the launch takes
 TRIED = 16  # images that are run again to see how much confidences change
-_TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
+TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
 _MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
 
@@ -397,7 +397,7 @@ class SelectiveClassifier(nn.Module):
                 with Convolutions(rounded=True):
                     widened = max(widened, allowed(exact, self._score(few)[1]))
             for i, value in enumerate(together):
-                if i == _TRIED_FIRST and by_batch < widened / 10:
+                if i == TRIED_FIRST and by_batch < widened / 10:
                     break
                 alone = self._score(rows_of(few, slice(i, i + 1)))[1]
                 by_batch = max(by_batch, allowed(value, alone))

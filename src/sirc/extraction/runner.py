@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -123,7 +124,10 @@ class Runner:
         rows = max(_CPU_PIXELS // pixels, torch.get_num_threads()) if pixels else len(images)
         if len(images) <= rows:
             return self._run(batch)
-        parts = [self._run(rows_of(batch, slice(start, start + rows))) for start in range(0, len(images), rows)]
+        # Cut evenly, so that no image is left alone: some networks squeeze the batch away.
+        steps = -(-len(images) // rows)
+        ends = [len(images) * i // steps for i in range(steps + 1)]
+        parts = [self._run(rows_of(batch, slice(*step))) for step in pairwise(ends)]
         return tuple(torch.cat(some) for some in zip(*parts, strict=True))
 
     def _run(self, batch: object) -> tuple[Tensor, ...]:

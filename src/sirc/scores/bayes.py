@@ -94,7 +94,8 @@ def aurr_stages(
         mark = level
         if levels:  # above the last level by the costs in its stage, and below this level by those in this one
             reach = (before[order[:count]] - levels[-1]) + (level - dear[:count])
-            mark = marks[-1] + max(float(reach.median()), _LEAST_REACH)
+            middle = float(reach.nanmedian())
+            mark = marks[-1] + (max(middle, _LEAST_REACH) if math.isfinite(middle) else _LEAST_REACH)
         risks.append(risk)
         levels.append(level)
         marks.append(mark)
