@@ -21,6 +21,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from sirc.data import to_rgb
+
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 MOST = 1000
 """Images of an OOD set, chosen at random with the seed 0."""
@@ -54,7 +56,7 @@ def write(picture: Picture, folder: Path, side: int) -> None:
     """Write an image as RGB JPEG of quality 95; its shorter side is at most `side` pixels."""
     with picture.open() as image:
         image.draft("RGB", (2 * side, 2 * side))  # a JPEG far larger than that is decoded at a fraction of its size
-        rgb = image.convert("RGB")
+        rgb = to_rgb(image)
         scale = side / min(rgb.size)
         if scale < 1:
             width, height = (max(side, round(length * scale)) for length in rgb.size)
@@ -159,11 +161,12 @@ FLOWERS = {
     "oxeye daisy": "49",
     "osteospermum": "66, an African daisy",
 }
-CALTECH = """
-anchor bass brain brontosaurus buddha dollar_bill dolphin garfield headphone helicopter inline_skate joshua_tree lotus
-metronome octopus okapi pigeon pyramid rhino scissors sea_horse snoopy stapler stegosaurus sunflower water_lilly
-wheelchair wrench yin_yang
-""".split()
+CALTECH = (
+    *("anchor", "bass", "brain", "brontosaurus", "buddha", "dollar_bill", "dolphin", "garfield", "headphone"),
+    *("helicopter", "inline_skate", "joshua_tree", "lotus", "metronome", "octopus", "okapi", "pigeon", "pyramid"),
+    *("rhino", "scissors", "sea_horse", "snoopy", "stapler", "stegosaurus", "sunflower", "water_lilly", "wheelchair"),
+    *("wrench", "yin_yang"),
+)
 PLANTS = ("Apple", "Bell_pepper", "Corn", "Squash", "Strawberry")
 """Plants whose fruit is a class of ImageNet-1k."""
 TEXTURES = ("bubbly", "cobwebbed")

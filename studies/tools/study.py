@@ -139,6 +139,8 @@ class Study:
     def seed_words(self) -> str:
         """How many seeds networks have, in words."""
         most = max(self.runs.values())
+        if most == 1:
+            return "one run each"
         fewer = [f"{model} has {count}" for model, count in self.runs.items() if count < most]
         return f"{most} seeds each" + (f", but {' and '.join(fewer)}" if fewer else "")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy import stats
 
 from sirc import Ranking
@@ -547,10 +548,12 @@ def test_a_document_elsewhere_gets_its_summary_and_figures(scripts, study, netwo
     shutil.copytree(study, folder)
     (folder / "figures").mkdir()
     for name in ("changes.png", "risks-resnet-50.png", "plane-resnet-50.png"):
-        (folder / "figures" / name).write_bytes(b"png")
+        Image.new("RGBA", (4, 3), (200, 10, 20, 255)).save(folder / "figures" / name)
     scripts.main.main(["write", str(folder), "--document", str(tmp_path / "there" / "README.md")])
     made = sorted(str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*.*"))
     assert made == ["README.md", "claims.csv", "figures/changes.png", "figures/risks-resnet-50.png", "summary.csv"]
+    with Image.open(tmp_path / "there" / "figures" / "changes.png") as figure:
+        assert figure.convert("RGB").getcolors() == [(12, (200, 10, 20))]
     text = (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     assert "](figures/risks-resnet-50.png)" in text
     assert "- [summary.csv](summary.csv)" in text
@@ -577,3 +580,27 @@ def test_the_table_of_the_readme_is_that_of_the_document():
     for spec, cells in rows:
         short = re.sub(r"^sirc\(msp, (\w+)\)$", r"\1", spec)  # as the table of S2 names it
         assert any(f"| `{name}` {cells}"[:-1] in text for name in (spec, short)), spec
+
+
+def test_published_networks_are_described_without_training_or_seeds(scripts, tmp_path):
+    titles = {"EfficientNet-Lite1": 0, "MobileNetV1": 1, "MobileNetV2": 2}
+    runs = []
+    for title, place in titles.items():
+        found = network(MODELS[place], 1)
+        runs.append(scripts.ranks.ranks_of(RunResults(title, 0, found.evaluation, None, None, {}, None), 3000))
+    folder = tmp_path / "imagenet_1k"
+    ranks = tmp_path / "ranks.safetensors"
+    list(scripts.ranks.write_ranks(runs, ranks, limit=2**24))
+    scripts.main.main(["measure", str(ranks), "--out", str(folder), "--draws", "5", "--workers", "1"])
+    scripts.main.main(["write", str(folder)])
+    text = " ".join((folder / "README.md").read_text(encoding="utf-8").split())
+    assert "3 networks (MobileNetV2, EfficientNet-Lite1, MobileNetV1; one run each)" in text
+    assert "3,000 images to fit on" in text
+    assert "- 1000 classes of ImageNet at 224 or 240 px for 200 of ImageNet at 224." in text
+    assert "- The networks are published ones, trained by others: there is one run of each." in text
+    assert "images in `data/imagenet_1k/` and the weights in `weights/`" in text
+    # EfficientNet-Lite2 and -Lite4 have a TOML, but no results here.
+    assert "sirc run studies/imagenet_1k/{efficientnet_lite1,mobilenetv1,mobilenetv2}.toml --out" in text
+    assert "resamples the images" in text
+    for word in ("epochs for", "seeds each", "--device cuda", "range over seeds"):
+        assert word not in text
