@@ -47,6 +47,7 @@ NOTES = {
     "tiny_imagenet_100": "its rows of `bayes` show an earlier version of that score; for `scod` on the same networks, "
     "trained again, see [scod.md](tiny_imagenet_100/scod.md) and [docs/bayes.md](../docs/bayes.md#what-it-gains)"
 }
+PLANNED = {"imagenet_20": "twenty classes, trained as the paper trains; not run yet, as it needs a GPU"}
 LETTERS = "letters"  # one network on images of several sizes: only the error differs
 
 
@@ -309,7 +310,7 @@ def _gains(found: Sequence[Record]) -> list[str]:
 
 
 def _where(found: Sequence[Record]) -> list[str]:
-    tool = "python -m studies.tools"
+    tool, names = "python -m studies.tools", [one.name for one in found]
     lines = [
         "[`paper/`](paper/README.md): the five experiments of the paper, on ImageNet-200 and ImageNet-1k, and its "
         "tables",
@@ -317,6 +318,7 @@ def _where(found: Sequence[Record]) -> list[str]:
             f"[`{one.name}/`]({one.name}/README.md): {NOTES.get(one.name, 'its TOMLs, findings and commands')}"
             for one in found
         ),
+        *(f"[`{name}/`]({name}/README.md): {what}" for name, what in PLANNED.items() if name not in names),
         f"[`{LETTERS}/`]({LETTERS}/README.md): one network on letters of several sizes, to see what the error does",
         "[`imagenet_20/`](imagenet_20/README.md): 20 classes of ImageNet, to train as the paper trains; not run yet",
         "`folder.toml`: a template for your own folders of images",
