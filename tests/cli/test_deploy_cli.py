@@ -257,6 +257,10 @@ def test_a_folder_sorted_by_class_raises_no_alarm(here, command):
     call = ("monitor", "--calibration", "sorted.safetensors", "--confidences")
     table.to_csv("by-time.csv", index=False)
     assert command(*call, "by-time.csv")[1].startswith("ALARM")
+    spaced = table.astype(str).assign(confidence=[f" {value} " for value in confidence])
+    pd.concat([spaced, spaced[:1].assign(confidence="  ")]).to_csv("spaced.csv", index=False)  # as people leave tables
+    code, out, err = command(*call, "spaced.csv")
+    assert (code, "1 rows without a confidence" in err) == (0, True), err
     table.assign(label=0, reason="", error="").to_csv("decisions.csv", index=False)
     code, out, err = command(*call, "decisions.csv")
     assert code == 0, err

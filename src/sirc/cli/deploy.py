@@ -677,7 +677,7 @@ def _otherwise_decided(path: Path, threshold: float) -> int:
     if path.suffix == ".csv":
         if not set(needed) <= set(pd.read_csv(path, nrows=0).columns):
             return 0
-        table = pd.read_csv(path, usecols=needed, index_col=False)
+        table = pd.read_csv(path, usecols=needed, index_col=False, dtype=str)
     elif path.is_dir() or path.suffix == ".parquet":
         from pyarrow import dataset
 
@@ -687,7 +687,8 @@ def _otherwise_decided(path: Path, threshold: float) -> int:
         table = data.to_table(columns=needed).to_pandas()
     else:
         return 0
-    known = table.dropna()
+    accepted = table["accepted"].astype(str).str.strip().str.lower().map({"true": True, "false": False})
+    known = pd.DataFrame({"accepted": accepted, "confidence": pd.to_numeric(table["confidence"], "coerce")}).dropna()
     return int((known["accepted"].astype(bool) != (known["confidence"] >= threshold)).sum())
 
 

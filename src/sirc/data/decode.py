@@ -33,8 +33,9 @@ def read_image(path: PathLike, data: bytes | None = None) -> Image:
     except MemoryError:
         raise
     except Exception as error:  # PIL raises many kinds for a damaged file: OSError, SyntaxError, struct.error, …
-        if isinstance(error, OSError) and error.errno is not None:
-            # The system failed, not the image: too many open files or a lost disk must not look like broken images.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ELOOP):
+            # The system failed, not the image: too many open files or a lost disk must not look like broken images. A
+            # link that leads to itself is one.
             raise OSError(error.errno, _message(path, error)) from error
         raise ImageError(_message(path, error)) from error
 
