@@ -15,8 +15,8 @@ export UV_SYSTEM_CERTS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# One more than there are cores: some tests wait for a browser, a server or another process. None of `quick` does.
-WORKERS ?= $(shell echo $$(($(CORES) + 1)))
+# Two more than there are cores: many tests wait for a browser, a server or another process. None of `quick` does.
+WORKERS ?= $(shell echo $$(($(CORES) + 2)))
 
 .PHONY: test types suite quick attack demo demo-time docs screenshot lint bench release clean
 

@@ -19,6 +19,7 @@ from support import attacks, browser, fake_hub, page_driving
 # Workers share the cores, and a sum must not depend on how many there are: here and in every process that is started.
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which the process that leads the workers never does
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when MLflow is imported
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would import torch anew
 # The same examples each time, however slow the machine: what fails, fails again.
 settings.register_profile("all", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), max_examples=10)  # of 100: see `support.examples`

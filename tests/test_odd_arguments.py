@@ -12,9 +12,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import sirc
-from sirc import functional, threshold
+from sirc import deploy, functional, threshold
 from sirc.cli import app
 from sirc.data import Glyphs, Noise, Preprocess, benchmark, file_list, image_folder
+from sirc.deploy.onnx import OnnxGraph
+from sirc.deploy.serve import make_app
 from sirc.report.tables import table
 
 ODD = {
@@ -135,8 +137,20 @@ def _calls():
     by_cost = {"alpha": 0.5, "beta": 0.5, "reject_cost": 0.1}
     yield "calibrate by cost", partial(made.calibrate, OTHER, ood=OOD), by_cost
     guarded = {"model": MODEL, "recall": 0.5, "delta": None, "score": "msp", "head": None, "classes": None}
-    yield "guard", partial(sirc.guard, train=ROWS, val=OTHER), {**guarded, "batch_size": 8, "progress": False}
+    guarded |= {"batch_size": 8, "progress": False, "path": None, "preprocess": None}
+    yield "guard", partial(sirc.guard, train=ROWS, val=OTHER), guarded
     yield "load_guard", sirc.load_guard, {"path": "/nowhere/x", "model": MODEL}
+    yield "calibration_of", deploy.calibration_of, {"path": "/nowhere/x"}
+    yield "predict_folder", deploy.predict_folder, {"classifier": made, "folder": "/nowhere", "path": "/nowhere/x.csv"}
+    graph = "/nowhere/x.onnx"
+    yield "OnnxGraph", OnnxGraph, {"path": graph, "threads": 0}
+    yield "write_triton", deploy.write_triton, {"graph": graph, "folder": "/dev/null/x", "max_batch_size": 8}
+    served = {"onnx_path": graph, "state": "/nowhere/state", "log": "/nowhere/log.parquet", "threads": 0}
+    yield "make_app", make_app, {**served, "max_bytes": 99, "answer_seconds": 1.0}
+    yield "DecideImages", partial(deploy.DecideImages, graph), {"column": "bytes", "keep": ["path"]}
+    yield "DecideImages()", deploy.DecideImages(graph), {"batch": {"bytes": [b"x"]}}
+    yield "ScoreOutputs", deploy.ScoreOutputs, {"scorer": SCORER}
+    yield "ScoreOutputs()", deploy.ScoreOutputs(SCORER), {"batch": {"logits": V, "features": Z}}
     yield "set_threshold", made.set_threshold, {"value": 0.5}
     yield "at_recall", threshold.at_recall, {"confidence": CONFIDENCE, "correct": CORRECT, "recall": 0.9, "delta": 0.1}
     yield "at_coverage", threshold.at_coverage, {"confidence": CONFIDENCE, "coverage": 0.9, "delta": 0.1}

@@ -1,5 +1,6 @@
 """The site builds without a warning, all of its links lead somewhere, and it loads nothing from elsewhere."""
 
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 import sirc
+from sirc.report import figures
 from support.pages import ROOT
 
 pytestmark = pytest.mark.slow
@@ -20,7 +22,10 @@ TUTORIALS = sorted(path.stem for path in (ROOT / "docs" / "tutorials").glob("*.p
 
 
 def build(folder):
-    """Build the site as `make docs` does, but into a folder of its own."""
+    """Build the site as `make docs` does, but into a folder of its own.
+
+    Its pages are gathered in this process, which has imported most of what the tutorials need.
+    """
     pages, config = folder / "pages", folder / "mkdocs.yml"
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     text = text.replace("docs_dir: build/pages", f"docs_dir: {pages}").replace(
@@ -28,13 +33,13 @@ def build(folder):
     )
     text = text.replace("[docs/tools/examples.py]", f"[{ROOT}/docs/tools/examples.py]")
     config.write_text(text.replace("paths: [src]", f"paths: [{ROOT}/src]"), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs" / "tools"))
+        importlib.import_module("gather").gather(pages)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", config]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    for words in (
-        [ROOT / "docs" / "tools" / "gather.py", pages],
-        ["-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", config],
-    ):
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, cwd=ROOT)
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class Page(HTMLParser):
@@ -116,6 +121,17 @@ def test_formulas_are_mathematics_and_nothing_is_left_of_their_source(site):
     assert page.count("<math") == 2
     for page in pages_of(site):
         assert "```" not in "".join(parsed(page).words), page
+
+
+def test_the_gallery_shows_a_picture_of_each_kind_of_figure(site):
+    folder = site.with_name("pages") / "gallery"
+    text = (folder / "gallery.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"\]\(([^)]*\.png)\)", text)
+    assert sorted(pictures) == sorted(path.name for path in folder.glob("*.png"))
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert "| SIRC(MSP, Res.) |" in text
+    drawn = {name for name in figures.__all__ if re.search(rf"figures\.{name}\(", text)}
+    assert {"densities", "separation", "risks", "sweeps", "changes", "plane", "plane_grid", "sample_images"} <= drawn
 
 
 @pytest.mark.parametrize("name", TUTORIALS)

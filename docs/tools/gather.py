@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from os.path import normpath, relpath
 from pathlib import Path
 
+import gallery
 import notebooks
 import pictures
 import torch
@@ -18,7 +17,6 @@ from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-GALLERY = ROOT / "docs" / "tools" / "gallery.py"
 # Pages that lie at the root of the checkout, where people look for them.
 AT_ROOT = {
     "README.md": "index.md",
@@ -58,8 +56,7 @@ def gather(out: Path) -> None:
     for script in sorted(TUTORIALS.glob("*.py")):
         page = script.with_suffix(".md")
         write(out, page, notebooks.page(script, out / "tutorials"))
-    if GALLERY.exists():
-        subprocess.run([sys.executable, GALLERY, out / "gallery"], check=True, stdout=subprocess.DEVNULL)
+    gallery.write(out / "gallery")
 
 
 def write(out: Path, page: Path, text: str) -> None:

@@ -45,7 +45,7 @@ class ImageError(ValueError):
 
 
 class DataWarning(UserWarning):
-    """Data that can be computed with, but are probably not what was meant, or do not suffice for all that was asked.
+    """Data that are probably not what was meant, or too few for all that was asked; the work goes on with them.
 
     Example:
         Warnings of this kind can be made errors, in tests or in a pipeline that nobody watches:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from sirc.evaluation import MEAN, WRONG
-from studies.tools.claims import claims_of
-from studies.tools.claims.verdicts import FAILS, HOLDS, PARTLY, RULE, UNDECIDED, UNTESTED, Claim, judge
+from studies.tools.claims.verdicts import FAILS, HOLDS, NO, OPEN, PARTLY, RULE, UNDECIDED, UNTESTED, YES, Claim, judge
 from studies.tools.families import PAPER
-from studies.tools.limits import INTERVALS, short
+from studies.tools.limits import INTERVALS, INTERVALS_OF_IMAGES, short
 from studies.tools.measure import EVERY
 from studies.tools.scores import best_now, score_sections
 from studies.tools.setup import done, networks
@@ -32,12 +31,8 @@ MAIN = (
 )
 
 
-def document(study: Study, beside: Path) -> str:
-    """The whole text, from the tables of a study and the files that lie beside the document."""
-    claims = list(claims_of(study))
-    titles = {claim.title for claim in claims if not claim.by_network}
-    pooled = [claim for claim in claims_of(study.together()) if claim.title in titles and len(study.kinds) > 1]
-    together = {claim.title: claim for claim in pooled if claim.checks}
+def document(study: Study, beside: Path, claims: list[Claim], together: Mapping[str, Claim]) -> str:
+    """The whole text, from the tables of a study, its claims, and the files that lie beside the document."""
     parts = [
         "# Results",
         _summary(study, claims, together),
@@ -47,7 +42,7 @@ def document(study: Study, beside: Path) -> str:
         *_main_tables(study),
         "## The paper's claims",
         RULE,
-        INTERVALS,
+        INTERVALS if study.seeds > 1 else INTERVALS_OF_IMAGES,
         _claim_table(claims, together, study.models),
         *(claim.written(number, together.get(claim.title)) for number, claim in enumerate(claims, start=1)),
         "## Every score of the project",
@@ -55,6 +50,11 @@ def document(study: Study, beside: Path) -> str:
         "## Where this falls short",
         short(study),
     ]
+    return laid_out(parts)
+
+
+def laid_out(parts: Sequence[str]) -> str:
+    """Parts of a document, each block set in lines of 120 characters."""
     return "\n\n".join(_wrapped(block) for block in "\n\n".join(part for part in parts if part).split("\n\n")) + "\n"
 
 
@@ -73,13 +73,13 @@ def _wrapped(block: str) -> str:
 
 def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -> str:
     lines = [
-        f"Of {len(claims)} claims {_told([claim.verdict for claim in claims])}.",
-        f"Over all networks together {_told([claim.verdict for claim in together.values()])}." if together else "",
-        *(f"{model} by itself: {_told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
+        f"Of {len(claims)} claims {told([claim.verdict for claim in claims])}.",
+        f"Over all networks together {told([claim.verdict for claim in together.values()])}." if together else "",
+        *(f"{model} by itself: {told([judge(claim.outcomes(model)) for claim in claims])}." for model in study.models),
         *best_now(study),
     ]
     return (
-        f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)} on real photographs. "
+        f"The claims of the SIRC paper (Xia & Bouganis, 2022), looked for in {networks(study)}. "
         "Every figure below is computed by `python -m studies.tools.results write` from the results of `sirc run`.\n\n"
         + "\n".join(f"- {line}" for line in lines if line)
         + f"\n\n{_main_table(claims, together)}\n\nIn each cell: comparisons for / against / open."
@@ -89,20 +89,31 @@ def _summary(study: Study, claims: list[Claim], together: Mapping[str, Claim]) -
 def _main_table(claims: Sequence[Claim], together: Mapping[str, Claim]) -> str:
     """The claims that the paper is about."""
     main = {claim.title: claim for claim in claims if claim.title in MAIN}
-    header = ["the paper's main claims", "by network", *([EVERY] if together else [])]
-    lines = [f"| {' | '.join(header)} |", "|---|" + "---|" * (len(header) - 1)]
-    for title in (title for title in MAIN if title in main):
-        cells = [title.replace("|", "\\|"), _verdict(main[title])]
-        lines.append(f"| {' | '.join([*cells, *([_verdict(together.get(title))] if together else [])])} |")
-    return "\n".join(lines) if main else ""
+    rows = [
+        [title, verdict(main[title].outcomes()), *([_together(together, title)] if together else [])]
+        for title in MAIN
+        if title in main
+    ]
+    return words_table(["the paper's main claims", "by network", *([EVERY] if together else [])], rows)
 
 
-def _verdict(claim: Claim | None) -> str:
+def verdict(outcomes: Sequence[str]) -> str:
     """A verdict with its comparisons for / against / open."""
-    return "–" if claim is None else f"{claim.verdict} {'/'.join(map(str, claim.counts))}"
+    counts = [list(outcomes).count(word) for word in (YES, NO, OPEN)]
+    return f"{judge(outcomes)} {'/'.join(map(str, counts))}"
 
 
-def _told(verdicts: Sequence[str]) -> str:
+def _together(together: Mapping[str, Claim], title: str) -> str:
+    return verdict(together[title].outcomes()) if title in together else "–"
+
+
+def words_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are words, in which | is no border."""
+    return table(header, [[cell.replace("|", "\\|") for cell in row] for row in rows], "---")
+
+
+def told(verdicts: Sequence[str]) -> str:
+    """How many claims have each verdict, in words."""
     counts = {word: verdicts.count(word) for word in VERDICTS}
     return ", ".join(f"{count} {_plural(word, count)}" for word, count in counts.items() if count)
 
@@ -120,10 +131,11 @@ def _plural(verdict: str, count: int) -> str:
 
 
 def _main_tables(study: Study) -> list[str]:
+    spread = ": mean ± 2 std over seeds, as the paper prints them" if study.seeds > 1 else ""
     parts = [
-        "With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets): mean ± 2 "
-        "std over seeds, as the paper prints them, with its own figure for the network of the same name on "
-        "ImageNet-200. The OOD sets are others, so that OOD columns compare in kind only. Bold: the best here."
+        f"With ID✓ as positives, %AUROC ↑ for ID✗, and %AUROC ↑ and %FPR@95 ↓ for OOD (mean over the sets){spread}, "
+        "with the paper's own figure for the network of the same name on ImageNet-200. The OOD sets are others, so "
+        "that OOD columns compare in kind only. Bold: the best here."
     ]
     scores = [score for score in PAPER if score in study.scores]
     columns = [(WRONG, "auroc"), (MEAN, "auroc"), (MEAN, "fpr@95")]
@@ -159,15 +171,10 @@ def _number(value: float) -> str:
 def _claim_table(claims: list[Claim], together: Mapping[str, Claim], models: Sequence[str]) -> str:
     """Verdicts over the networks, for each by itself and for all as one, with the counts for / against / open."""
     alone = models if len(models) > 1 else []
-    more = [*alone, EVERY] if together else alone
-    lines = [f"| | claim | verdict | for | against | open | {' | '.join(more)} |".replace("|  |", "|")]
-    lines += ["|--:|---|---|--:|--:|--:|" + "---|" * len(more)]
+    rows = []
     for number, claim in enumerate(claims, start=1):
-        title = claim.title.replace("|", "\\|")
-        cells = [str(number), title, claim.verdict, *map(str, claim.counts)]
-        for model in alone:
-            cells.append(f"{judge(claim.outcomes(model))} {'/'.join(map(str, claim.counts_of(model)))}")
-        if together:
-            cells.append(_verdict(together.get(claim.title)))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [str(number), claim.title, claim.verdict, *map(str, claim.counts)]
+        cells += [verdict(claim.outcomes(model)) for model in alone]
+        rows.append([*cells, *([_together(together, claim.title)] if together else [])])
+    header = ["", "claim", "verdict", YES, NO, OPEN, *alone, *([EVERY] if together else [])]
+    return words_table(header, rows)

@@ -16,6 +16,11 @@ INTERVALS = (
     "deviation between seeds over √n, with Student's t for n − 1 degrees of freedom. More seeds would lower b, but "
     "hardly a."
 )
+INTERVALS_OF_IMAGES = (
+    "Intervals are at 95%: the difference ± 1.96·a, where a is its standard deviation in a paired bootstrap that "
+    "resamples the images, the same for all networks and scores. It is the sampling error of these images: one run of "
+    "a network does not say how much another training would change."
+)
 
 
 def short(study: Study) -> str:
@@ -26,8 +31,8 @@ def short(study: Study) -> str:
     old = study.printed[study.printed["model"].isin(study.models)]["id_error"].astype(float)
     err = f" against {old.min():.1f} to {old.max():.1f}% in the paper" if len(old) else ""
     lines = [
-        f"The networks err on {min(errors):.1f} to {max(errors):.1f}% of the test images{err}: small images, few "
-        "epochs. A network that errs more has more ID✗ to find and a weaker softmax to find it with.",
+        f"The networks err on {min(errors):.1f} to {max(errors):.1f}% of the test images{err}. A "
+        "network that errs more has more ID✗ to find and a weaker softmax to find it with.",
         _of_seeds(study),
         f"The ID test set has {sizes['test']:,} images and the smallest OOD set, {smallest}, {sizes[smallest]:,}.",
         *_uneven(study, sizes),

@@ -1,8 +1,9 @@
 """Measure the networks of a study and write its findings beside the paper's.
 
 `collect` takes the ranks of all scores from the machine that holds the stored outputs; `measure` makes the intervals;
-`write` makes the document with its summary and figures, and with --check says whether it is up to date; `repeat` says
-whether a rerun gives the figures of a summary. Run it from the repository's root: python -m studies.tools.results.
+`write` makes the document with its summary, its record of comparisons and its figures, and with --check says whether
+they are up to date; `page` makes the overview of all studies from their records; `repeat` says whether a rerun gives
+the figures of a summary. Run it from the repository's root: python -m studies.tools.results.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import pandas as pd
 import torch
 
 from sirc._utils.files import atomic_write
 from sirc.evaluation import MEAN, WRONG
-from sirc.experiment.results import load_run, load_studies, read_results, write_results
+from sirc.experiment.results import load_experiments, load_run, read_results, write_results
 from sirc.outputs import OutputStore
+from sirc.report.figures import save
+from studies.tools.claims import judged
+from studies.tools.claims.record import FILE as RECORD
+from studies.tools.claims.record import record
 from studies.tools.document import document as findings
 from studies.tools.draws import MIDDLE, Wanted, draw
 from studies.tools.families import PAPER, SETTINGS, SWEPT
+from studies.tools.gap import read_gaps
 from studies.tools.measure import compare, results, same_results, sizes, summary
+from studies.tools.overview import COMMAND, paper_networks, records
+from studies.tools.overview import page as overview
+from studies.tools.pictures import error_figure, gain_figure
 from studies.tools.ranks import SUFFIX, Ranks, ranks_of, read_ranks, write_ranks
 from studies.tools.repeat import compared
 from studies.tools.setup import copy_figures
@@ -37,7 +44,7 @@ HISTORY = "history"
 
 def collect(folders: Sequence[Path], out: Path, *, device: str, limit: float) -> None:
     """Write the ranks of every run of the studies in these folders."""
-    studies = [study for folder in folders for study in load_studies(folder)]
+    studies = [study for folder in folders for study in load_experiments(folder)]
 
     def runs() -> Iterator[Ranks]:
         for study in studies:
@@ -51,7 +58,7 @@ def collect(folders: Sequence[Path], out: Path, *, device: str, limit: float) ->
                 yield found
                 if out.suffix != SUFFIX and Path(run.history).is_file():
                     history = out / HISTORY / f"{study.name}-{run.seed}.csv"
-                    atomic_write(history, partial(_put, Path(run.history).read_text(encoding="utf-8")))
+                    _write(history, Path(run.history).read_text(encoding="utf-8"))
 
     for path in write_ranks(runs(), out, limit=int(limit * 2**20)):
         _tell(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
@@ -78,10 +85,10 @@ def measure(paths: Sequence[Path], out: Path, *, draws: int, seed: int, workers:
     if kept is None:
         write_results(made, out / "results.csv")
         _tell(f"{out / 'results.csv'}: made from the ranks, as it was not there")
-    _write_table(compare(runs, samples), out / "comparisons.csv")
-    _write_table(sizes(runs), out / "sets.csv")
+    _write(out / "comparisons.csv", _csv(compare(runs, samples)))
+    _write(out / "sets.csv", _csv(sizes(runs)))
     for file in sorted(file for path in paths for file in path.glob(f"{HISTORY}/*.csv")):
-        atomic_write(out / HISTORY / file.name, partial(_put, file.read_text(encoding="utf-8")))
+        _write(out / HISTORY / file.name, file.read_text(encoding="utf-8"))
 
 
 def write(folder: Path, document: Path, *, check: bool) -> None:
@@ -91,20 +98,37 @@ def write(folder: Path, document: Path, *, check: bool) -> None:
     if not tomls:
         _tell(f"note: there is no studies/{name}/*.toml, so that the recipe is left out")
     study = Study(folder, tomls)
+    claims, together = judged(study)
+    main = study.results[study.results["negative"].isin([WRONG, MEAN])]
+    files = {
+        document.parent / "summary.csv": _csv(summary(main)),
+        document.parent / RECORD: _csv(record([*claims, *together.values()])),
+    }
     if not check:
-        main = study.results[study.results["negative"].isin([WRONG, MEAN])]
-        _write_table(summary(main), document.parent / "summary.csv")
+        for path, text in files.items():
+            _write(path, text)
         copy_figures(study, document.parent)
-    text = findings(study, document.parent)
-    if check:
-        if not document.is_file() or document.read_text(encoding="utf-8") != text:
+    files[document] = findings(study, document.parent, claims, together)
+    if not check:
+        _write(document, files[document])
+    for path, text in files.items():
+        if check and not (path.is_file() and path.read_text(encoding="utf-8") == text):
             raise ValueError(
-                f"'{document}' must be what `write` makes of '{folder}'; it differs. Run "
+                f"'{path}' must be what `write` makes of '{folder}'; it differs. Run "
                 f"`python -m studies.tools.results write {folder} --document {document}` and keep what it writes."
             )
-        return
-    atomic_write(document, partial(_put, text))
-    _tell(f"{document}: {len(text.splitlines())} lines")
+
+
+def page(studies: Path, *, check: bool) -> None:
+    """Write the overview of all studies and its figures, or complain if it is not what would be written."""
+    found, gaps, document = records(studies), read_gaps(studies), studies / "README.md"
+    text = overview(found, gaps)
+    if not check:
+        save(error_figure(found, paper_networks(), gaps), studies / "figures" / "error", ["png"])
+        save(gain_figure(found, paper_networks()), studies / "figures" / "gain", ["png"])
+        _write(document, text)
+    elif not document.is_file() or document.read_text(encoding="utf-8") != text:
+        raise ValueError(f"'{document}' must be what `{COMMAND}` makes of the studies; it differs. Run it again.")
 
 
 def repeat(rerun: Path, kept: Path) -> None:
@@ -137,6 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     three.add_argument("folder", type=Path, help="that of results.csv, comparisons.csv and sets.csv")
     three.add_argument("--document", type=Path, help="the file (default: README.md in the folder)")
     three.add_argument("--check", action="store_true", help="only see whether the document is up to date")
+    all_of = commands.add_parser("page", help="write the overview of all studies that have a claims.csv")
+    all_of.add_argument("--studies", type=Path, default=STUDIES, help="their folder (default: that of the repository)")
+    all_of.add_argument("--check", action="store_true", help="only see whether the page is up to date")
     four = commands.add_parser("repeat", help="say whether a rerun gives the figures of a summary")
     four.add_argument("rerun", type=Path, metavar="RUNS", help="a folder that `sirc run` left, or its results.csv")
     four.add_argument("folder", type=Path, help="that of summary.csv, or this file")
@@ -148,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.draws < 2 or options.workers < 1:
                 raise ValueError("--draws must be at least 2 and --workers at least 1; they are not")
             measure(options.ranks, options.out, draws=options.draws, seed=options.seed, workers=options.workers)
+        elif options.command == "page":
+            page(options.studies, check=options.check)
         elif options.command == "repeat":
             repeat(options.rerun, options.folder)
         else:
@@ -156,14 +185,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, f"{parser.prog}: {error}\n")
 
 
-def _write_table(table: pd.DataFrame, path: Path) -> None:
-    text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g")
-    atomic_write(path, partial(_put, text))
-    _tell(f"{path}: {len(table)} rows")
+def _csv(table: pd.DataFrame) -> str:
+    return str(table.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
 
 
-def _put(text: str, file: BinaryIO) -> None:
-    file.write(text.encode())
+def _write(path: Path, text: str) -> None:
+    atomic_write(path, lambda file: file.write(text.encode()))
+    _tell(f"{path}: {text.count(chr(10))} lines")
 
 
 def _tell(text: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
 import pandas as pd
+from PIL import Image
 
 from sirc.evaluation import WRONG
 from sirc.experiment import Experiment
@@ -22,7 +22,11 @@ def done(study: Study, beside: Path) -> list[str]:
     parts = [_data(study), _errors(study), *trained(study)]
     recipes = {experiment.title or experiment.name: experiment for experiment in study.experiments}
     if known := {model: recipes[model] for model in study.models if model in recipes}:
-        parts += [_recipe(known), _differences(study, known), _commands(study)]
+        parts += [
+            _recipe(known),
+            _differences(study, known),
+            _commands(study, [e for e in study.experiments if e in known.values()]),
+        ]
     return [*parts, _files(study, beside)]
 
 
@@ -34,11 +38,12 @@ def networks(study: Study) -> str:
 
 def _data(study: Study) -> str:
     sizes = dict(zip(study.sizes["set"], study.sizes["images"], strict=True))
-    fitted = f"{sizes['train']:,} images to train and fit on, " if sizes["train"] else ""
+    use = "fit" if study.experiments and not any(one.train for one in study.experiments) else "train and fit"
+    fitted = f"{sizes['train']:,} images to {use} on, " if sizes["train"] else ""
     rows = [["ID", f"{fitted}{sizes['test']:,} images to test on"]]
     for group, members in study.groups.items():
         rows.append([f"{group} OOD", ", ".join(f"{name} ({sizes[name]:,})" for name in members)])
-    return "\n".join(["| data | images |", "|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+    return table(["data", "images"], rows, "---")
 
 
 def _errors(study: Study) -> str:
@@ -47,8 +52,10 @@ def _errors(study: Study) -> str:
         errors = study.each(model, study.scores[0], WRONG, "error")
         printed = study.printed[study.printed["model"] == model]["id_error"]
         old = f"{float(printed.iloc[0]):.1f}" if len(printed) else "–"
-        rows.append([model, f"{sum(errors) / len(errors):.1f}", f"{min(errors):.1f} … {max(errors):.1f}", old])
-    return table(["ID %error", "mean", "range over seeds", "paper, ImageNet-200"], rows)
+        spread = [f"{min(errors):.1f} … {max(errors):.1f}"] if study.seeds > 1 else []
+        rows.append([model, f"{sum(errors) / len(errors):.1f}", *spread, old])
+    columns = ["mean", "range over seeds"] if study.seeds > 1 else ["here"]
+    return table(["ID %error", *columns, "paper, ImageNet-200"], rows)
 
 
 def _recipe(experiments: dict[str, Experiment]) -> str:
@@ -75,16 +82,20 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
     known = {name.lower() for name in study.printed_sets}
     named_alike = [name for name in study.sets if name.lower() in known]
     in_sample = all(experiment.fit.crossfit == 0 for experiment in some)
+    images = "Tiny-ImageNet" if study.folder.resolve().name.startswith("tiny") else "ImageNet"
     lines = [
-        f"{_all(e.model.num_classes for e in some)} classes of Tiny-ImageNet at "
+        f"{_all(e.model.num_classes for e in some)} classes of {images} at "
         f"{_all(e.preprocess.size for e in some)} px "
         f"for {PAPER_CLASSES} of ImageNet at {PAPER_PIXELS}.",
+        "" if trains else "The networks are published ones, trained by others: there is one run of each.",
         "The first layers reduce an image half as much as the networks' own, to suit its size."
         if any(experiment.model.stem != "own" for experiment in some)
         else "",
         f"{_all(train.epochs for train in trains)} epochs for {PAPER_EPOCHS}"
         f"{', with the steps of the learning rate at the same shares' if same else ''}; {study.seed_words}, for "
-        f"{PAPER_SEEDS}: what the GPU time at hand allowed, by a timed run of a few epochs.",
+        f"{PAPER_SEEDS}: what the GPU time at hand allowed, by a timed run of a few epochs."
+        if trains
+        else "",
         *(
             f"{model} has a warm-up of {experiment.train.warmup:g} epochs, the paper's none: at a rate of "
             f"{experiment.train.lr:g} from the start it hardly learns in so few steps."
@@ -95,22 +106,25 @@ def _differences(study: Study, experiments: dict[str, Experiment]) -> str:
         "adversarial.",
         "Scores are fitted in sample, as in the paper." if in_sample else "Scores are fitted by cross-fitting.",
         "Scores that can be tuned are tuned on ID images held out of training."
-        if any(experiment.data.holdout for experiment in some)
+        if any(experiment.data.validates for experiment in some)
         else "",
     ]
     return "What differs from the paper:\n\n" + "\n".join(f"- {line}" for line in lines if line)
 
 
-def _commands(study: Study) -> str:
+def _commands(study: Study, experiments: list[Experiment]) -> str:
     name = study.folder.resolve().name
-    files = [experiment.name.removeprefix(f"{name}_") for experiment in study.experiments]
+    files = [experiment.name.removeprefix(f"{name}_") for experiment in experiments]
+    trained = any(experiment.train for experiment in experiments)
+    there = "" if trained else " and the weights in `weights/`"
     tool = "python -m studies.tools.results"
     return f"""\
-To repeat it from the repository's root, with the images in `data/` (the first command makes tables, page and figures):
+To repeat it from the repository's root, with the images in `{experiments[0].data.root}/`{there} (the first command \
+makes tables, page and figures):
 
 ```bash
 sirc run studies/{name}/{{{",".join(files)}}}.toml --out again/{name}
-{tool} collect again/{name} --out ranks --device cuda
+{tool} collect again/{name} --out ranks{" --device cuda" if trained else ""}
 {tool} measure ranks --out again/{name}
 {tool} write again/{name}
 ```
@@ -119,7 +133,7 @@ One network alone is repeated and compared with summary.csv, figure by figure, b
 
 ```bash
 sirc run studies/{name}/{files[0]}.toml
-{tool} repeat runs/{study.experiments[0].name} studies/{name}
+{tool} repeat runs/{experiments[0].name} studies/{name}
 ```"""
 
 
@@ -129,7 +143,7 @@ def figures_of(study: Study) -> dict[str, str]:
     name = first.lower().replace(" ", "-")
     return {
         "changes.png": "Change in FPR@95 against MSP for ID✗|ID✓, OOD|ID✓ and OOD|ID, by score and network; left is "
-        "better. The line at a bar is ± std over seeds.",
+        f"better.{' The line at a bar is ± std over seeds.' if study.seeds > 1 else ''}",
         f"densities-{name}.png": f"OOD, ID✗ and ID✓ along MSP on {first}, for OOD detection and for SCOD; hatched is "
         "to be rejected.",
         f"separation-{name}.png": f"FPR against TPR on {first}: OOD|ID on the left, ID✗|ID✓ and OOD|ID✓ on the right; "
@@ -139,12 +153,13 @@ def figures_of(study: Study) -> dict[str, str]:
 
 
 def copy_figures(study: Study, folder: Path) -> None:
-    """Put the figures of the document beside it."""
+    """Put the figures of the document beside it, with 256 colours: a third of the bytes, and no visible difference."""
     for name in figures_of(study):
         file, target = study.folder / "figures" / name, folder / "figures" / name
         if file.is_file() and file.resolve() != target.resolve():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+            with Image.open(file) as figure:
+                figure.convert("RGB").quantize(256).save(target, optimize=True)
 
 
 def _files(study: Study, beside: Path) -> str:
@@ -153,6 +168,8 @@ def _files(study: Study, beside: Path) -> str:
         "results.csv": "every score × OOD set × metric × seed",
         "comparisons.csv": "every difference with its interval",
         "summary.csv": "the mean and the standard deviation over seeds of each score's main figures",
+        "claims.csv": "every comparison behind a verdict, and how it came out",
+        "gap.csv": "how far log(S1max − S1) spreads and what S2 adds, by `python -m studies.tools.gap`",
         "table.md": "the paper's tables for these networks, set by set",
         "report.html": "a page in which α, β and the recall can be dragged",
         "data.md": "which images, in which folders",

@@ -139,6 +139,8 @@ class Study:
     def seed_words(self) -> str:
         """How many seeds networks have, in words."""
         most = max(self.runs.values())
+        if most == 1:
+            return "one run each"
         fewer = [f"{model} has {count}" for model, count in self.runs.items() if count < most]
         return f"{most} seeds each" + (f", but {' and '.join(fewer)}" if fewer else "")
 
@@ -200,8 +202,9 @@ class Study:
 
     @cached_property
     def printed_models(self) -> list[str]:
-        """The paper's networks of the same kinds."""
-        return [model for model in self.kinds if model in set(self.printed["model"])]
+        """The paper's networks of the same kinds; all of them where it does not have every kind."""
+        every = list(dict.fromkeys(self.printed["model"]))
+        return self.kinds if set(self.kinds) <= set(every) else every
 
     @cached_property
     def printed_sets(self) -> list[str]:
@@ -240,12 +243,12 @@ def named(score: str) -> str:
     return score_name(score).replace("|", "\\|")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, or nothing where it has no rows; all columns but the first are numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], columns: str = "--:") -> str:
+    """A table, or nothing where it has no rows; `columns` is how all but the first are set, by default as numbers."""
     rows = list(rows)
     if not rows:
         return ""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    lines = [header, ["---", *[columns] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -431,7 +431,7 @@ def test_help_imports_nothing_heavy():
 import contextlib, io, sys
 from sirc.cli import COMMANDS, data, main
 
-names = [[command.__name__] for command in COMMANDS]
+names = [[command.__name__] for commands in COMMANDS.values() for command in commands]
 names += [["data", command.name or command.callback.__name__] for command in data.app.registered_commands]
 for arguments in (["--help"], ["--version"], ["data", "--help"], *([*name, "--help"] for name in names)):
     with contextlib.redirect_stdout(io.StringIO()) as out:

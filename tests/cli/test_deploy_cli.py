@@ -6,6 +6,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch.distributed.run import parse_args
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc.cli import main
 from sirc.cli.deploy import read_confidences
 from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
@@ -162,7 +165,10 @@ def test_the_whole_way(here, command):
     assert code == 0
     assert out.startswith("No alarm")
     assert "30 production inputs against 120 calibration rows" in out
-    assert err == "note: 1 rows without a confidence were left out\n"
+    assert err.splitlines() == [
+        "note: 1 rows without a confidence were left out",
+        "note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order",
+    ]
     code, out, _ = command("monitor", *arguments, "--json")
     told = json.loads(out)
     assert told["alarm"] is False
@@ -223,6 +229,50 @@ def test_a_threshold_is_written_whatever_the_encoding_of_the_terminal(here, comm
     assert code == 0, err
     assert "of future ID?" in out.replace("\n            ", "")
     assert Path("selective.safetensors").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_a_threshold_is_written_though_nobody_reads_what_it_promises(here, monkeypatch, capsys):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as stop:
+            main(["calibrate", "runs/tiny", "--seed", "1", "--score", "msp", "--recall", "0.9"])
+        with suppress(OSError):
+            full.close()
+    assert stop.value.code == 1
+    assert "error: [Errno 28] the result cannot be printed: No space left on device" in capsys.readouterr().err
+    assert Path("selective.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_folder_sorted_by_class_raises_no_alarm(here, command):
+    """Of the same images, class after class, some classes are accepted more often than others."""
+    rng = np.random.default_rng(0)
+    accepted = np.concatenate([np.ones(240, dtype=bool), rng.random(80) < 0.7])
+    selective = SelectiveClassifier(torch.nn.Linear(4, 3), sirc.Scorer("msp"), "msp")
+    selective.calibrate(_outputs_like(accepted), coverage=float(accepted.mean()))
+    selective.save("sorted.safetensors")
+    confidence = selective.calibration.numpy()
+    table = pd.DataFrame({"path": [f"{i:04}.png" for i in range(320)], "accepted": accepted, "confidence": confidence})
+    call = ("monitor", "--calibration", "sorted.safetensors", "--confidences")
+    table.to_csv("by-time.csv", index=False)
+    assert command(*call, "by-time.csv")[1].startswith("ALARM")
+    spaced = table.astype(str).assign(confidence=[f" {value} " for value in confidence])
+    pd.concat([spaced, spaced[:1].assign(confidence="  ")]).to_csv("spaced.csv", index=False)  # as people leave tables
+    code, out, err = command(*call, "spaced.csv")
+    assert (code, "1 rows without a confidence" in err) == (0, True), err
+    table.assign(label=0, reason="", error="").to_csv("decisions.csv", index=False)
+    code, out, err = command(*call, "decisions.csv")
+    assert code == 0, err
+    assert out.startswith("No alarm")
+    assert "sorted by path, not by time: they are taken in a random order" in err
+
+
+def _outputs_like(accepted):
+    """Outputs whose confidences are high where these are true."""
+    size = torch.from_numpy(np.where(accepted, 6.0, 1.0)) + torch.linspace(0, 0.5, len(accepted))
+    logits = torch.stack([size, -size, -size], 1)
+    return sirc.Outputs(logits, labels=logits.argmax(1))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def files(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_help_is_shown(command_in):
-    for name in ([], *([function.__name__] for function in COMMANDS), ["data"]):
+    for name in ([], *([function.__name__] for commands in COMMANDS.values() for function in commands), ["data"]):
         code, out, _ = command_in("ascii", *name, "--help")
         assert code == 0, name
         assert "Usage: sirc" in out

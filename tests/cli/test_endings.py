@@ -24,7 +24,7 @@ from sirc.progress import Log
 
 SOURCE = Path(sirc.__file__).parent
 TEXTS = [*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "docs").glob("*.md"), SOURCE.parents[1] / "README.md"]
-NAMED = {command.__name__: command for command in COMMANDS}
+NAMED = {command.__name__: command for commands in COMMANDS.values() for command in commands}
 
 
 def said():
@@ -172,6 +172,7 @@ WORDS = [
         {"predict": "it does not say how. Save it with one"},
     ),
     ("a rule: make it with `sirc.fit([…])`", {"evaluate": "a rule"}),
+    ("it names code: `sirc.data.glyphs:os.system`.", {"calibrate": "it names code: `sirc.data.glyphs:os.system`."}),
     ("`sirc.fit`", {"evaluate": "`sirc.fit`"}),  # never nothing
     (
         "Use it in `sirc(msp, l1)` or `linear(energy, l1, c=0.1)`",

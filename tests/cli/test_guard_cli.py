@@ -55,8 +55,12 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_name_and_two_folders_lead_to_decisions(here, command):
-    code, out, err = command("guard", NETWORK, "train", "val", *FEW, "--report", "page.html", "--path", "kept")
+    code, out, err = command("guard", NETWORK, "train", "val", *FEW[:-1], "--report", "page.html", "--path", "kept")
     assert code == 0, err
+    normalised = "normalised with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5"  # as timm published it
+    assert err.startswith(
+        f"images are resized to 12, cropped to 12 and {normalised}; the model must have been trained so"
+    )
     lines = out.splitlines()
     assert lines[0].startswith('ResNet that may say "I don\'t know": score `scod`, fitted on 60 training rows')
     assert lines[-2:] == ["page.html", "guard.safetensors"]

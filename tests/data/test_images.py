@@ -426,3 +426,25 @@ def test_without_torchvision_the_extra_is_named(monkeypatch):
         ImportError, match=r"preprocessing images needs torchvision: pip install 'torch-sirc\[vision\]'"
     ):
         Preprocess().test()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"crop": 0}, "`crop` must be a whole number ≥ 1; got 0"),
+        ({"crop": "64"}, "`crop` must be a whole number ≥ 1; got '64'"),
+        ({"crop": 10**6}, "`crop` must be at most 13,377 pixels a side; got 1000000"),
+        ({"resize": 2.5}, r"`resize` must be a whole number ≥ 1; got 2.5"),
+        ({"resize": (8, 9, 10)}, r"`resize` must be one side, or height and width; got \(8, 9, 10\)"),
+        ({"resize": (8, None)}, "`resize` must be one side, or height and width"),
+        ({"interpolation": "cubic"}, '`interpolation` must be "bilinear", "bicubic" or "lanczos"; got \'cubic\''),
+        ({"mean": 0.5}, "`mean` must be three finite numbers, one for each colour; got 0.5"),
+        ({"mean": (0, 0, float("nan"))}, "`mean` must be three finite numbers"),
+        ({"std": (1, 1)}, "`std` must be three numbers above 0"),
+        ({"std": (1, 1, 0)}, "`std` must be three numbers above 0"),
+        ({"std": "abc"}, "`std` must be one number; got str"),
+    ],
+)
+def test_preprocessing_that_makes_no_sense_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        Preprocess(**given)

@@ -237,7 +237,7 @@ EVIL = {
     "zip link": (zip_with_link(), "is a link"),
     "other content": (tar({"other/0.jpg": picture()}), "it has no 'iNaturalist/images'"),
     "no archive": (b"<html>moved</html>", "is not a whole archive"),
-    "cut short": (tar(GOOD)[:200], "is not a whole archive"),
+    "cut short": (tar(GOOD)[:200], r"is not a whole archive \([^\n]*[^:]\). Delete it"),
 }
 
 

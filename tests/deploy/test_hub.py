@@ -84,9 +84,12 @@ def test_the_card_says_what_is_promised_and_what_is_not(hub):
 def test_names_on_the_card_are_text():
     from sirc.deploy.hub import card
 
-    text = card(calibrated(classes=["<script>", "a\nb", "c"]), "me/x", network='a"b', graph=False).decode()
+    made = calibrated(classes=["<script>", "a\nb", "[c](http://x)"])
+    made.remarks = ("The validation rows lack 1 of 3 classes: [c](http://x).",)
+    text = card(made, "me/x", network='a"b', graph=False).decode()
     assert "<script>" not in text
-    assert "&lt;script&gt;, a b, c." in text
+    assert r"&lt;script&gt;, a b, \[c\](http\://x)." in text
+    assert "[c](" not in text.replace("\\", "\0").replace("\0[c\0](", "")
     assert 'sirc.load_guard("hf://me/x", \'a"b\')' in text
 
 

@@ -116,6 +116,13 @@ def test_the_best_weights_are_guarded_where_asked(fit, tmp_path):
     guard = sirc.load_guard(tmp_path / "guard.safetensors", module)  # refused with other weights
     assert guard.threshold == callback.guard.threshold
 
+    # One that knows the best may stand behind one that does not; where it saved nothing, the last weights stay.
+    callback = GuardCallback(TRAIN, VAL, path=tmp_path / "last.safetensors", score="msp", best=True)
+    never = ModelCheckpoint(tmp_path, monitor="sirc/auroc/wrong", save_top_k=0)
+    with pytest.warns(sirc.DataWarning, match="of the last weights, not of the best: the trainer saved none"):
+        fit(callback, ModelCheckpoint(tmp_path / "all"), never)
+    assert callback.guard.threshold is not None
+
     with pytest.raises(ValueError, match="no checkpoint callback of the trainer says so"):
         fit(GuardCallback(TRAIN, VAL, path=tmp_path / "other.safetensors", best=True))
 
@@ -126,7 +133,7 @@ def test_a_guard_is_made_on_the_device_of_the_training(fit, tmp_path, monkeypatc
     # By the end of a training Lightning has moved the network to the CPU.
     devices, make = [], ours.guard
     monkeypatch.setattr(
-        ours, "guard", lambda *data, device, **options: devices.append(device) or make(*data, **options)
+        ours, "guard", lambda *data, device, **options: devices.append(device) or make(*data, device=device, **options)
     )
     fit(ours.GuardCallback(TRAIN, VAL, path=tmp_path / "1.safetensors", score="msp"))
     fit(ours.GuardCallback(TRAIN, VAL, path=tmp_path / "2.safetensors", score="msp", device="cpu:0"))

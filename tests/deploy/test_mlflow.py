@@ -78,6 +78,26 @@ def test_a_run_and_the_registry_keep_the_model(graph, tracking):
         assert len(pyfunc().load_model(uri).predict(images(3))) == 3
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"data": "../model.onnx"}, "with its graph inside"),
+        ({"data": None}, "there is no file"),
+        ({"loader_module": "os"}, "must be a model that `save_model` or `log_model` wrote"),
+    ],
+)
+def test_a_model_of_others_is_refused_in_words(graph, tmp_path, told, words):
+    import yaml
+
+    flavour.save_model(graph, tmp_path / "model")
+    (tmp_path / "model.onnx").write_bytes(graph.read_bytes())
+    about = yaml.safe_load((tmp_path / "model" / "MLmodel").read_text(encoding="utf-8"))
+    about["flavors"]["python_function"] |= told
+    (tmp_path / "model" / "MLmodel").write_text(yaml.safe_dump(about), encoding="utf-8")
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        flavour.load_model(str(tmp_path / "model"))
+
+
 def test_an_answer_is_json_and_a_question_may_be(graph, tmp_path):
     from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
 

@@ -377,6 +377,62 @@ def test_the_commands_refuse_a_changed_file(graph, tmp_path, monkeypatch, comman
     assert "error: 'm.onnx' must be an ONNX graph as `export_onnx` wrote it: its digest tells" in err
 
 
+def sealed(model):
+    """A graph as someone who knows the format would write it: whatever it says, its digest is right."""
+    entries = [entry for entry in model.metadata_props if entry.key != _onnx._SEAL.decode()]
+    del model.metadata_props[:]
+    model.metadata_props.extend(entries)
+    data = model.SerializeToString()
+    return data + _onnx._seal(data)
+
+
+def test_weights_outside_of_the_file_are_not_read_even_with_the_right_digest(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = onnx.load(graph)
+    tensor = max(model.graph.initializer, key=lambda one: len(one.raw_data))
+    (tmp_path / "weights.bin").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="weights.bin")
+    (tmp_path / "m.onnx").write_bytes(sealed(model))
+    with pytest.raises(sirc.StoreError, match="onnxruntime cannot run it"):
+        _onnx.OnnxModel("m.onnx")
+
+
+FORGED = [
+    ({"classes": 5}, "its class names must be a list of texts"),
+    ({"classes": ["red", None, "blue"]}, "its class names must be a list of texts"),
+    ({"classes": ["red"]}, "it must name each of its 3 classes; it has 1 names"),
+    ({"preprocess": 5}, "`preprocess` must be a JSON object; got int"),
+    ({"preprocess": {"crop": 10**6}}, "`crop` must be at most 13,377 pixels a side; got 1000000"),
+    ({"preprocess": {"std": 5}}, "`std` must be three numbers above 0"),
+    ({"quantiles": 5}, "not iterable"),
+    ({"threshold": None}, "a stored threshold must have exactly the fields"),
+]
+
+
+@pytest.mark.parametrize(("forged", "words"), FORGED)
+def test_what_a_graph_says_of_itself_is_checked_though_its_digest_is_right(graph, tmp_path, forged, words):
+    model = onnx.load(graph)
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "sirc")
+    entry.value = json.dumps({**json.loads(entry.value), **forged})
+    (tmp_path / "m.onnx").write_bytes(sealed(model))
+    with pytest.raises(sirc.StoreError, match=words):
+        _onnx.OnnxModel(tmp_path / "m.onnx")
+
+
+def test_a_model_that_cannot_be_traced_is_told_in_one_line(tmp_path):
+    class Drawn(nn.Module):
+        def forward(self, x):
+            return x[:, :3] + torch.randn(3, generator=torch.Generator().manual_seed(0))
+
+    selective = SelectiveClassifier(Drawn(), sirc.Scorer("msp", num_classes=3), "msp").set_threshold(0.5)
+    with pytest.raises(ValueError, match=r"torch cannot trace Drawn \(") as told:
+        selective.export_onnx(tmp_path / "m.onnx", torch.randn(2, 4))
+    assert "\n" not in str(told.value)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_nothing_is_overwritten_or_half_written(tmp_path):
     selective = SelectiveClassifier(Scaled(), sirc.Scorer("msp", num_classes=4), "msp").set_threshold(0.5)

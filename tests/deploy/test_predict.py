@@ -14,6 +14,7 @@ from PIL import Image
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli.options import has_begun
+from sirc.data import image_folder
 from sirc.data.preprocess import Preprocess
 from sirc.deploy.predict import COLUMNS, predict_folder, save_decisions
 from sirc.progress import Progress
@@ -318,6 +319,8 @@ def test_a_link_that_leads_to_itself_is_a_broken_image(selective, tmp_path):
     assert list(table["path"]) == ["a.png", "below/loop.png", "loop.png"]
     assert "cannot be opened: Too many levels of symbolic links" in table["error"][1]
     assert (table["error"] == "").tolist() == [True, False, False]
+    images = image_folder(tmp_path, labelled=False, transform=selective.preprocess.test())
+    assert len(sirc.extract(selective.model, images, on_error="skip", labels=False)) == 1
 
 
 def test_a_failing_machine_is_not_taken_for_broken_images(selective, folder, monkeypatch):

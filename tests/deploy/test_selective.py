@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sirc
 from sirc import SelectiveClassifier
+from sirc._utils.files import read_safetensors, write_safetensors
 from sirc._utils.graphs import prevents_graphs
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
@@ -74,7 +76,11 @@ def labelled(model, x, seed):
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return Net().eval()
+    net = Net().eval()
+    with torch.no_grad():
+        net.fc.weight *= 5
+        net.fc.bias -= net(images(400, 1)).mean(0)  # so that it predicts every class, some with confidence
+    return net
 
 
 @pytest.fixture(scope="module")
@@ -470,6 +476,29 @@ def test_a_file_that_was_tampered_with_is_refused(selective, model, tmp_path):
         SelectiveClassifier.load(path, model)
 
 
+def test_a_file_with_the_right_checksum_and_wrong_content_is_refused_in_words(selective, model, tmp_path):
+    """As another version, or someone who knows the format, would write it; also where only its calibration is read."""
+    path = tmp_path / "selective.safetensors"
+    selective.save(path)
+    tensors, metadata = read_safetensors(path)
+    tensors, facts = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(metadata["sirc"])
+    learnt = [name for name in tensors if "/" in name]
+    odd = torch.zeros(0), torch.zeros(3, 3, 3), torch.tensor(5), torch.zeros(7, dtype=torch.int64)
+    forged = [({**facts, key: value}, tensors) for key in facts for value in (None, 5, "x", [None], {"a": 1})]
+    forged += [({name: facts[name] for name in facts if name != key}, tensors) for key in facts]
+    forged += [(facts, {name: tensors[name] for name in tensors if name != key}) for key in tensors]
+    forged += [(facts, {**tensors, name: tensor}) for name in learnt for tensor in odd]
+    refused = 0
+    for about, content in forged:
+        write_safetensors(path, content, {"sirc": json.dumps(about)}, overwrite=True)
+        for read in (partial(SelectiveClassifier.load, path, model), partial(saved.calibration_of, path)):
+            try:
+                read()
+            except sirc.StoreError:
+                refused += 1
+    assert refused > len(forged) / 2
+
+
 def test_nonsense_is_refused(model, scorer, head):
     with pytest.raises(ValueError, match="not among the scorer's specs"):
         SelectiveClassifier(model, scorer, "sirc(msp, mahalanobis)")
@@ -576,8 +605,35 @@ def test_coverage_needs_no_labels_and_cost_needs_ood_data(model, scorer, head, v
     made = SelectiveClassifier(model, scorer, "sirc(msp, l1)", head=head)
     bare = sirc.Outputs(val.logits, val.features)
     assert made.calibrate(bare, coverage=0.8).threshold.value == made.calibrate(val, coverage=0.8).threshold.value
-    with pytest.raises(ValueError, match="needs `ood`"):
+    with pytest.raises(ValueError, match=r"needs `ood` .*; got recall=, alpha=, beta=$"):
         made.calibrate(val, recall=0.9, alpha=0.5, beta=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "got"),
+    [
+        ({}, "none"),
+        ({"delta": 0.1}, "delta="),
+        ({"recall": 0.9, "risk": 0.1}, "recall=, risk="),
+        ({"recall": 0.9, "ood": [torch.zeros(2, 3, SIDE, SIDE)]}, "recall=, ood="),
+        ({"recall": 0.9, "reject_cost": 0.1}, "recall=, reject_cost="),
+    ],
+)
+def test_a_goal_that_cannot_be_is_refused_before_the_model_runs(model, scorer, rule, got):
+    def loader():
+        raise AssertionError("the model ran")
+        yield
+
+    with pytest.raises(ValueError, match=f"give exactly one of .*; got {got}$"):
+        SelectiveClassifier(model, scorer, "msp").calibrate(loader(), **rule)
+
+
+def test_labels_in_another_order_are_told_when_the_threshold_is_set(model, scorer, head, val):
+    moved = sirc.Outputs(val.logits, val.features, (val.labels + 1) % K)
+    with pytest.warns(
+        sirc.DataWarning, match="'val' agree with its labels in .* if the classes are numbered otherwise"
+    ):
+        SelectiveClassifier(model, scorer, "msp", head=head).calibrate(moved, recall=0.9)
 
 
 def test_the_number_of_classes_must_fit(scorer):

@@ -368,7 +368,7 @@ def test_the_command_passes_state_and_log_on_and_tells_where_no_monitor_runs(gra
     assert (code, err) == (0, "")
     code, _, err = command("serve", graph, "--state", "m.safetensors")
     assert code == 1
-    assert "it has 0.01, and this service 0.05. Pass that" in err
+    assert "it has 0.01, and this service 0.05. Give it the former" in err
     assert command("serve", graph, "--delta", "1")[0] == 2
     assert Path("m.safetensors").is_file()
     assert Path("d.parquet").is_dir()

@@ -1,5 +1,6 @@
 """The order of classes: a pretrained network meets folders named by numbers, and the TOML says how they count."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,19 @@ def test_classes_are_given_as_a_file_or_as_a_list(shades, as_file):
     assert Experiment.read(experiment.save(), whole=True) == experiment
     extract_run(experiment, experiment.runs[0], ["test"])
     assert accuracy(experiment, "test") == 1.0
+
+
+def test_folders_of_only_some_classes_are_noted_before_the_network_runs(shades, capsys):
+    for number in range(1, 7):
+        shutil.rmtree(f"photos/{number}")
+    said = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures"], capsys)
+    note = "the network of 'shades' has 12 outputs, and its training images have 6 classes, numbered from 0. If they"
+    assert said.index(note) < said.index("36/36 images")
+    names = [str(number) for number in range(12)]
+    order = ["--set", f"data.train.classes={names}"]
+    said = stderr_of(["run", "shades.toml", "--device", "cpu", "--no-figures", *order], capsys)
+    assert "note:" not in said
+    assert accuracy(shades(f"data.train.classes={names}"), "test") == 1.0
 
 
 def test_a_changed_order_makes_stored_labels_stale_and_none_leaves_old_stamps_valid(shades):

@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 
 from sirc.errors import ConfigError
-from sirc.experiment import Experiment, check_outputs, load_runs, load_studies, load_study, require_trust
+from sirc.experiment import Experiment, check_outputs, load_experiment, load_experiments, load_runs, require_trust
 from sirc.experiment.results import read_results
 from sirc.experiment.trust import is_remembered, remember
 
@@ -168,10 +168,10 @@ def test_what_this_user_made_or_trusted_once_is_used(experiment, command):
     assert Path("called").exists()
     sys.modules.pop("marking")
     shutil.copytree("runs/tiny", "moved/tiny")  # the same code, wherever it lies
-    require_trust(load_study("moved/tiny"), Path("moved/tiny/experiment.toml"), trust=False)
+    require_trust(load_experiment("moved/tiny"), Path("moved/tiny/experiment.toml"), trust=False)
     file.write_text(file.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="--trust"):
-        require_trust(load_study("runs/tiny"), file, trust=False)
+        require_trust(load_experiment("runs/tiny"), file, trust=False)
     require_trust(experiment, experiment.save(), trust=False)  # made here
     marks = Path("state/sirc/trusted")
     places = [mark.read_text(encoding="utf-8").removesuffix("\n").split("\0") for mark in marks.iterdir()]
@@ -226,7 +226,7 @@ def test_a_study_lies_in_its_folder(part, command):
         assert "Name the folders themselves" in err
     remember(Path("runs/tiny/study.json"))  # as `sirc run --out` does, which puts studies together
     with pytest.raises((FileNotFoundError, ValueError), match=r"experiment\.toml|null"):
-        load_studies("runs/tiny")
+        load_experiments("runs/tiny")
 
 
 def test_a_study_put_together_here_speaks_for_no_other_of_the_same_content(experiment):
@@ -235,19 +235,19 @@ def test_a_study_put_together_here_speaks_for_no_other_of_the_same_content(exper
         file.parent.mkdir(parents=True)
         file.write_text('{"experiments": ["../tiny"]}', encoding="utf-8")
     remember(own)
-    assert [study.folder.name for study in load_studies("runs/both")] == ["tiny"]
+    assert [study.folder.name for study in load_experiments("runs/both")] == ["tiny"]
     shutil.copytree("runs/tiny", "stranger/tiny")
-    assert "must name folders inside of its own" in refusal(load_studies, "stranger/both")
+    assert "must name folders inside of its own" in refusal(load_experiments, "stranger/both")
     remember(other)
     for folder in ("runs/both", "stranger/both"):
-        assert [study.folder.parent.name for study in load_studies(folder)] == [Path(folder).parent.name]
+        assert [study.folder.parent.name for study in load_experiments(folder)] == [Path(folder).parent.name]
 
 
 def test_a_kept_experiment_extends_no_file():
     file = Path("runs/tiny/experiment.toml")
     file.write_text(f'extends = "../../tiny.toml"\n{file.read_text(encoding="utf-8")}', encoding="utf-8")
     with pytest.raises(ConfigError, match="it extends another file"):
-        load_study("runs/tiny")
+        load_experiment("runs/tiny")
 
 
 @pytest.mark.slow
@@ -307,13 +307,13 @@ def test_any_damage_to_study_json_is_told_in_words(attack):
     texts = [*damaged(json.loads(file.read_text(encoding="utf-8")))]
     for text in texts:
         file.write_bytes(text)
-        words = refusal(load_studies, "runs/tiny")
+        words = refusal(load_experiments, "runs/tiny")
         assert not words or ("runs/tiny" in words and len(words) > 60), text
     attack.tried(DAMAGE, len(texts), IN_WORDS)
 
 
 def test_any_damage_to_a_stamp_is_told_in_words(attack):
-    study = load_study("runs/tiny")
+    study = load_experiment("runs/tiny")
     file = Path("runs/tiny/seed-1/.made-from/extract-test.json")
     texts = [*damaged(json.loads(file.read_text(encoding="utf-8")))][:: max(1, 6 // attack.trials(1))]
     for text in texts:
@@ -337,7 +337,7 @@ def test_any_damage_to_experiment_toml_is_told_in_words(attack):
     for settings in mutants:
         with contextlib.suppress(TypeError, AttributeError):  # TOML has no null, and is a table
             file.write_text(tomli_w.dumps(settings), encoding="utf-8")
-        words = refusal(load_study, "runs/tiny")
+        words = refusal(load_experiment, "runs/tiny")
         assert not words or "experiment.toml" in words, settings
     attack.tried(DAMAGE, len(mutants), IN_WORDS)
     deep = f"[model.options.{'.'.join('a' * 5000)}]\nb = 1\n"

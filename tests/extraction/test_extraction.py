@@ -640,3 +640,39 @@ def test_a_head_that_runs_several_times_in_a_forward_is_refused():
     with pytest.raises(ValueError, match="`features` must have as many rows as `logits`; got 4 and 16"):
         sirc.extract(Chunked(), data, batch_size=16)
     assert len(sirc.extract(Chunked(), data, batch_size=16, features=False)) == 32
+
+
+def test_a_cpu_takes_large_images_in_small_steps_with_the_same_outputs(tmp_path):
+    sizes = []
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, K)).eval()
+    images, labels = torch.randn(11, 3, 300, 300), torch.arange(11) % K
+    with torch.no_grad():
+        features = model[:3](images)
+        logits = model[3](features)
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        store = sirc.extract(model, TensorDataset(images, labels), tmp_path / "s", batch_size=10, head="3")
+    finally:
+        torch.set_num_threads(threads)
+    assert sizes == [3, 3, 4, 1]  # 400,000 pixels are four such images; one is left to the second batch
+    found = store.load()
+    torch.testing.assert_close(found.logits, logits)
+    torch.testing.assert_close(found.features, features)
+    assert found.labels.tolist() == labels.tolist()
+
+
+def test_no_image_of_a_batch_is_left_alone_by_the_steps_of_a_cpu():
+    class Squeezing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, K)
+
+        def forward(self, x):
+            return self.fc(x.mean((2, 3)).squeeze())
+
+    images = torch.randn(10, 3, 360, 360)  # three at once
+    outputs = sirc.extract(Squeezing(), TensorDataset(images), batch_size=10, labels=False, head="fc")
+    assert len(outputs) == 10

@@ -46,8 +46,9 @@ def metric():
 
 
 def values(figures):
+    """The metrics that `expected` knows: a new one has its own test."""
     assert all(value.dtype == torch.float64 and value.dim() == 0 for value in figures.values())
-    return {name: float(value) for name, value in figures.items()}
+    return {name: float(value) for name, value in figures.items() if name in KEYS}
 
 
 def fill(one, data, size):

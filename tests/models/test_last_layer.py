@@ -108,6 +108,33 @@ def test_a_layer_scaled_in_place_is_not_the_output(images):
         find_head(Net(end=lambda logits, features: logits.div_(2)), images)
 
 
+class Normalising(nn.Module):
+    """A network that prepares its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(x.sub_(0.5).div_(0.25))
+
+
+@pytest.mark.parametrize(
+    "batch_of", [lambda x: x, Tensor.numpy, lambda x: [x], lambda x: ((x,), 0), lambda x: {"x": x}]
+)
+def test_a_network_that_changes_its_input_in_place_leaves_the_example_as_it_was(batch_of):
+    x = torch.rand(2, 4)
+    kept, batch = x.clone(), batch_of(x)
+    assert find_head(Normalising(), batch).name == "fc"
+    assert torch.equal(x, kept)
+
+
+def test_rows_that_show_the_head_are_extracted_as_all_others():
+    model, x = Normalising(), torch.rand(6, 4)
+    outputs = sirc.extract(model, [(x.clone(), torch.zeros(6, dtype=torch.int64))])
+    torch.testing.assert_close(outputs.logits, model.fc((x - 0.5) / 0.25))
+
+
 def test_a_model_that_is_one_linear_layer_has_the_empty_name():
     assert find_head(nn.Linear(3, 2), torch.randn(2, 3)).name == ""
 

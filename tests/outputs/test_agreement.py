@@ -55,6 +55,16 @@ def test_labels_of_other_rows_are_told_as_chance(rows, classes):
     assert "as chance would" in warning(predictions, shuffled)
 
 
+@pytest.mark.parametrize("rows", [200, 2000])
+def test_folders_of_only_some_classes_are_told(rows):
+    some = np.arange(0, 1000, 5)
+    place = np.arange(rows) % len(some)  # the classes of even rows are not those of odd ones: no match can be learnt
+    predictions, _ = network(rows, 1000, 0.7, labels=some[place])
+    said = warning(predictions, torch.from_numpy(place))
+    assert "of them are of classes beyond 199, the last of the labels. If the folders are only some" in said
+    assert said.endswith("give the order of all its classes, `classes=…`.")
+
+
 def test_a_network_that_says_one_class_is_told_even_of_few_rows():
     labels = torch.arange(90) % 3
     said = warning(torch.ones(90, dtype=torch.int64), labels)

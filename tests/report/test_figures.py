@@ -164,6 +164,13 @@ def test_changes_average_over_sets_and_then_runs():
     assert "change in %FPR@95↓ against MSP" in texts(figure)
 
 
+def test_changes_of_four_networks_stand_two_by_two_without_an_empty_panel():
+    run = make_run(seed=1).evaluation
+    figure = figures.changes({name: [run] for name in "ABCD"}, scores=["energy"])
+    assert [axes.get_title() for axes in figure.axes] == list("ABCD")
+    assert figure.axes[0].get_gridspec().get_geometry() == (2, 2)
+
+
 def test_densities_mark_the_thresholds_of_both_tasks(evaluation):
     figure = figures.densities(evaluation, ["msp", "energy"])
     detection, scod = figure.axes[2:]

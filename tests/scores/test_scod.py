@@ -377,7 +377,7 @@ def test_training_rows_are_read_twice_and_each_score_is_computed_once_a_block(mo
     assert calls == dict.fromkeys(("residual", "mahalanobis", "mahalanobis_pp", "knn", "l1", "energy"), 1)
 
 
-def test_rounding_changes_it_no_more_than_msp_and_a_margin_for_it_leaves_rejections():
+def test_rounding_changes_it_about_as_much_as_msp_and_a_margin_for_it_leaves_rejections():
     """A threshold lies below its row by a share of its size; that must not reach down to the rows that are rejected."""
     logits, z, y, weight, bias = reference.model(3000, K, L, seed=1, noise=2.0)
     logits, weight, bias = logits / 8, weight / 8, bias / 8

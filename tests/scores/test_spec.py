@@ -57,9 +57,9 @@ def test_every_spelling_has_one_canonical_text(text, canonical):
     assert hash(parse(canonical)) == hash(parse(text))
 
 
-def test_known_names_are_the_design_s():
+def test_the_names_of_the_design_are_known():
     combinations = ("sirc", "additive", "bayes", "linear", "product", "both")
-    assert set(known_names()) == {*LEAVES, "vim", "scod", *combinations}
+    assert set(known_names()) >= {*LEAVES, "vim", "scod", *combinations}
     assert sirc.known_names() == known_names()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy import stats
 
 from sirc import Ranking
@@ -213,18 +214,18 @@ def test_verdicts_at_their_edges(scripts):
 @pytest.mark.parametrize(
     ("low", "high", "bound", "below", "above"),
     [
-        (-2.0, -0.1, 0.0, "bears", "speaks"),
-        (-2.0, 0.0, 0.0, "leaves", "leaves"),
-        (0.0, 1.0, 0.0, "leaves", "leaves"),
-        (0.1, 1.0, 0.0, "speaks", "bears"),
-        (-0.19, 0.1, -0.2, "speaks", "bears"),
-        (-0.2, 0.1, -0.2, "leaves", "leaves"),
+        (-2.0, -0.1, 0.0, "for", "against"),
+        (-2.0, 0.0, 0.0, "open", "open"),
+        (0.0, 1.0, 0.0, "open", "open"),
+        (0.1, 1.0, 0.0, "against", "for"),
+        (-0.19, 0.1, -0.2, "against", "for"),
+        (-0.2, 0.1, -0.2, "open", "open"),
     ],
 )
 def test_only_a_whole_interval_decides(scripts, low, high, bound, below, above):
     interval = scripts.study.Interval((low + high) / 2, low, high)
-    assert scripts.verdicts.below(interval, bound).startswith(below)
-    assert scripts.verdicts.above(interval, bound).startswith(above)
+    assert scripts.verdicts.below(interval, bound) == below
+    assert scripts.verdicts.above(interval, bound) == above
 
 
 def test_every_score_has_a_family(scripts):
@@ -347,6 +348,26 @@ def test_every_claim_has_a_verdict_that_its_counts_give(scripts, study):
     assert alone >= {"Which S2 is better depends on the network", "Training runs differ, and most on Noise"}
 
 
+def test_the_record_has_every_comparison_behind_the_table_of_claims(study):
+    rows = claim_rows((study / "README.md").read_text(encoding="utf-8"))
+    record = pd.read_csv(study / "claims.csv")
+    for row in rows:
+        own = record[record["claim"] == row[1].replace("\\|", "|")]
+        alone = own[own["model"] != "all networks"]["outcome"]
+        assert [str((alone == word).sum()) for word in ("for", "against", "open")] == row[3:6]
+        together = own[own["model"] == "all networks"]["outcome"]
+        if row[9] != "–":
+            counts = [str((together == word).sum()) for word in ("for", "against", "open")]
+            assert row[9].rpartition(" ")[2] == "/".join(counts)
+    keeps = record[(record["claim"] == "SIRC keeps the ID✗|ID✓ of its S1") & (record["model"] == "ResNet-50")]
+    compared = pd.read_csv(study / "comparisons.csv")
+    one = compared[(compared["model"] == "ResNet-50") & (compared["score"] == "sirc(msp, l1)")]
+    one = one[(one["baseline"] == "msp") & (one["negative"] == "wrong") & (one["metric"] == "auroc")].iloc[0]
+    shown = keeps[keeps["what"] == "SIRC(MSP, ‖z‖₁)"].iloc[0]
+    for name, column in (("difference", "value"), ("low", "low"), ("high", "high")):
+        assert shown[column] == pytest.approx(100 * one[name], rel=1e-4)
+
+
 def test_all_networks_together_are_judged_by_the_means_of_their_differences(scripts, study):
     """Read off comparisons.csv: SIRC against its S1, the mean over the OOD sets."""
     table = pd.read_csv(study / "comparisons.csv", keep_default_na=False)
@@ -370,11 +391,14 @@ def test_check_fails_once_a_figure_changes(scripts, study, tmp_path, capsys):
     scripts.main.main(["write", str(study), "--document", str(document)])
     command = ["write", str(study), "--check", "--document", str(document)]
     scripts.main.main(command)
-    document.write_text(document.read_text(encoding="utf-8").replace("±", "±1", 1), encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        scripts.main.main(command)
-    assert stop.value.code == 1
-    assert "must be what `write` makes of" in capsys.readouterr().err
+    for file, old, new in ((document, "±", "±1"), (tmp_path / "claims.csv", "open", "for")):
+        before = file.read_text(encoding="utf-8")
+        file.write_text(before.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(SystemExit) as stop:
+            scripts.main.main(command)
+        assert stop.value.code == 1
+        assert f"{file.name}' must be what `write` makes of" in capsys.readouterr().err
+        file.write_text(before, encoding="utf-8")
 
 
 def test_missing_tables_are_named_with_what_makes_them(scripts, study, tmp_path, capsys):
@@ -405,6 +429,13 @@ def test_one_network_is_enough(scripts, networks, tmp_path):
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "One seed each says nothing of how networks differ." in text
     assert "nan" not in text
+    compared, record = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("comparisons", "claims"))
+    own = compared[compared["baseline"].isna() & (compared["score"] == "msp") & (compared["metric"] == "auroc")]
+    ends = own.set_index("negative")[["low", "high"]]
+    close, far = (ends.loc[GROUPS[group]].mean() for group in ("Close", "Far"))
+    expected = "for" if close["high"] < far["low"] else "against" if close["low"] > far["high"] else "open"
+    found = record[record["claim"].str.startswith("OOD images near") & (record["what"] == "MSP (Close below Far)")]
+    assert found["outcome"].tolist() == [expected]
 
 
 @pytest.mark.slow
@@ -415,7 +446,9 @@ def test_collect_writes_the_ranks_of_every_run(scripts, networks, tmp_path, monk
         SimpleNamespace(store=lambda name: tmp_path, of=run, seed=run.seed, history=tmp_path / "history.csv")
         for run in networks[:2]
     ]
-    monkeypatch.setattr(scripts.main, "load_studies", lambda folder: [SimpleNamespace(runs=runs, name="toy_resnet50")])
+    monkeypatch.setattr(
+        scripts.main, "load_experiments", lambda folder: [SimpleNamespace(runs=runs, name="toy_resnet50")]
+    )
     monkeypatch.setattr(scripts.main, "load_run", lambda study, run, device: run.of)
     monkeypatch.setattr(scripts.main, "OutputStore", lambda path: range(1234))
     scripts.main.main(["collect", "runs", "--out", str(tmp_path / "ranks")])
@@ -517,10 +550,12 @@ def test_a_document_elsewhere_gets_its_summary_and_figures(scripts, study, netwo
     shutil.copytree(study, folder)
     (folder / "figures").mkdir()
     for name in ("changes.png", "risks-resnet-50.png", "plane-resnet-50.png"):
-        (folder / "figures" / name).write_bytes(b"png")
+        Image.new("RGBA", (4, 3), (200, 10, 20, 255)).save(folder / "figures" / name)
     scripts.main.main(["write", str(folder), "--document", str(tmp_path / "there" / "README.md")])
     made = sorted(str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*.*"))
-    assert made == ["README.md", "figures/changes.png", "figures/risks-resnet-50.png", "summary.csv"]
+    assert made == ["README.md", "claims.csv", "figures/changes.png", "figures/risks-resnet-50.png", "summary.csv"]
+    with Image.open(tmp_path / "there" / "figures" / "changes.png") as figure:
+        assert figure.convert("RGB").getcolors() == [(12, (200, 10, 20))]
     text = (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     assert "](figures/risks-resnet-50.png)" in text
     assert "- [summary.csv](summary.csv)" in text
@@ -547,3 +582,27 @@ def test_the_table_of_the_readme_is_that_of_the_document():
     for spec, cells in rows:
         short = re.sub(r"^sirc\(msp, (\w+)\)$", r"\1", spec)  # as the table of S2 names it
         assert any(f"| `{name}` {cells}"[:-1] in text for name in (spec, short)), spec
+
+
+def test_published_networks_are_described_without_training_or_seeds(scripts, tmp_path):
+    titles = {"EfficientNet-Lite1": 0, "MobileNetV1": 1, "MobileNetV2": 2}
+    runs = []
+    for title, place in titles.items():
+        found = network(MODELS[place], 1)
+        runs.append(scripts.ranks.ranks_of(RunResults(title, 0, found.evaluation, None, None, {}, None), 3000))
+    folder = tmp_path / "imagenet_1k"
+    ranks = tmp_path / "ranks.safetensors"
+    list(scripts.ranks.write_ranks(runs, ranks, limit=2**24))
+    scripts.main.main(["measure", str(ranks), "--out", str(folder), "--draws", "5", "--workers", "1"])
+    scripts.main.main(["write", str(folder)])
+    text = " ".join((folder / "README.md").read_text(encoding="utf-8").split())
+    assert "3 networks (MobileNetV2, EfficientNet-Lite1, MobileNetV1; one run each)" in text
+    assert "3,000 images to fit on" in text
+    assert "- 1000 classes of ImageNet at 224 or 240 px for 200 of ImageNet at 224." in text
+    assert "- The networks are published ones, trained by others: there is one run of each." in text
+    assert "images in `data/imagenet_1k/` and the weights in `weights/`" in text
+    # EfficientNet-Lite2 and -Lite4 have a TOML, but no results here.
+    assert "sirc run studies/imagenet_1k/{efficientnet_lite1,mobilenetv1,mobilenetv2}.toml --out" in text
+    assert "resamples the images" in text
+    for word in ("epochs for", "seeds each", "--device cuda", "range over seeds"):
+        assert word not in text

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of classifiers: arrays, checks, files, precision, hints, processes."""
+"""Helpers that know nothing of classifiers: arrays, checks, files, text, precision, processes."""

@@ -61,6 +61,12 @@ def as_tensor(name: str, value: object) -> Tensor:
     return _from_numpy(name, array, type(value).__name__)
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor, without a copy if it is contiguous and on the CPU."""
+    array: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array.data
+
+
 def row_index(key: int | slice | ArrayLike, n: int, device: torch.device) -> slice | Tensor:
     """Turn a key for `n` rows into a slice, which selects a view, or into a mask or an index on `device`."""
     if isinstance(key, slice):

@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sirc._utils.arrays import bytes_of
 from sirc._utils.checks import check_path
 from sirc._utils.text import first_line, quoted, shorten
 from sirc._utils.written import WRITTEN
@@ -193,12 +194,12 @@ def write_safetensors(
     def write(file: BinaryIO) -> None:
         if end <= _MUCH:
             file.write(header(content_digest(buffers, metadata)))
-            file.writelines(map(_bytes, buffers.values()))
+            file.writelines(map(bytes_of, buffers.values()))
             return
         with ThreadPoolExecutor(1) as pool:  # large data are written while their checksum is computed
             digest = pool.submit(content_digest, buffers, metadata)
             file.write(header("0" * 64))
-            file.writelines(map(_bytes, buffers.values()))
+            file.writelines(map(bytes_of, buffers.values()))
             file.flush()
             os.fsync(file.fileno())
             file.seek(0)
@@ -377,16 +378,10 @@ def _describe(tensor: Tensor) -> dict[str, object]:
     return {"dtype": _CODES.get(tensor.dtype, "unknown"), "shape": list(tensor.shape)}
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a tensor, without a copy if it is contiguous and on the CPU."""
-    array: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return array.data
-
-
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """The checksum of a file's tensors and metadata."""
     described = {name: _describe(tensor) for name, tensor in tensors.items()}
     digest = hashlib.sha256(json.dumps([dict(metadata), described], sort_keys=True).encode())
     for name in sorted(tensors):
-        digest.update(_bytes(tensors[name]))
+        digest.update(bytes_of(tensors[name]))
     return digest.hexdigest()

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 _R = TypeVar("_R")
 _Hook = TypeVar("_Hook", bound=Callable[..., object])
-Look: TypeAlias = tuple[object, ...]
-"""The stream of a call, and the shapes, strides and types of its tensors: calls that look alike can share a graph."""
+Shapes: TypeAlias = tuple[object, ...]
+"""The stream of a call, and the shapes, strides and types of its tensors: calls with equal ones can share a graph."""
 
 _log = logging.getLogger("sirc")
 _EAGER = 4  # calls that run without a graph; at the fifth, recording is expected to pay off
-_LOOKS = 32  # the most looks that are counted, which limits the memory of graphs
+_MOST_SHAPES = 32  # that are counted, which limits the memory of graphs
 
 
 def record(
@@ -112,7 +112,7 @@ class Recorded:
 
 @final
 class Repeats:
-    """Calls a function of CUDA tensors, with a graph once tensors that look the same have come a few times.
+    """Calls a function of CUDA tensors, with a graph once tensors of the same shapes have come a few times.
 
     The numbers are the same, in any thread. A function that cannot be recorded is called without a graph. A graph reads
     the function's other tensors at their old addresses: make a new `Repeats` when they move. Copies start without
@@ -125,8 +125,8 @@ class Repeats:
     def __init__(self, *, strangers: bool = False) -> None:
         self._strangers, self._patience = strangers, _EAGER
         self._lock = threading.Lock()
-        self._seen: dict[Look, int] = {}
-        self._graphs: dict[Look, Recorded] = {}
+        self._calls: dict[Shapes, int] = {}
+        self._graphs: dict[Shapes, Recorded] = {}
         self._pools: dict[object, tuple[int, int]] = {}
 
     def __call__(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -140,44 +140,44 @@ class Repeats:
             return function(*tensors)
         # Each stream has its own graphs, since the memory of a graph serves one replay at a time.
         stream = index, torch._C._cuda_getCurrentRawStream(index)
-        look: Look = (stream, *[(x.shape, x.stride(), x.dtype) for x in tensors])
+        shapes: Shapes = (stream, *[(x.shape, x.stride(), x.dtype) for x in tensors])
         with self._lock:
-            graph = self._graphs.get(look) or self._recorded(look, stream, function, tensors)
+            graph = self._graphs.get(shapes) or self._recorded(shapes, stream, function, tensors)
             if graph is not None:
                 return graph(*tensors)
         return function(*tensors)
 
     def _recorded(
-        self, look: Look, stream: object, function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
+        self, shapes: Shapes, stream: object, function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
     ) -> Recorded | None:
-        """The graph for tensors of this look, if they have just come often enough and it can be recorded."""
-        if self._strangers and look not in self._seen:
+        """The graph for tensors of these shapes, if they have just come often enough and it can be recorded."""
+        if self._strangers and shapes not in self._calls:
             self._patience *= 2 if self._graphs else 1
             self._graphs.clear()
-            self._seen.clear()
-        if look not in self._seen and len(self._seen) >= _LOOKS:
+            self._calls.clear()
+        if shapes not in self._calls and len(self._calls) >= _MOST_SHAPES:
             return None
-        self._seen[look] = self._seen.get(look, 0) + 1
-        if self._seen[look] != self._patience + 1:
+        self._calls[shapes] = self._calls.get(shapes, 0) + 1
+        if self._calls[shapes] != self._patience + 1:
             return None
         pool = self._pools.setdefault(stream, torch.cuda.graph_pool_handle())
         try:
-            self._graphs[look] = Recorded(function, *tensors, strangers=self._strangers, pool=pool)
+            self._graphs[shapes] = Recorded(function, *tensors, strangers=self._strangers, pool=pool)
         except RuntimeError as error:
             _log.debug("no CUDA graph is recorded: %s", error)
-        return self._graphs.get(look)
+        return self._graphs.get(shapes)
 
     def __reduce__(self) -> tuple[type[Repeats], tuple[()]]:
         return Repeats, ()
 
 
-def for_new_looks(hook: _Hook) -> _Hook:
-    """Mark a module's hook that does nothing for a look it has seen: `Repeats` calls it for each new one."""
-    hook.__dict__["for_new_looks"] = True
+def for_new_shapes(hook: _Hook) -> _Hook:
+    """Mark a module's hook that does nothing for shapes that came before: `Repeats` calls it for each new one."""
+    hook.__dict__["for_new_shapes"] = True
     return hook
 
 
 def prevents_graphs(model: nn.Module) -> bool:
     """Whether some module has a hook that must run at every call: a graph runs none."""
     hooks = (hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
-    return not all(getattr(hook, "for_new_looks", False) for hook in hooks)
+    return not all(getattr(hook, "for_new_shapes", False) for hook in hooks)

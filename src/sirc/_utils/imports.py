@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sirc._utils.hints import closest
-from sirc._utils.text import shorten
+from sirc._utils.text import closest, shorten
 
 DISTRIBUTION = "torch-sirc"
 """The name to install; on PyPI, `sirc` is another project."""
@@ -102,3 +101,12 @@ def current_folder() -> Iterator[None]:
 def missing_package(what: str, package: str, extra: str = "vision") -> ImportError:
     """The error for a package that is not installed; it names the extra that installs it."""
     return ImportError(f"{what} needs {package}: pip install '{DISTRIBUTION}[{extra}]'")
+
+
+@contextlib.contextmanager
+def needing(what: str, package: str, extra: str = "vision") -> Iterator[None]:
+    """Import an optional package inside; if it is not installed, the error says so, and which extra installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise missing_package(what, package, extra) from error

@@ -1,10 +1,12 @@
-"""Text for people: shortened quotes, percentages, lists of names, aligned columns, safe CSV, errors."""
+"""Text for people: shortened quotes, percentages, lists of names, aligned columns, safe CSV and Markdown, hints."""
 
 from __future__ import annotations
 
+import difflib
+import html
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +59,25 @@ def unquoted(cell: str) -> str:
     return cell[cell.startswith("'") :] if _FORMULA.match(cell) else cell
 
 
+def as_markdown(text: str) -> str:
+    """Text that Markdown shows literally, on one line, also in a table; it makes no link of an address."""
+    plain = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|~$]|:(?=//)|(?<=www)\.)", r"\\\1", plain, flags=re.IGNORECASE)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def closest(word: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """` Did you mean …?`, or an empty text if no name is close."""
+    match = closest_match(word, known, cutoff=cutoff)
+    return f" Did you mean `{match}`?" if match else ""
+
+
+def closest_match(word: object, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most similar to `word`, in upper or lower case; None if no name is close."""
+    folded = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(str(word).strip().lower(), folded, n=1, cutoff=cutoff)
+    return folded[matches[0]] if matches else None

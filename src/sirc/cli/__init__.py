@@ -1,6 +1,7 @@
 """The command line: results on stdout, progress on stderr, exit code 0, 1 (failed) or 2 (called wrongly).
 
-To add a command, write a function with its options and an example in a module of this room, and name it in `COMMANDS`.
+To add a command, write a function with its options and an example in a module of this room, and name it in `COMMANDS`,
+under the heading that `sirc --help` shows it below.
 Modules import typer and nothing heavy: a function imports what it computes with, so that `--help` answers at once.
 """
 
@@ -24,26 +25,28 @@ from sirc.cli.options import with_imports
 
 __all__ = ["main"]
 
-COMMANDS = (
-    prepare.train,
-    prepare.extract,
-    prepare.fit,
-    results.run,
-    results.demo,
-    results.evaluate,
-    results.table,
-    results.plot,
-    results.report,
-    choose.check,
-    choose.select,
-    deploy.guard,
-    deploy.calibrate,
-    deploy.predict,
-    deploy.try_,
-    deploy.export,
-    deploy.serve,
-    deploy.monitor,
-)
+COMMANDS = {
+    "From a trained model to decisions": (
+        deploy.guard,
+        deploy.calibrate,
+        deploy.predict,
+        deploy.try_,
+        deploy.export,
+        deploy.serve,
+        deploy.monitor,
+    ),
+    "From arrays or an experiment to a comparison of scores": (
+        results.demo,
+        results.evaluate,
+        results.run,
+        choose.check,
+        choose.select,
+        results.table,
+        results.plot,
+        results.report,
+    ),
+    "Stages of an experiment, one at a time": (prepare.train, prepare.extract, prepare.fit),
+}
 NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # commands that compute none, and take no `--import`
 _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 
@@ -59,9 +62,10 @@ app = typer.Typer(
         "default_map": {**_TYPER_FLAGS, "data": _TYPER_FLAGS},
     },
 )
-app.add_typer(data.app, name="data")
-for command in COMMANDS:
-    app.command()(ending(command if command in NO_SCORES else with_imports(command)))
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(ending(command if command in NO_SCORES else with_imports(command)))
+app.add_typer(data.app, name="data", rich_help_panel="Datasets")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -70,10 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
     atexit.register(_end_quickly)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Ctrl-C does
-    for stream, errors in (
-        (sys.stdout, "replace"),
-        (sys.stderr, "backslashreplace"),
-    ):  # for letters it cannot encode
+    # For letters that a stream cannot encode.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
@@ -81,6 +83,9 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):  # before the command began
         say("stopped")
         sys.exit(INTERRUPTED)
+    except OSError as error:  # of a command, `ending` tells it
+        say(f"error: nothing can be printed: {error.strerror or error}")
+        sys.exit(1)
 
 
 def _end_quickly() -> None:

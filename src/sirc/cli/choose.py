@@ -28,8 +28,9 @@ from sirc.cli.options import (
     named_pairs,
     note_test_images,
     refuse_unused,
+    unfit_of,
 )
-from sirc.errors import ConfigError, OnError
+from sirc.errors import ConfigError
 
 if TYPE_CHECKING:
     from sirc.evaluation import Choice
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 Stored = Annotated[list[Path] | None, Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
 ValFile = Annotated[Path | None, Option(help="Labelled ID outputs that nothing was fitted on.")]
-# val, train, tune, scorer, ood, head, crossfit, on_unfit
-Files = tuple[Path | None, Path | None, Path | None, Path | None, Names, Path | None, str | None, OnErrorChoice | None]
 Judge = Callable[["Case"], "Assumptions | Choice"]
 By = StrEnum("By", ["worst", "average"])
 Pool = StrEnum("Pool", ["datasets", "samples"])
@@ -81,7 +80,7 @@ def check(
         chosen = case.scorer.only(named) if named else case.scorer
         return check_assumptions(chosen, case.id, case.ood, level=level)
 
-    files = val, train, tune, scorer, ood, head, crossfit, on_unfit
+    files = Files(val, train, tune, scorer, ood, head, crossfit, on_unfit)
     _judge("check", runs, files, spec, premise, as_json, quiet)
 
 
@@ -142,8 +141,21 @@ def select(
             seed=seed,
         )
 
-    files = val, train, tune, scorer, ood, head, crossfit, on_unfit
+    files = Files(val, train, tune, scorer, ood, head, crossfit, on_unfit)
     _judge("select", runs, files, spec, choice, as_json, quiet)
+
+
+class Files(NamedTuple):
+    """The options with which a user brings arrays, and how a scorer is fitted on them."""
+
+    val: Path | None
+    train: Path | None
+    tune: Path | None
+    scorer: Path | None
+    ood: Names
+    head: Path | None
+    crossfit: str | None
+    on_unfit: OnErrorChoice | None
 
 
 class Case(NamedTuple):
@@ -161,7 +173,7 @@ def _judge(
     command: str, runs: list[Path] | None, files: Files, specs: Names, judge: Judge, as_json: bool, quiet: bool
 ) -> None:
     """Print the verdict on each model as soon as it is known, or all of them as one JSON list."""
-    if bool(runs) == (files[0] is not None):
+    if bool(runs) == (files.val is not None):
         raise ConfigError(f"`sirc {command}` is for RUN folders or for arrays, `--val VAL.npz`: give one of the two.")
     if runs and any(files):
         raise ConfigError("RUN folders have their own scorer, head and OOD sets; leave these options to `--val`.")
@@ -199,12 +211,12 @@ def _keep(command: str, case: Case, verdict: Assumptions | Choice, progress: Pro
 
 
 def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[Case]:
-    """Give each run of each study, to select with validation outputs if it has some and no score was tuned on them."""
-    from sirc.experiment import calibration_set, check_outputs, load_studies, outputs_to_choose, title_of
+    """Give each run of each study, with its test outputs; to select, with validation outputs that tuned no score."""
+    from sirc.experiment import calibration_set, check_outputs, load_experiments, outputs_to_choose, title_of
     from sirc.outputs import OutputStore
     from sirc.scores import Scorer
 
-    for study in (study for folder in folders for study in load_studies(folder)):
+    for study in (study for folder in folders for study in load_experiments(folder)):
         for run in study.runs:
             honest = calibration_set(study) == "validation" and run.store("validation").exists()
             name = "validation" if command == "select" and honest else "test"
@@ -218,7 +230,7 @@ def _of_runs(command: str, folders: list[Path], progress: Progress) -> Iterator[
 
 
 def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> Iterator[Case]:
-    """Read the files, and load or fit the scorer: by default all scores of the paper (to check: SIRC's) that can be."""
+    """Read the files, and load a scorer or fit one; by default all scores of the paper (to check: SIRC's) it can."""
     from sirc.experiment import arrays
     from sirc.scores import Needs, Scorer, fit
 
@@ -245,9 +257,7 @@ def _of_files(command: str, files: Files, specs: Names, progress: Progress) -> I
     untuned = next((spec for spec in chosen if Needs.of([spec]).val), None)
     if tuning is None and untuned:
         raise ConfigError(f"`{untuned}` is tuned on labelled ID outputs other than those of `--val`: give `--tune`.")
-    if not specs and on_unfit is OnErrorChoice.stop:
-        raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
-    unfit: OnError = on_unfit.value if on_unfit else "stop" if specs else "skip"
+    unfit = unfit_of(on_unfit, specs)
     fitted = fit(chosen, training, head=layer, crossfit=folds, val=tuning, on_unfit=unfit, progress=progress)
     yield Case(val.stem, fitted, inside, outside)
 

@@ -34,7 +34,10 @@ def say(text: str) -> None:
 def result(text: str) -> None:
     """Print a result, once for all processes."""
     if is_main():
-        console().print(_harmless(text))
+        try:
+            console().print(_harmless(text))
+        except OSError as error:  # which names no file
+            raise OSError(error.errno, f"the result cannot be printed: {error.strerror}") from error
 
 
 def _harmless(text: str) -> str:
@@ -66,13 +69,13 @@ def telling_warnings(translate: Callable[[str], str]) -> Iterator[None]:
     """Print each warning about the data once, as a translated message."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DataWarning)
-        plain, told = warnings.showwarning, set()
+        plain, printed = warnings.showwarning, set()
 
         def tell(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
             if not issubclass(category, DataWarning):
                 plain(message, category, *rest, **named)
-            elif str(message) not in told and is_main():
-                told.add(str(message))
+            elif str(message) not in printed and is_main():
+                printed.add(str(message))
                 say(f"warning: {translate(str(message))}")
 
         warnings.showwarning = tell

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from sirc._utils.hints import closest
-from sirc._utils.text import quoted
+from sirc._utils.text import closest, quoted
 from sirc.cli.console import console, reporting, result, say
 from sirc.cli.endings import ending
 from sirc.cli.options import Quiet

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +84,7 @@ def guard(
     report: Annotated[Path | None, Option(help="Write a page, too.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
     overwrite: Overwrite = False,
-    batch_size: Annotated[int, Option(help="Images that the network sees at once.", min=1)] = 64,
+    batch_size: Annotated[int, Option(help="Images at once; a CPU takes large ones in smaller steps.", min=1)] = 64,
     workers: Workers = 0,
     on_error: OnErrorOption = None,
     device: Device = "auto",
@@ -115,12 +116,7 @@ def guard(
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
         if is_main():
-            result(str(made))
-            _require_feasible(made)
-            made.save(out, overwrite=overwrite)
-            if report is not None:
-                result(str(made.report(report, overwrite=overwrite)))
-            result(str(out))
+            _save(made, str(made), out, overwrite, report)
 
 
 def calibrate(
@@ -160,29 +156,11 @@ def calibrate(
     from sirc.experiment import arrays, load_head, network
     from sirc.scores import Scorer
 
-    goals = {"recall": recall, "coverage": coverage, "risk": risk}
-    target = {name: value for name, value in goals.items() if value is not None}
     if alpha is None:
         refuse_unused("for the least cost, give `--alpha` too", beta=beta, reject_cost=reject_cost, ood=ood)
     else:
         refuse_unused("the least cost, of `--alpha`, has no promise", delta=delta, plain=plain or None)
-    if plain:
-        refuse_unused("`--plain` leaves the promise out", delta=delta)
-    beta, delta = 0.5 if beta is None else beta, 0.05 if delta is None else delta
-    if alpha is not None and ({"coverage", "risk"} & target.keys() or (recall is None and reject_cost is None)):
-        raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
-    target = target or ({"recall": 0.95} if alpha is None else {})
-    if len(target) > 1:
-        raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(target)}.")
-    _refuse_plain_risk(plain, risk)
-    for name, value in {**target, "delta": delta}.items():
-        if not 0 < value <= 1 or (name == "delta" and value == 1):
-            raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
-    for name, share in {"alpha": alpha, "beta": beta}.items():
-        if share is not None and not 0 <= share <= 1:
-            raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
-    if reject_cost is not None and not 0 <= reject_cost < math.inf:
-        raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
+    goal = _goal({"recall": recall, "coverage": coverage, "risk": risk}, delta, plain, alpha, beta, reject_cost)
     study, runs = _find_runs(run, seed, trust)
     if len(runs) > 1:
         listed = ", ".join(str(run.seed) for run in runs)
@@ -203,16 +181,42 @@ def calibrate(
                 f"note: the outputs that set the threshold were computed in {study.extract.precision}; decisions are "
                 "in fp32. The threshold allows for the difference; with `extract.precision` fp32 it would be tighter."
             )
-        promise: dict[str, Any] = {**target, "delta": None if plain else delta}
         if alpha is not None:
             outside = {name: arrays.load_outputs(path) for name, path in named_pairs("--ood", ood)}
-            promise = {**target, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
-            promise["ood"] = outside or _ood_outputs(study, chosen_run, model)
-        selective.calibrate(data, rows=rows, **promise)
-    result(f"{spec}\n{selective.threshold}")
-    _require_feasible(selective)
-    selective.save(out, overwrite=overwrite)
-    result(str(out))
+            goal["ood"] = outside or _ood_outputs(study, chosen_run, model)
+        selective.calibrate(data, rows=rows, **goal)
+    _save(selective, f"{spec}\n{selective.threshold}", out, overwrite)
+
+
+def _goal(
+    target: Mapping[str, float | None],
+    delta: float | None,
+    plain: bool,
+    alpha: float | None,
+    beta: float | None,
+    reject_cost: float | None,
+) -> dict[str, Any]:
+    """Check what a threshold is to reach; give the arguments of `calibrate`, without the OOD rows of the least cost."""
+    given = {name: value for name, value in target.items() if value is not None}
+    if plain:
+        refuse_unused("`--plain` leaves the promise out", delta=delta)
+    if alpha is not None and (not given.keys() <= {"recall"} or (not given and reject_cost is None)):
+        raise ConfigError("`--alpha`, for the least cost, needs `--reject-cost` or `--recall`, and no other goal.")
+    if len(given) > 1:
+        raise ConfigError(f"give one of --recall, --coverage and --risk; got {' and '.join(given)}.")
+    _refuse_plain_risk(plain, target["risk"])
+    beta, delta = 0.5 if beta is None else beta, 0.05 if delta is None else delta
+    for name, value in {**given, "delta": delta}.items():
+        if not 0 < value <= 1 or (name == "delta" and value == 1):
+            raise ConfigError(f"`--{name}` must lie between 0 and 1; got {value:g}.")
+    if alpha is None:
+        return {**(given or {"recall": 0.95}), "delta": None if plain else delta}
+    for name, share in {"alpha": alpha, "beta": beta}.items():
+        if not 0 <= share <= 1:
+            raise ConfigError(f"`--{name}` must be a share, from 0 to 1; got {share:g}.")
+    if reject_cost is not None and not 0 <= reject_cost < math.inf:
+        raise ConfigError(f"`--reject-cost` must be a cost, 0 or more; got {reject_cost:g}.")
+    return {**given, "alpha": alpha, "beta": beta, "reject_cost": reject_cost}
 
 
 def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
@@ -220,11 +224,18 @@ def _refuse_plain_risk(plain: bool, risk: float | None) -> None:
         raise ConfigError("`--plain` is not for `--risk`: a risk without a promise would be too low a figure.")
 
 
-def _require_feasible(classifier: SelectiveClassifier) -> None:
-    """End the command where no threshold keeps the promise."""
-    if classifier.threshold is None or not classifier.threshold.feasible:
+def _save(classifier: SelectiveClassifier, about: str, out: Path, overwrite: bool, report: Path | None = None) -> None:
+    """Write a classifier and its page, then print what it promises; where that cannot be kept, write nothing."""
+    feasible = classifier.threshold is not None and classifier.threshold.feasible
+    if feasible:  # before anything is printed, as that may fail: a pipe may be closed
+        classifier.save(out, overwrite=overwrite)
+        if report is not None:
+            classifier.report(report, overwrite=overwrite)
+    result(about)
+    if not feasible:
         say("error: nothing was written, as no threshold keeps this promise; see the advice above")
         raise typer.Exit(1)
+    result("\n".join(str(file) for file in (report, out) if file is not None))
 
 
 def predict(
@@ -424,6 +435,8 @@ def monitor(
 
     What a service decided: `sirc monitor --calibration model.onnx --confidences decisions.parquet`
     """
+    import numpy as np
+
     from sirc.deploy import calibration_of
     from sirc.deploy.monitor import monitor as compare
 
@@ -439,6 +452,9 @@ def monitor(
     values, empty = read_confidences(confidences, column or "confidence")
     if empty:
         say(f"note: {empty} rows without a confidence were left out")
+    if _is_of_predict(confidences):
+        say("note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order")
+        values = np.random.default_rng(0).permutation(values)
     if column is None and (other := _otherwise_decided(confidences, threshold.value)):
         raise ValueError(
             f"'{confidences}' must be what '{calibration}' decided; {other:,} of its decisions are others than its "
@@ -461,14 +477,14 @@ def _checked_delta(delta: float) -> float:
 
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment of a folder and its runs, or the one with this seed. The folder may be that of a single run."""
-    from sirc.experiment import FILE, import_named, load_studies, load_study, require_trust
+    from sirc.experiment import FILE, import_named, load_experiment, load_experiments, require_trust
 
     place = folder.absolute()
     of_run = not (place / FILE).exists() and (place.parent / FILE).is_file()
     file = (place.parent if of_run else place) / FILE
     if file.is_file():
         import_named(file, kept=True, trust=trust)
-    studies = [load_study(place.parent)] if of_run else load_studies(folder)
+    studies = [load_experiment(place.parent)] if of_run else load_experiments(folder)
     if len(studies) > 1:
         listed = ", ".join(f"'{study.folder}'" for study in studies)
         raise ConfigError(f"RUN must be one experiment; '{folder}' has {len(studies)}: {listed}. Name one of them.")
@@ -580,7 +596,7 @@ def _load_selective(
     if (":" in str(folder) and not folder.exists()) or ((folder / "config.json").is_file() and not is_run):
         refuse_unused("they are for the folder of a run, and this is a network", seed=seed, trust=trust or None)
         return load_guard(path, str(folder)), None
-    wanted = read(path)[0]["model"]
+    wanted = read(path)[0].get("model")
     study, runs = _find_runs(folder, seed, trust)
     for run in runs:
         model = network(study, run)
@@ -646,6 +662,13 @@ def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], 
         raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
 
 
+def _is_of_predict(path: Path) -> bool:
+    """Whether a file is a table of `sirc predict`, whose rows, class after class, look like a rate that changes."""
+    import pandas as pd
+
+    return path.suffix == ".csv" and {"path", "accepted", "reason", "error"} <= set(pd.read_csv(path, nrows=0).columns)
+
+
 def _otherwise_decided(path: Path, threshold: float) -> int:
     """How many decisions of a log, or of a table of `sirc predict`, another threshold must have made."""
     import pandas as pd
@@ -654,7 +677,7 @@ def _otherwise_decided(path: Path, threshold: float) -> int:
     if path.suffix == ".csv":
         if not set(needed) <= set(pd.read_csv(path, nrows=0).columns):
             return 0
-        table = pd.read_csv(path, usecols=needed, index_col=False)
+        table = pd.read_csv(path, usecols=needed, index_col=False, dtype=str)
     elif path.is_dir() or path.suffix == ".parquet":
         from pyarrow import dataset
 
@@ -664,7 +687,8 @@ def _otherwise_decided(path: Path, threshold: float) -> int:
         table = data.to_table(columns=needed).to_pandas()
     else:
         return 0
-    known = table.dropna()
+    accepted = table["accepted"].astype(str).str.strip().str.lower().map({"true": True, "false": False})
+    known = pd.DataFrame({"accepted": accepted, "confidence": pd.to_numeric(table["confidence"], "coerce")}).dropna()
     return int((known["accepted"].astype(bool) != (known["confidence"] >= threshold)).sum())
 
 
@@ -672,13 +696,11 @@ def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int
     """Read a Parquet file, or a folder of them: the confidences by their time, where there is one."""
     import numpy as np
 
-    from sirc._utils.imports import missing_package
+    from sirc._utils.imports import needing
 
-    try:
+    with needing("reading Parquet", "pyarrow", "serve"):
         import pyarrow as pa
         from pyarrow import dataset
-    except ImportError as error:
-        raise missing_package("reading Parquet", "pyarrow", "serve") from error
     try:
         data = dataset.dataset(path, format="parquet")
         if not data.files:

@@ -29,9 +29,10 @@ _DRAWN = "the figures drawn so far stay, and the same command draws all of them 
 # A keyword argument in a library error, alone or in a call. One letter is a parameter of a score.
 _KEYWORD = re.compile(r"`(?:(\w+)\((?:…|\.{3}), )?([a-z_]\w+)=([^`]*?)\)?`")
 _SET = re.compile(r"`--set ([^`=]+)=([^`]*)`")
-# What exists only in Python: an argument without an option, a name in `sirc`, a class, a method or a function.
+# What exists only in Python: an argument without an option, a name in `sirc`, a class, a method or a function; but not
+# `module:function`, which files and options name.
 _PYTHON = re.compile(
-    r"`(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`(?!np\.)[^`]*(?:\bsirc\.\w|\b[A-Z]\w*[a-z]\w*[.(]|\w\.\w+\(|"
+    r"`(?:\w+\((?:…|\.{3}), )?[a-z_]\w+=[^`]*`|`(?!np\.|[\w.]+:)[^`]*(?:\bsirc\.\w|\b[A-Z]\w*[a-z]\w*[.(]|\w\.\w+\(|"
     r"\[None\]|\b(?:calibrate|find_head|finish|fit|preprocess_of|sel|set_threshold|update)\()[^`]*`"
 )
 _OR = re.compile(r"(,? or |; )(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not between backticks

@@ -16,7 +16,7 @@ from typer.models import OptionInfo
 from sirc._utils.imports import import_module
 from sirc._utils.text import listed, quoted
 from sirc.cli.console import reporting
-from sirc.errors import ConfigError
+from sirc.errors import ConfigError, OnError
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +102,13 @@ def folds_of(crossfit: str | None) -> Literal["auto"] | int:
     if not crossfit.isdecimal():
         raise ConfigError(f"`--crossfit` must be auto or a whole number; got {quoted(crossfit)}.")
     return int(crossfit)
+
+
+def unfit_of(on_unfit: OnErrorChoice | None, specs: Names) -> OnError:
+    """Read `--on-unfit`: by default named scores must all be fitted, and others are skipped if they cannot be."""
+    if not specs and on_unfit is OnErrorChoice.stop:
+        raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
+    return on_unfit.value if on_unfit else "stop" if specs else "skip"
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -21,7 +21,6 @@ from sirc.cli.options import (
     Formats,
     HeadFile,
     Names,
-    OnErrorChoice,
     OnUnfit,
     OodFiles,
     Open,
@@ -39,6 +38,7 @@ from sirc.cli.options import (
     read_runs,
     refuse_existing,
     refuse_unused,
+    unfit_of,
 )
 from sirc.errors import ConfigError
 
@@ -54,8 +54,8 @@ _ENDINGS = {"csv": ".csv", "markdown": ".md", "html": ".html", "latex": ".tex"}
 
 Studies = Annotated[list[Path], Argument(metavar="RUN", help="Folders of `sirc run`, or `results.csv` files.")]
 Stored = Annotated[list[Path], Argument(metavar="RUN", help="Folders that `sirc run` or `sirc demo` made.")]
-Stage = StrEnum("Stage", ["train", "extract", "fit", "page", "figures"])
-Redo = Annotated[list[Stage] | None, Option("--redo", help="Do a stage again; repeat. Nothing else retrains.")]
+StageName = StrEnum("StageName", ["train", "extract", "fit", "page", "figures"])
+Redo = Annotated[list[StageName] | None, Option("--redo", help="Do a stage again; repeat. Nothing else retrains.")]
 Intervals = Annotated[bool, Option("--intervals", help="Show the 95% interval of each figure, over samples.")]
 Figures = Annotated[bool, Option("--figures/--no-figures", help="Whether to draw figures.")]
 
@@ -163,8 +163,7 @@ def evaluate(
     if train is None:
         without = "nothing is fitted without `--train TRAIN.npz`; give that too"
         refuse_unused(without, val=val, head=head, crossfit=crossfit, on_unfit=on_unfit)
-    if not spec and on_unfit is OnErrorChoice.stop:
-        raise ConfigError("`--on-unfit stop` is for scores that `--score` names; others are left out, with a warning.")
+    unfit = unfit_of(on_unfit, spec)
     if val is not None and val.exists() and id_.exists() and val.samefile(id_):
         raise ConfigError(f"`--val` must be other outputs than `--id`, as scores are tuned on it; both are '{val}'.")
     for target in TARGETS:
@@ -189,7 +188,7 @@ def evaluate(
             head=arrays.find_head_in(head, train),
             crossfit=folds,
             val=None if val is None else arrays.load_outputs(val),
-            on_unfit=on_unfit.value if on_unfit else "stop",
+            on_unfit=unfit,
         )
         if spill is not None:
             with on_device(device or "auto", quiet) as (where, progress):
@@ -280,13 +279,13 @@ def plot(
 
     Example: `sirc plot runs/resnet50_imagenet200 --format pdf --out figures`
     """
-    from sirc.experiment import images_for_samples, load_runs, load_studies
+    from sirc.experiment import images_for_samples, load_experiments, load_runs
     from sirc.report.figures import figures
 
     folder = out or runs[0] / "figures"
     progress = reporting(quiet)
     try:
-        images = images_for_samples(load_studies(runs[0])[0], run_code=False)
+        images = images_for_samples(load_experiments(runs[0])[0], run_code=False)
     except (ValueError, OSError) as error:
         images = None
         why = in_options(plot, str(error))
@@ -341,7 +340,7 @@ def _note_scores(fitted: Sequence[str], named: Sequence[str] | None, val: Path |
 def _check_figures(figures: bool, format_: Formats, redo: Redo = None) -> None:
     """Refuse options about figures where none are drawn."""
     if not figures:
-        again = "figures" if Stage.figures in (redo or ()) else None
+        again = "figures" if StageName.figures in (redo or ()) else None
         refuse_unused("`--no-figures` draws none", format=format_, redo=again)
 
 
@@ -370,10 +369,10 @@ def _show(study: Study, open_: bool, *, negatives: Sequence[str] = (), verdicts:
 
 def _shown(results: pd.DataFrame, paths: Sequence[Path]) -> list[str] | None:
     """The scores that the studies want shown; None, for all, if a path is not the folder of a study."""
-    from sirc.experiment import load_studies, reported_scores
+    from sirc.experiment import load_experiments, reported_scores
 
     try:
-        studies = [study for path in paths for study in load_studies(path)]
+        studies = [study for path in paths for study in load_experiments(path)]
     except FileNotFoundError:
         return None
     if not any(study.report.specs for study in studies):

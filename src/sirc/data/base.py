@@ -124,7 +124,11 @@ class ImageSet(ABC, Dataset[object]):
         for index in range(len(self)):
             with contextlib.suppress(*READ_ERRORS):
                 return read(index)
-        raise ImageError(f"none of the {len(self)} images of `{self.name}` can be read. Check the path.")
+        raise self.none_readable()
+
+    def none_readable(self) -> ImageError:
+        """The error for a set of which no image can be read."""
+        return ImageError(f"none of the {len(self)} images of `{self.name}` can be read. Check the path.")
 
     def named(self, name: str) -> Self:
         """Copy the set under another name."""

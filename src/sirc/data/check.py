@@ -12,8 +12,7 @@ from typing import final
 import numpy as np
 
 from sirc._utils.files import PathLike
-from sirc._utils.hints import closest_match
-from sirc._utils.text import quoted
+from sirc._utils.text import closest_match, quoted
 from sirc.data import catalogue
 from sirc.data import folder as files
 from sirc.data.base import check_split

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sirc._utils.files import PathLike
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc.errors import ImageError
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ FIND_ALL = " `sirc data check NAME PATH --decode` finds all such files."
 
 def read_image(path: PathLike, data: bytes | None = None) -> Image:
     """Read one file, or its content `data`, as RGB; the EXIF orientation is ignored, as in torchvision."""
-    try:
+    with needing("reading images", "Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise missing_package("reading images", "Pillow") from error
     try:
         # PIL warns of odd metadata and of large images; if pixels are missing, it raises.
         with open(path, "rb") if data is None else io.BytesIO(data) as file, warnings.catch_warnings():
@@ -35,8 +33,9 @@ def read_image(path: PathLike, data: bytes | None = None) -> Image:
     except MemoryError:
         raise
     except Exception as error:  # PIL raises many kinds for a damaged file: OSError, SyntaxError, struct.error, …
-        if isinstance(error, OSError) and error.errno is not None:
-            # The system failed, not the image: too many open files or a lost disk must not look like broken images.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ELOOP):
+            # The system failed, not the image: too many open files or a lost disk must not look like broken images. A
+            # link that leads to itself is one.
             raise OSError(error.errno, _message(path, error)) from error
         raise ImageError(_message(path, error)) from error
 

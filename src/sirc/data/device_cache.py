@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sirc.data.preprocess import Preprocess
 from sirc.data.reading import DatasetReader, Unreadable
-from sirc.errors import ImageError
 
 if TYPE_CHECKING:
     from sirc.data.base import ImageSet
@@ -98,9 +97,9 @@ class DeviceCache:
             device = torch.device("cuda", torch.cuda.current_device())  # one name for one device
         origin, numbers = images.origin()
         key = (origin.cache_key, repr((geometry.resize, geometry.crop, geometry.interpolation)), str(device))
-        held = [entry for entry in self._entries if entry.key == key and np.isin(numbers, entry.numbers).all()]
-        if held:
-            entry = held[-1]
+        cached = [entry for entry in self._entries if entry.key == key and np.isin(numbers, entry.numbers).all()]
+        if cached:
+            entry = cached[-1]
             self._entries.remove(entry)
         else:
             make_room = partial(self._make_room, device=device, name=images.name)
@@ -185,5 +184,5 @@ def _decode(
                 raise
             raise sizes_differ from error
     if decoded is None:
-        raise ImageError(f"none of the {len(plain)} images of `{images.name}` can be read. Check the path.")
+        raise images.none_readable()
     return decoded, lost

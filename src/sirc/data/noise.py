@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sirc._utils.checks import check_at_least, check_positive, differences
 from sirc._utils.files import PathLike, atomic_write
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc.data.base import ImageSet, Transform
 from sirc.data.decode import printable
 from sirc.errors import StoreError
@@ -63,10 +63,8 @@ class Noise(ImageSet):
 
     def image(self, index: int) -> Image:
         """Make one image."""
-        try:
+        with needing("Noise", "Pillow"):
             from PIL import Image
-        except ImportError as error:
-            raise missing_package("Noise", "Pillow") from error
         drawn = Image.fromarray(draw_noise(self.seed, self._number(index)).pixels)
         return drawn.resize((self.size, self.size), Image.Resampling.LANCZOS)
 

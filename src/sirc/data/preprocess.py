@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import torch
 from torch import Tensor
 
-from sirc._utils.imports import missing_package
+from sirc._utils.checks import check_choice, check_number, check_positive, iterates
+from sirc._utils.imports import needing
+from sirc._utils.text import quoted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+_LONGEST = 13_377  # pixels: a square of these is as large as PIL decodes, and nobody's file shall fill the memory
 
 
 @final
@@ -32,6 +36,20 @@ class Preprocess:
     """The mean of each colour channel, which is subtracted."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     """The standard deviation of each colour channel, which divides."""
+
+    def __post_init__(self) -> None:
+        sides = self.resize if isinstance(self.resize, list | tuple) else (self.resize,)
+        if isinstance(self.resize, list | tuple) and (len(sides) != 2 or None in sides):
+            raise ValueError(f"`resize` must be one side, or height and width; got {quoted(self.resize)}.")
+        for name, side in [*(("resize", side) for side in sides), ("crop", self.crop)]:
+            if side is not None and check_positive(name, side) > _LONGEST:
+                raise ValueError(f"`{name}` must be at most {_LONGEST:,} pixels a side; got {side}.")
+        check_choice("interpolation", self.interpolation, get_args(Interpolation))
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            numbers = [check_number(name, value) for value in values] if iterates(values) else []
+            if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
+                kind = "three numbers above 0" if name == "std" else "three finite numbers"
+                raise ValueError(f"`{name}` must be {kind}, one for each colour; got {quoted(values)}.")
 
     @property
     def size(self) -> int | tuple[int, int] | None:
@@ -88,8 +106,6 @@ def _compose(*steps: Callable[..., object] | None) -> Callable[..., Any]:
 
 
 def _transforms() -> Any:
-    try:
+    with needing("preprocessing images", "torchvision"):
         from torchvision.transforms import v2
-    except ImportError as error:
-        raise missing_package("preprocessing images", "torchvision") from error
     return v2

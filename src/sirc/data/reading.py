@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from sirc._utils.arrays import bytes_of
 from sirc.errors import ImageError
 
 Items: TypeAlias = Dataset[Any]
@@ -224,8 +225,7 @@ def _as_bytes(item: object) -> bytes:
     if isinstance(item, tuple | list):
         return b"".join(map(_as_bytes, item))
     if isinstance(item, Tensor):
-        values = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return f"{item.dtype}{tuple(item.shape)}".encode() + values.tobytes()
+        return f"{item.dtype}{tuple(item.shape)}".encode() + bytes_of(item)
     if hasattr(item, "__array__"):
         array = np.asarray(item)
         return f"{array.dtype}{array.shape}".encode() + array.tobytes()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sirc._utils.imports import import_function, missing_package
+from sirc._utils.imports import import_function, needing
 from sirc._utils.text import quoted
 from sirc.data.base import ImageSet
 from sirc.data.catalogue import unknown_name
@@ -96,10 +96,8 @@ def torchvision_set(
     split_required: bool = True,
 ) -> Wrapped:
     """Make a torchvision dataset by its class name; nothing is downloaded unless `options` say `download = true`."""
-    try:
+    with needing(f"torchvision:{kind}", "torchvision"):
         from torchvision import datasets
-    except ImportError as error:
-        raise missing_package(f"torchvision:{kind}", "torchvision") from error
     known = {name: each for name in sorted(datasets.__all__) if inspect.isclass(each := getattr(datasets, name))}
     if kind in _UNPICKLING:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Scores in production: thresholds with guarantees, the selective classifier, ONNX, service, monitor."""
+"""Scores in production: the guard, thresholds with guarantees, the selective classifier; ONNX, services, monitor."""
 
 from sirc.deploy import monitor, threshold
 from sirc.deploy.batches import DecideImages, ScoreOutputs

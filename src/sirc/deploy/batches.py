@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from os import PathLike as AnyPath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from sirc._utils.checks import check_type, iterates
 from sirc._utils.files import PathLike
+from sirc._utils.text import quoted
 from sirc.data import DatasetReader, Preprocess, printable, read_image
 from sirc.deploy.predict import COLUMNS, Decider, DecisionRows
 from sirc.deploy.selective import SelectiveClassifier
@@ -51,8 +54,8 @@ class DecideImages:
         preprocess: Preprocess | None = None,
     ) -> None:
         self.classifier, self.preprocess = classifier, preprocess
-        self.columns = [column] if isinstance(column, str) else list(column)
-        self.keep = keep if keep is None else [keep] if isinstance(keep, str) else list(keep)
+        self.columns = _names("column", column)
+        self.keep = None if keep is None else _names("keep", keep)
 
     @cached_property
     def _decider(self) -> Decider:
@@ -66,11 +69,12 @@ class DecideImages:
         """Decide about one batch, all of it in one forward pass."""
         import pandas as pd
 
+        _check_columns(batch)
         there = [name for name in self.columns if name in batch]
         kept = [name for name in batch if name not in there] if self.keep is None else self.keep
         if not there or (missing := [name for name in kept if name not in batch]):
             wanted = f"`{'` or `'.join(self.columns)}`" if not there else f"`{missing[0]}`"
-            raise ValueError(f"batches must have a column {wanted}; these have {', '.join(batch)}")
+            raise ValueError(f"batches must have a column {wanted}; these have {', '.join(map(str, batch))}")
         if clash := [name for name in kept if name in COLUMNS[1:]]:
             raise ValueError(
                 f"decisions have a column `{clash[0]}` of their own, and these batches have one too. Rename it, or "
@@ -84,6 +88,19 @@ class DecideImages:
         decisions = self._decider.table(rows).astype(dict.fromkeys(_TEXTS, "string"))  # even where all are missing
         others = {name: pd.Series(list(batch[name]), dtype=getattr(batch[name], "dtype", None)) for name in kept}
         return pd.concat([pd.DataFrame(others), decisions], axis=1)
+
+
+def _names(argument: str, given: str | Sequence[str]) -> list[str]:
+    """The names of columns, one or several."""
+    names: list[Any] = [given] if isinstance(given, str) else [*given] if iterates(given) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"`{argument}` must be the name of a column, or a list of names; got {quoted(given)}")
+    return names
+
+
+def _check_columns(batch: object) -> None:
+    if not (hasattr(batch, "keys") and hasattr(batch, "__getitem__")):
+        raise ValueError(f"a batch must be columns by name, a dict or a data frame; got {type(batch).__name__}")
 
 
 @final
@@ -115,6 +132,7 @@ class ScoreOutputs:
     """
 
     def __init__(self, scorer: Scorer | PathLike) -> None:
+        check_type("scorer", scorer, Scorer | str | AnyPath, "a `sirc.Scorer`, or the path of one")
         self.scorer = scorer
 
     @cached_property
@@ -123,6 +141,7 @@ class ScoreOutputs:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """The confidences of one batch."""
+        _check_columns(batch)
         given = {name: np.stack(list(batch[name])) for name in ("logits", "features") if name in batch}
         outputs = Outputs.of(given)
         others = {name: values for name, values in batch.items() if name not in given}

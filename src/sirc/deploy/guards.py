@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sirc._utils.checks import check_device, check_type
+from sirc._utils.checks import check_device, check_path, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, printable
 from sirc.deploy.saved import SAMPLE, calibration_sample
-from sirc.deploy.selective import TRIED, SelectiveClassifier, names_of, refuse_compiled, watched
+from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, names_of, refuse_compiled, watched
 from sirc.deploy.sources import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
@@ -46,6 +46,7 @@ _HELD_OUT = 0.2  # the share of training rows that stand in for missing validati
 _MOST_HELD_OUT = 10_000  # of those rows
 _SEED = 0  # of their choice
 _BATCH = 8192  # stored rows read at a time
+_FEW_REJECTED = 5  # validation rows: of fewer, nothing is told
 _NOTHING = "It accepts nothing: no threshold keeps the promise."
 
 
@@ -115,6 +116,7 @@ def guard(
     ways = "Or pass datasets that prepare their images."
     check_type("preprocess", preprocess, Preprocess | Mapping | None, "a `sirc.data.Preprocess`, or a dict", ways)
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
+    path = None if path is None else check_path("path", path)
     recall = checked_recall(recall, risk, delta, val)
     show, needs_features = as_progress(progress), reads_features([parse(score)])
     if Needs.of([score]).val:
@@ -148,7 +150,9 @@ def guard(
             "Take `scod`, or S2 scores such as `mahalanobis_pp`, `knn` and `l1`"
         )
     if any(map(is_unprepared, data)) or preprocess is not None:
-        preprocess = _preparation(network, known, preprocess)
+        given, preprocess = preprocess, _preparation(network, known, preprocess)
+        if not isinstance(given, Preprocess):
+            show.note(_prepared(preprocess))
         transform = preprocess.test()
         data = [one.with_transform(transform) if is_unprepared(one) else one for one in data]
 
@@ -166,7 +170,7 @@ def guard(
                 one.check_model(weights)
             if isinstance(one, KnownOutputs):
                 return one
-            made: KnownOutputs = run(one, None if path is None else Path(path, name), head=head, name=name)
+            made: KnownOutputs = run(one, path and path / name, head=head, name=name)
             return made
 
         with watched(network) as seen:
@@ -194,7 +198,8 @@ def guard(
             warnings.filterwarnings("ignore", told, DataWarning)
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
-    tried = seen[0] if seen else example(TRIED)
+    # On a CPU large images run in small steps: of too few, nothing can be seen.
+    tried = seen[0] if seen and seen[0].logits is not None and len(seen[0].logits) >= TRIED_FIRST else example(TRIED)
     made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
     _warn_of_margin(made)
     about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
@@ -291,20 +296,32 @@ def _preparation(
         return given
     try:
         known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
-        made = replace(known, **(given or {}))
-    except TypeError as error:
-        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     except ValueError as error:
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         ) from error
+    try:
+        made = replace(known, **(given or {}))
+    except TypeError as error:
+        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
         raise ValueError(
             f"`crop` must be at most `resize`, as a larger crop has black edges; got {made.crop} and {made.resize}. "
             "Give both, or a `sirc.data.Preprocess` where the model was trained with such edges"
         )
     return made
+
+
+def _prepared(preprocess: Preprocess) -> str:
+    """Say how images are prepared: weights that were trained otherwise lose accuracy, and nothing fails."""
+    size, crop = preprocess.resize, preprocess.crop
+    side = " × ".join(map(str, size)) if isinstance(size, tuple) else size
+    steps = [f"resized to {side}"] if side else []
+    steps += [f"cropped to {crop}"] if crop else []
+    mean, std = (", ".join(f"{x:.4g}" for x in values) for values in (preprocess.mean, preprocess.std))
+    steps.append(f"normalised with mean {mean} and std {std}")
+    return f"images are {listed(steps)}; the model must have been trained so"
 
 
 def _first_run(
@@ -430,11 +447,11 @@ def _warn_of_margin(made: SelectiveClassifier) -> None:
     assert threshold is not None
     assert rows is not None
     low, high = (int((rows < value).sum()) for value in (threshold.value, threshold.value + threshold.margin))
-    if threshold.feasible and low < high / 2:
+    if threshold.feasible and high >= _FEW_REJECTED and low < high / 2:
         warn(
             f"this guard rejects {low:,} of {len(rows):,} validation rows; it would reject {high:,} if confidences did "
             f"not change with batch size, device and rounding: for that its threshold lies {threshold.margin:.2g} "
-            "lower. Images as `val` show how much they change, outputs do not; a network in float32 changes less"
+            "lower. Where `val` is outputs, pass images: they show how much it is"
         )
 
 

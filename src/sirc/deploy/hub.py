@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from sirc._utils.checks import check_path, check_type
 from sirc._utils.files import PathLike
-from sirc._utils.imports import DISTRIBUTION, missing_package
-from sirc._utils.text import first_line, shorten
+from sirc._utils.imports import DISTRIBUTION, needing
+from sirc._utils.text import as_markdown, first_line, shorten
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -81,10 +81,12 @@ def card(guard: SelectiveClassifier, repo_id: str, *, network: str | None, graph
     """The card in Markdown: how to load the guard, what it does, promises and cannot promise."""
     from sirc.models import fingerprint
 
-    done, accepts, promise, *remarks, cannot = html.escape(str(guard), quote=False).splitlines()
+    # Names of classes in these lines may look like links.
+    about = re.sub(r"[\[\]]|:(?=//)", r"\\\g<0>", html.escape(str(guard), quote=False))
+    done, accepts, promise, *remarks, cannot = about.splitlines()
     model = "model" if network is None else repr(network)
     wanted = "The network is not in the guard" if network else "`model` is the network that it was made for"
-    classes = html.escape(shorten(", ".join(" ".join(name.split()) for name in guard.classes or ()), 1000), quote=False)
+    classes = as_markdown(shorten(", ".join(guard.classes or ()), 1000))
     lines = [
         "---",
         "library_name: sirc",
@@ -153,10 +155,8 @@ def _card_name(api: HfApi, repo_id: str) -> str:
 
 
 def _api() -> HfApi:
-    try:
+    with needing("a guard on the Hub", "huggingface_hub", "hub"):
         from huggingface_hub import HfApi
-    except ImportError as error:
-        raise missing_package("a guard on the Hub", "huggingface_hub", "hub") from error
     from sirc import __version__
 
     return HfApi(library_name="sirc", library_version=__version__)

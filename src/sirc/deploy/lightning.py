@@ -99,7 +99,7 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         """Refuse before training what would fail after it."""
         if stage == "fit":
             refuse_existing(self._path, self._overwrite)
-            if self._best and not getattr(trainer.checkpoint_callback, "monitor", None):
+            if self._best and _checkpoint_of(trainer) is None:
                 raise ValueError(
                     "`best` needs to know which weights are the best; no checkpoint callback of the trainer says so. "
                     'Add `ModelCheckpoint(monitor="sirc/aurr/wrong")`, or what else you log, to its callbacks'
@@ -133,13 +133,29 @@ class GuardCallback(_Callback):  # type: ignore[misc]
         rows = table[table["metric"].isin(_LOGGED) & (table["negative"] != "pooled")]
         return {f"sirc/{row['metric']}/{row['negative']}": row["value"] for row in rows.to_dict("records")}
 
-    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Make the guard; the first of several processes writes its file."""
         if self._best:
-            load_weights(pl_module, trainer.checkpoint_callback.best_model_path)
+            _load_best(pl_module, trainer)
         # The trainer has moved the network to the CPU by now, where it is left again.
         where, left = {"device": trainer.strategy.root_device}, pl_module.device
         made = guard(pl_module, self._train, self._val, score=self._score, **where | self._options)
         self.guard = made.to(left)
         if trainer.is_global_zero:
             self.guard.save(self._path, overwrite=self._overwrite)
+
+
+def _checkpoint_of(trainer: Any) -> Any:
+    """The first checkpoint callback that knows which weights are the best; None without one."""
+    return next((one for one in trainer.checkpoint_callbacks if getattr(one, "monitor", None)), None)
+
+
+def _load_best(module: nn.Module, trainer: Any) -> None:
+    """Load the best weights; where they were not saved, or cannot be read, warn and leave the last ones."""
+    path = _checkpoint_of(trainer).best_model_path
+    try:
+        if not path:
+            raise ValueError("the trainer saved none")
+        load_weights(module, path)
+    except (ValueError, OSError) as error:
+        warn(f"the guard is of the last weights, not of the best: {first_line(error)}")

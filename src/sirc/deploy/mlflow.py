@@ -51,8 +51,12 @@ def load_model(uri: str) -> OnnxGraph:
     from mlflow.artifacts import download_artifacts
     from mlflow.models import Model
 
-    folder = Path(download_artifacts(artifact_uri=uri))
-    return OnnxGraph(folder / Model.load(folder).flavors["python_function"]["data"])
+    folder = Path(download_artifacts(artifact_uri=uri)).resolve()
+    told = Model.load(folder).flavors.get("python_function", {})
+    place = (folder / str(told.get("data"))).resolve()
+    if told.get("loader_module") != __name__ or not place.is_relative_to(folder):
+        raise ValueError(f"'{uri}' must be a model that `save_model` or `log_model` wrote, with its graph inside")
+    return OnnxGraph(place)
 
 
 def _load_pyfunc(path: str) -> _ImageModel | _ArrayModel:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_at_least, check_same_length, dtype_name
+from sirc._utils.checks import check_at_least, check_path, check_same_length, dtype_name
 from sirc._utils.files import PathLike, atomic_write, refuse_existing
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
+from sirc._utils.text import first_line, shorten
 from sirc._utils.warn import warn
 from sirc.data import Preprocess
-from sirc.deploy.saved import about, calibration_sample, preprocess_from
+from sirc.deploy.saved import about, calibration_sample, class_names_in, preprocess_from
 from sirc.deploy.selective import Decision, SelectiveClassifier
 from sirc.deploy.threshold import Threshold
 from sirc.errors import ImageError, StoreError
@@ -45,18 +47,16 @@ def export(
 ) -> None:
     """Export, and compare with the module on the example in several batch sizes."""
     refuse_existing(path, overwrite)
-    try:
+    with needing("exporting", "onnx, onnxruntime and onnxscript", "onnx"):
         import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise missing_package("exporting", "onnx, onnxruntime and onnxscript", "onnx") from error
     inputs = _inputs(example)
     if any(weight.dtype == torch.bfloat16 for weight in selective.model.parameters()):
         raise ValueError("a model in bfloat16 cannot be exported, as runtimes do not know it: use float32 or float16")
     selective(example)  # finds the head, and fails early
     size = torch.export.Dim("batch")
-    with _silenced(), torch.no_grad():
+    with _silenced(), _exported(selective.model), torch.no_grad():
         program = torch.onnx.export(
             _Explaining(selective, list(inputs)).eval(),
             tuple(_repeated(inputs, 2).values()),  # a batch of one would be taken for a constant
@@ -181,6 +181,19 @@ def _facts_of(session: Any, sealed: bool) -> dict[str, Any]:
 
 
 @contextmanager
+def _exported(model: nn.Module) -> Iterator[None]:
+    """Turn what the exporter says of a model that it cannot trace into one line."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        why = shorten(first_line(error.__cause__ or error), 200)
+        raise ValueError(
+            f"a model must be traceable to be exported; torch cannot trace {type(model).__name__} ({why}). "
+            "`torch.onnx.export(model, …, dynamo=True)` tells where"
+        ) from error
+
+
+@contextmanager
 def _silenced() -> Iterator[None]:
     """Silence the exporter's logs and warnings; errors are still raised."""
     before = logging.root.manager.disable
@@ -223,21 +236,22 @@ class OnnxGraph:
     """
 
     def __init__(self, path: PathLike, *, threads: int = 0) -> None:
-        if not Path(path).is_file():
+        path = check_path("path", path)
+        if not path.is_file():
             raise FileNotFoundError(f"there is no file '{path}'. Make it with `sirc export` or `export_onnx`.")
-        if Path(path).suffix == ".safetensors":
+        if path.suffix == ".safetensors":
             raise StoreError(f"'{path}' is no graph: make one of it with `sirc export` or `export_onnx`.")
         check_at_least("threads", threads, 0)
-        try:
+        with needing("running an exported graph", "onnxruntime", "onnx"):
             import onnxruntime
-        except ImportError as error:
-            raise missing_package("running an exported graph", "onnxruntime", "onnx") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         # Threads that spin while they wait would take the cores from other requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        data = Path(path).read_bytes()  # what is checked is what runs, even if the file changes meanwhile
+        # The digest covers this file alone: weights in another one are not read.
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+        data = path.read_bytes()  # what is checked is what runs, even if the file changes meanwhile
         try:
             sealed = _is_sealed(data)
             try:
@@ -262,9 +276,11 @@ class OnnxGraph:
     def _read(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.spec = str(facts["spec"])
-        self.classes: list[str] | None = facts["classes"]
+        self.classes = class_names_in(facts, {tensor.name: tensor.shape for tensor in self.gives}["logits"][1])
         self.threshold = Threshold.from_dict(facts["threshold"])
         self._reasons = [str(words) for words in facts["reasons"]] if _REASON in self._outputs else None
+        self.quantiles = [float(value) for value in facts.get("quantiles") or ()]
+        """Those of the calibration, at 5%, 10%, …, 95%; none where the threshold was given."""
         kept = facts.get("confidences")
         self.calibration = None if kept is None else np.frombuffer(base64.b64decode(kept, validate=True), "<f8")
         """Confidences of the ID rows that set the threshold, for `sirc.monitor`; graphs of earlier versions have none.

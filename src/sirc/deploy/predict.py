@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from torch import Tensor
 
 from sirc._utils import distributed
-from sirc._utils.checks import check_positive
+from sirc._utils.checks import check_path, check_positive
 from sirc._utils.files import PathLike, atomic_write, content_digest, refuse_existing
 from sirc._utils.parts import Parts
 from sirc._utils.text import as_csv
@@ -60,6 +60,7 @@ def predict_folder(
     `sirc.distributed.process_group()` the processes share the images, and each returns the whole table.
     """
     distributed.require_joined("predict_folder")
+    path = None if path is None else check_path("path", path)
     decider = Decider(classifier, preprocess, batch_size)
     files = image_folder(folder, labelled=False)
     names = sorted(files._names)
@@ -70,7 +71,7 @@ def predict_folder(
     if path is not None:
         work = {"batch": str(size), "preprocess": repr(decider.preprocess)}
         work["images"] = _digest_of_files(files.root, names)
-        parts = Parts(Path(path).with_name(f".{Path(path).name}.parts"), work | {"classifier": _digest_of(classifier)})
+        parts = Parts(path.with_name(f".{path.name}.parts"), work | {"classifier": _digest_of(classifier)})
         with distributed.failing_together():
             if overwrite and distributed.is_main():
                 parts.remove()

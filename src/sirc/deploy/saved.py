@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sirc._utils.checks import check_type
 from sirc._utils.files import PathLike, read_header, read_safetensors
 from sirc.data import Preprocess
 from sirc.deploy.hub import local_path
@@ -78,12 +81,17 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
             f"'{path}' was calibrated for another model: its fingerprint is {facts.get('model')}, this one's is "
             f"{actual}. A threshold holds for the weights it was set with: load those, or calibrate again"
         )
-    try:
+    with _whole(path):
         sizes = {name: facts[name] for name in ("num_classes", "num_features", "fitted_rows")}
         scorer = Scorer(facts["spec"], parameters_in(tensors), fitted_on=tensors.get("fitted_on"), **sizes)
         preprocess = preprocess_from(facts["preprocess"])
         selective = SelectiveClassifier(
-            model, scorer, facts["spec"], head=facts["head"], classes=facts["classes"], preprocess=preprocess
+            model,
+            scorer,
+            facts["spec"],
+            head=facts["head"],
+            classes=class_names_in(facts, scorer.num_classes),
+            preprocess=preprocess,
         )
         selective._hook.is_last = bool(facts["head_is_last"])
         selective._with(Threshold.from_dict(facts["threshold"]))
@@ -91,8 +99,7 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
         correct = tensors.get("calibration_correct")  # files of earlier versions have none, and no remarks
         selective.calibration_correct = None if correct is None else correct.clone()
         selective.remarks = tuple(map(str, facts.get("remarks", ())))
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
+        _try_out(selective)
     return selective
 
 
@@ -108,6 +115,26 @@ def read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return read_header(path, metadata, "selective classifier", _VERSION), tensors
 
 
+def _try_out(selective: SelectiveClassifier) -> None:
+    """Score one row: parameters whose shapes do not fit each other show now, and not with the first input."""
+    device, scorer = selective.scoring.limit.device, selective.scorer
+    if scorer.num_classes is not None:
+        features = None if scorer.num_features is None else torch.zeros(1, scorer.num_features, device=device)
+        with torch.no_grad():
+            selective.scoring(torch.zeros(1, scorer.num_classes, device=device), features)
+
+
+@contextmanager
+def _whole(path: PathLike) -> Iterator[None]:
+    """Say that a file is not whole where something in it is missing or of another kind."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
+        raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
+
+
 def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
     """The confidences that set the threshold of a saved classifier or of an exported graph, and the threshold.
 
@@ -119,13 +146,25 @@ def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
         graph = OnnxGraph(path)
         return np.empty(0) if graph.calibration is None else graph.calibration, graph.threshold
     facts, tensors = read(path)
-    return tensors["calibration"].numpy(), Threshold.from_dict(facts["threshold"])
+    with _whole(path):
+        return tensors["calibration"].numpy(), Threshold.from_dict(facts["threshold"])
 
 
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
     """Read the preprocessing from its JSON values."""
+    check_type("preprocess", values, dict | None, "a JSON object")
     plain: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in (values or {}).items()}
     return None if values is None else Preprocess(**plain)
+
+
+def class_names_in(facts: dict[str, Any], count: int | None) -> list[str] | None:
+    """The names of the classes in what a file says, one for each of `count`; None where it has none."""
+    names: list[str] | None = facts["classes"]
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("its class names must be a list of texts")
+    if names is not None and count not in (None, len(names)):
+        raise ValueError(f"it must name each of its {count} classes; it has {len(names)} names")
+    return names
 
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:

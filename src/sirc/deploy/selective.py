@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
-from sirc._utils.graphs import Repeats, for_new_looks
+from sirc._utils.graphs import Repeats, for_new_shapes
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
 from sirc.deploy.sources import Data, is_unprepared, opened
@@ -26,6 +26,7 @@ from sirc.errors import NotFittedError
 from sirc.models import (
     FeatureHook,
     call_model,
+    copy_of,
     features_at,
     fingerprint,
     is_parallel,
@@ -34,7 +35,7 @@ from sirc.models import (
     rows_of,
     unwrap,
 )
-from sirc.outputs import Head, Outputs, OutputStore
+from sirc.outputs import Head, Outputs, OutputStore, warn_of_labels
 from sirc.scores import (
     COMBINATIONS,
     Evaluator,
@@ -56,7 +57,7 @@ _TF32 = 1e-2  # the tolerance of convolutions in TF32 where no images show it: T
 _NOTHING = nullcontext()
 _FEW = 64  # rows that a GPU decides about in less time than the launch takes
 TRIED = 16  # images that are run again to see how much confidences change
-_TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
+TRIED_FIRST = 4  # run alone; the others follow unless the change is far below what is allowed anyway
 _MAX_OVERLAP = 0.01  # a guarantee is refused if a larger share of the calibration rows was used to fit
 
 
@@ -93,14 +94,14 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     seen: list[Seen] = []
     largest, given = 0, None
 
-    @for_new_looks
+    @for_new_shapes
     def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal largest, given
         size = max((len(x) for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim), default=0)
-        given = _copied([args] if args else named) if size > largest else None
+        given = copy_of([args] if args else named) if size > largest else None
         largest = max(size, largest)
 
-    @for_new_looks
+    @for_new_shapes
     def after(_: nn.Module, __: object, output: object) -> None:
         if given is not None:
             seen[:] = [Seen(given, model_logits(output)[:TRIED].clone())]
@@ -115,15 +116,6 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _copied(batch: Any) -> Any:
-    """Copy the tensors of a batch: a network may change its input in place."""
-    if isinstance(batch, Tensor):
-        return batch.clone()
-    if isinstance(batch, Mapping):
-        return {key: _copied(value) for key, value in batch.items()}
-    return [*map(_copied, batch)] if isinstance(batch, list | tuple) else batch
 
 
 @final
@@ -219,7 +211,7 @@ class SelectiveClassifier(nn.Module):
         return Decision(label, confidence, accepted, logits)
 
     def _score(self, images: Any) -> tuple[Tensor, Tensor]:
-        logits, features = self.outputs(_copied(images))
+        logits, features = self.outputs(copy_of(images))
         with _precisely(logits.device):
             return logits, self.scoring(logits, features)
 
@@ -262,7 +254,7 @@ class SelectiveClassifier(nn.Module):
             if self._hook.name is not None:
                 return  # another thread found it
             try:
-                self._attach(features_at(self.model, _copied(rows_of(images, slice(2)))))
+                self._attach(features_at(self.model, rows_of(images, slice(2))))
             except ValueError:
                 if self.scoring.needs_features:
                     raise
@@ -312,6 +304,16 @@ class SelectiveClassifier(nn.Module):
             >>> sel.calibrate(val, recall=0.9, delta=0.05).threshold.bounds
             {'recall': 0.9}
         """
+        rule = {"recall": recall, "coverage": coverage, "risk": risk, "delta": delta}
+        rule |= {"alpha": alpha, "beta": beta, "reject_cost": reject_cost}
+        given = [name for name, value in (*rule.items(), ("ood", ood)) if value is not None]
+        least_cost = {"ood", "alpha", "beta"} <= {*given} <= {"ood", "alpha", "beta", "reject_cost", "recall"}
+        if not least_cost and {*given} - {"delta"} not in ({"recall"}, {"coverage"}, {"risk"}):
+            raise ValueError(
+                "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
+                "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall=; got "
+                + (", ".join(f"{name}=" for name in given) or "none")
+            )
         val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
         with watched(self.model) as seen:
             outputs = self._as_outputs(val, labelled=coverage is None)
@@ -328,8 +330,9 @@ class SelectiveClassifier(nn.Module):
         # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
         tolerance = self._tolerance(val, outputs, confidence, seen)
-        goals = sum(goal is not None for goal in (recall, coverage, risk))
-        if ood is not None and alpha is not None and beta is not None and coverage is risk is delta is None:
+        if outputs.labels is not None:
+            warn_of_labels("val", outputs.predictions, outputs.labels)
+        if ood is not None and alpha is not None and beta is not None:
             sets = ood.values() if isinstance(ood, Mapping) else [ood]
             if not sets:
                 raise ValueError("`ood` must hold at least one OOD set; got an empty dict")
@@ -344,11 +347,6 @@ class SelectiveClassifier(nn.Module):
                 reject_cost=reject_cost,
                 recall=recall,
                 tolerance=tolerance,
-            )
-        elif goals != 1 or any(value is not None for value in (ood, alpha, beta, reject_cost)):
-            raise ValueError(
-                "give exactly one of recall=, coverage= and risk=; or, for a threshold of least cost, which needs "
-                "`ood` and has no delta=, alpha= and beta= with reject_cost= or recall="
             )
         elif recall is not None:
             threshold = at_recall(confidence, outputs.correct, recall, delta=delta, tolerance=tolerance)
@@ -399,7 +397,7 @@ class SelectiveClassifier(nn.Module):
                 with Convolutions(rounded=True):
                     widened = max(widened, allowed(exact, self._score(few)[1]))
             for i, value in enumerate(together):
-                if i == _TRIED_FIRST and by_batch < widened / 10:
+                if i == TRIED_FIRST and by_batch < widened / 10:
                     break
                 alone = self._score(rows_of(few, slice(i, i + 1)))[1]
                 by_batch = max(by_batch, allowed(value, alone))

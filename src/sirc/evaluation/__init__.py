@@ -1,6 +1,6 @@
 """Evaluating scores on ID and OOD data: the tidy table, comparisons, selection, checks of SIRC's premise."""
 
-from sirc.evaluation.bars import Method
+from sirc.evaluation.error_bars import Method
 from sirc.evaluation.evaluation import Evaluation, combine, evaluate
 from sirc.evaluation.inputs import (
     COLUMNS,

@@ -16,19 +16,20 @@ from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_type, iterates
 from sirc._utils.files import PathLike
 from sirc._utils.text import quoted
-from sirc.evaluation import bars
-from sirc.evaluation.bars import Method
+from sirc.evaluation import error_bars
+from sirc.evaluation.error_bars import Method
 from sirc.evaluation.inputs import (
     COLUMNS,
     POOLED,
+    AnyOutputs,
     ConfidenceArrays,
-    Data,
     OodSets,
     as_names,
     check_set,
     group_sizes,
     id_confidences,
     ood_confidences,
+    require_right,
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
@@ -45,7 +46,7 @@ _RANKINGS = 64  # rankings kept for curves and sweeps; the oldest is dropped fir
 @overload
 def evaluate(
     scorer: Scorer | ConfidenceArrays,
-    test: Data | None = None,
+    test: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     scores: Sequence[str] | None = None,
@@ -56,7 +57,7 @@ def evaluate(
 @overload
 def evaluate(
     scorer: Scorer | ConfidenceArrays,
-    test: Data | None = None,
+    test: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     spill: PathLike,
@@ -69,7 +70,7 @@ def evaluate(
 
 def evaluate(
     scorer: Scorer | ConfidenceArrays,
-    test: Data | None = None,
+    test: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     alpha: ArrayLike = 0.5,
@@ -149,8 +150,7 @@ class Evaluation(Tabulated):
         super().__init__(list(confidences), list(ood), alpha=alpha, beta=beta, groups=groups, pool=pool, recall=recall)
         for score, values in self.confidences.items():
             self.correct = as_flags(f"correct of {quoted(score)}", correct, values).clone()
-        if not bool(self.correct.any()):
-            raise ValueError(f"at least one prediction must be right, to accept any; got {len(self.correct)} wrong")
+        require_right(group_sizes(self.correct, {}))
         self.ood = {name: check_set(name, by_score, list(self.confidences)) for name, by_score in ood.items()}
         self._rankings: dict[tuple[str, str], Ranking] = {}
 
@@ -208,7 +208,7 @@ class Evaluation(Tabulated):
         a stratified `bootstrap`. With `method="bootstrap"` all have, and metrics of the ID data are left out.
         `scores` and `negatives` select rows.
         """
-        return bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
+        return error_bars.intervals(self._request(alpha, beta, scores, negatives, method, draws, seed), level)
 
     def compare(
         self,
@@ -240,12 +240,14 @@ class Evaluation(Tabulated):
         """
         self._check_score(baseline)
         chosen = None if scores is None else list(dict.fromkeys([*as_names(scores), baseline]))
-        return bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
+        return error_bars.compare(self._request(alpha, beta, chosen, negatives, method, draws, seed), baseline, level)
 
     def _request(
         self, alpha: float | None, beta: float | None, scores: Sequence[str] | None, *rest: Any
-    ) -> bars.Request:
-        return bars.Request.of(self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest)
+    ) -> error_bars.Request:
+        return error_bars.Request.of(
+            self, self._one("alpha", alpha), self._one("beta", beta), self._wanted(scores), *rest
+        )
 
     def assumptions(self, scorer: Scorer | None = None, *, level: float = 0.95) -> Assumptions:
         """Whether SIRC's premise holds for each `sirc(S1, S2)` whose S1 and S2 are among the scores too.

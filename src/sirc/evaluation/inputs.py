@@ -17,10 +17,10 @@ from sirc.outputs import Outputs, OutputStore, warn_of_labels
 from sirc.scores import Scorer, Spec, parse
 
 Set = TypeVar("Set")
-Data: TypeAlias = Outputs | OutputStore | Iterable[object]
+AnyOutputs: TypeAlias = Outputs | OutputStore | Iterable[object]
 ConfidenceArrays: TypeAlias = Mapping[str, tuple[ArrayLike, ArrayLike]]
 """Confidences from elsewhere, `{score: (confidence, correct)}`."""
-OodSets: TypeAlias = Mapping[str, Data | Mapping[str, ArrayLike]]
+OodSets: TypeAlias = Mapping[str, AnyOutputs | Mapping[str, ArrayLike]]
 """Outputs of each OOD set for a scorer, or confidences from elsewhere, `{set: {score: confidence}}`."""
 
 COLUMNS = ["score", "negative", "metric", "alpha", "beta", "value"]
@@ -28,7 +28,7 @@ WRONG, MEAN, POOLED, ORACLE = "wrong", "OOD mean", "pooled", "oracle"
 
 
 def id_confidences(
-    scorer: Scorer | ConfidenceArrays, data: Data | None, scores: Sequence[str] | None, name: str
+    scorer: Scorer | ConfidenceArrays, data: AnyOutputs | None, scores: Sequence[str] | None, name: str
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Confidences by score on ID data, the argument `name`, and which predictions are right."""
     what = "a `Scorer`, or {score: (confidence, correct)}"
@@ -36,8 +36,8 @@ def id_confidences(
     known = list(scorer.specs if isinstance(scorer, Scorer) else scorer)
     wanted = known if scores is None else as_names(scores)
     if not wanted:
-        way_in = f", of {', '.join(known)}" if known else ": pass a `Scorer`, or `{score: (confidence, correct)}`"
-        raise ValueError(f"at least one score is needed{way_in}; got none")
+        which = f", of {', '.join(known)}" if known else ": pass a `Scorer`, or `{score: (confidence, correct)}`"
+        raise ValueError(f"at least one score is needed{which}; got none")
     if isinstance(scorer, Scorer):
         return score_labelled(scorer.only(wanted), name, data)
     if data is not None:
@@ -64,7 +64,7 @@ def id_confidences(
 
 
 def score_labelled(
-    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: Data | None
+    scorer: Callable[[Outputs], Mapping[str, Tensor]], name: str, data: AnyOutputs | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The scores of labelled ID data, and which predictions are right."""
     if not isinstance(data, Outputs) and not iterates(data):
@@ -74,7 +74,7 @@ def score_labelled(
     for batch in [data] if isinstance(data, Outputs) else data:
         outputs = Outputs.of(batch)
         if outputs.labels is None:
-            raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
+            raise without_labels(name)
         parts.append(scorer(outputs))
         predicted.append(outputs.predictions)
         labels.append(outputs.labels)
@@ -83,6 +83,17 @@ def score_labelled(
     predictions, truth = torch.cat(predicted), torch.cat(labels)
     warn_of_labels(name, predictions, truth)
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, predictions == truth
+
+
+def without_labels(name: str) -> ValueError:
+    """The error for ID data, the argument `name`, that has no labels."""
+    return ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
+
+
+def require_right(sizes: Mapping[str, int]) -> None:
+    """Refuse ID data on which every prediction is wrong."""
+    if not sizes["correct"]:
+        raise ValueError(f"at least one prediction must be right, to accept any; got {sizes[WRONG]} wrong")
 
 
 def check_fresh(scorer: Scorer, name: str, data: object) -> None:
@@ -187,10 +198,10 @@ def parse_or_none(name: str) -> Spec | None:
 
 def as_names(names: Sequence[str]) -> list[str]:
     """A list of names; a single name becomes a list of one."""
-    found: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
-    if not all(isinstance(name, str) for name in found):
+    listed: list[Any] = [names] if isinstance(names, str) else list(names) if iterates(names) else [None]
+    if not all(isinstance(name, str) for name in listed):
         raise ValueError(f"names of scores, sets or groups must be a list of texts; got {quoted(names)}")
-    return found
+    return listed
 
 
 def as_fractions(name: str, value: ArrayLike) -> Tensor:

@@ -21,7 +21,7 @@ from sirc._utils.parts import Parts
 from sirc._utils.text import quoted
 from sirc._utils.warn import warn
 from sirc.errors import StoreError
-from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets
+from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets, require_right, without_labels
 from sirc.evaluation.tabulated import Settings, Tabulated
 from sirc.metrics import Ranking, SortedRun, ranking_of_runs
 from sirc.outputs import OutputStore, doubt_of_store
@@ -77,8 +77,7 @@ class SpilledEvaluation(Tabulated):
         with distributed.failing_together():
             for store in everything:
                 store.open()
-            if not self.sizes["correct"]:
-                raise ValueError(f"at least one prediction must be right, to accept any; got {self.sizes[WRONG]} wrong")
+            require_right(self.sizes)
             if distributed.is_main():
                 self._test.warn_of_labels()
             rows = {}
@@ -152,7 +151,7 @@ class _SortedStore:
             )
         store.require_complete()
         if labelled and not store.has_labels:
-            raise ValueError(f"`{name}` must have labels, to know which predictions are right; these outputs have none")
+            raise without_labels(name)
         self._name, self._store, self._scorer, self._labelled = name, store, scorer, labelled
         self._parts = Parts(folder, made)
         self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))

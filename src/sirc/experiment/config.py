@@ -63,7 +63,7 @@ class Extract:
     """Settings for computing and storing outputs."""
 
     batch_size: int = 256
-    """Images that the network sees at once."""
+    """Images at once; a CPU takes large images in smaller steps, which is faster."""
     workers: int = 8
     """Processes that read images."""
     shard_size: int = 8192
@@ -71,7 +71,7 @@ class Extract:
     precision: Precision = "fp32"
     """The precision in which the network computes."""
     channels_last: bool = False
-    """Whether images lie in memory with the channels last, which is often faster on a GPU."""
+    """Whether images lie in memory with the channels last, which is often faster for convolutions."""
     dtype: Literal["model", "float32", "float16"] = "model"
     """The type of stored logits and features; "model" stores what the network gives."""
     cache: Literal["none", "device"] = "none"

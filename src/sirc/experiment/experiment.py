@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import final
 
 from sirc._utils.files import PathLike, keep_text
-from sirc._utils.hints import closest
-from sirc._utils.text import shorten
+from sirc._utils.text import closest, shorten
 from sirc.data import Preprocess, Source, source_path
 from sirc.errors import ConfigError
 from sirc.experiment.config import Data, Extract, Fit, Model, Reported, check_folder_name
 from sirc.experiment.toml import LATER, Document, dotted, dump
 from sirc.experiment.trust import remember
 from sirc.scores import Needs, parse
-from sirc.training import Train
+from sirc.training import Train, crop_size
 
 FILE = "experiment.toml"
 
@@ -98,14 +97,6 @@ class Experiment:
             raise ValueError("`out` must be a folder; got an empty string. Leave it out for `runs`.")
         if len(set(self.seeds)) < len(self.seeds) or any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ValueError(f"`seeds` must be distinct whole numbers from 0 to 2³² − 1; got {list(self.seeds)}.")
-        resize, crop, std = self.preprocess.resize, self.preprocess.crop, self.preprocess.std
-        for name, values in (
-            ("resize", resize if isinstance(resize, tuple) else (resize,)),
-            ("crop", (crop,)),
-            ("std", std),
-        ):
-            if not all(value is None or 0 < value < float("inf") for value in values):
-                raise ValueError(f"`preprocess.{name}` must be positive; got {getattr(self.preprocess, name)}.")
         known = {str(parse(text)) for text in self.fit.specs}
         for text in self.report.specs:
             if str(parse(text)) not in known:
@@ -132,8 +123,8 @@ class Experiment:
         if self.train is not None:
             if not self.seeds:
                 raise ValueError("`seeds` must be given to train: one network for each; got none. Write `seeds = [1]`.")
-            if self.train.augment.crop != "none" and self.preprocess.size is None:
-                raise ValueError("`preprocess.crop` must be given to crop at random, as it is the size of the result.")
+            if self.train.augment.crop != "none":
+                crop_size(self.preprocess)
             return
         if self.seeds:
             raise ValueError(

@@ -62,7 +62,7 @@ def check_data(
 ) -> None:
     """Check, without decoding any, that each dataset has images and that the network has an output for every label.
 
-    More outputs than classes to train on may be intended, so that is only noted.
+    More outputs than classes may be intended, so that is only noted.
     """
     outputs = experiment.model.num_classes
     for name in names:
@@ -76,6 +76,13 @@ def check_data(
                 f"note: '{experiment.name}' asks for {outputs} classes (`model.num_classes`), and its training images "
                 f"have {classes}: the other outputs learn to stay low. Unless that is meant, stop, and set "
                 f"`model.num_classes = {classes}`, or check that all class folders are in the training data."
+            )
+        named = experiment.train is None and name == "train" and images.classes
+        if named and classes < outputs and distributed.is_main():
+            progress.note(
+                f"note: the network of '{experiment.name}' has {outputs} outputs, and its training images have "
+                f"{classes} classes, numbered from 0. If they are only some of the network's classes, give all of them "
+                "in order: `classes = …` of the dataset."
             )
 
 

@@ -101,11 +101,11 @@ def confidences_stage(experiment: Experiment, run: Run) -> Stage:
 
 def load_runs(folders: Sequence[PathLike]) -> list[RunResults]:
     """Evaluate all runs of the studies in these folders."""
-    studies = [study for folder in folders for study in load_studies(folder)]
+    studies = [study for folder in folders for study in load_experiments(folder)]
     return [load_run(study, run) for study in studies for run in study.runs]
 
 
-def load_studies(folder: PathLike) -> list[Experiment]:
+def load_experiments(folder: PathLike) -> list[Experiment]:
     """Read the experiments of a study: the one in this folder, or those whose results it combines.
 
     The latter must be in folders below, unless this user combined them.
@@ -115,7 +115,7 @@ def load_studies(folder: PathLike) -> list[Experiment]:
     try:
         parts = read_json(file).get("experiments")
     except (FileNotFoundError, NotADirectoryError):
-        return [load_study(path)]
+        return [load_experiment(path)]
     if not (isinstance(parts, list) and parts and all(isinstance(part, str) for part in parts)):
         raise StoreError(
             f"'{file}' must list the folders of its `experiments`; got {quoted(parts)}. Make it again with "
@@ -126,10 +126,10 @@ def load_studies(folder: PathLike) -> list[Experiment]:
             f"'{file}' must name folders inside of its own, unless you made it here; got '{shorten(outside[0])}'. Name "
             "the folders themselves, or put them together again with `sirc run`."
         )
-    return [load_study(path / part) for part in parts]
+    return [load_experiment(path / part) for part in parts]
 
 
-def load_study(folder: PathLike) -> Experiment:
+def load_experiment(folder: PathLike) -> Experiment:
     """Read the configuration in a study's folder; results are looked for in that folder, even if it was moved."""
     path = Path(os.path.abspath(folder))
     if not os.path.isfile(path / FILE):  # unlike `Path.is_file`, it takes names of any length

@@ -48,8 +48,11 @@ from sirc.experiment.stages import (
 from sirc.experiment.stamp import Stage, digest, folder_digest
 from sirc.experiment.trust import remember
 from sirc.progress import SILENT, Progress, Task
+from sirc.report.figures import FORMATS
+from sirc.report.figures import figures as draw_figures
+from sirc.report.page import report
+from sirc.report.tables import save_tables
 
-FORMATS = ("pdf", "svg", "png")
 REDO = ("train", "extract", "fit", "page", "figures")
 PAGE = "report.html"
 TARGETS = ("results.csv", "table.md", "table.tex", "table.html", "table.csv", PAGE)
@@ -269,9 +272,6 @@ class _Worker:
 
     def files(self, formats: Sequence[str] | None) -> None:
         """Write the tables, the page and, in these formats, the figures."""
-        from sirc.report.page import report
-        from sirc.report.tables import save_tables
-
         study, folder, progress = self.study, self.study.folder, self.progress
         code = folder_digest(Path(__file__).parents[1] / "report")  # the code may change within one version
         scores = reported_scores(list(study.results["score"].unique()), study.experiments)
@@ -287,11 +287,9 @@ class _Worker:
             study.files += stage.made
 
         def draw(formats: Sequence[str]) -> list[Path]:
-            from sirc.report.figures import figures
-
             first = self.runs[0][0]
             images = None if first.folder in self.imageless else images_for_samples(first)
-            return figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
+            return draw_figures(study.reported, folder / "figures", formats=formats, images=images, progress=progress)
 
         reported = study.results[study.results["score"].isin(scores)]
         make("tables", lambda: save_tables(reported, folder, overwrite=True), {"scores": scores})
@@ -324,23 +322,17 @@ def save_results(
     progress: Progress = SILENT,
 ) -> Study:
     """Write results, tables, page and figures of runs without a study; `intervals` adds them to the tables."""
-    from sirc.report.page import report
-
     tables = [run.intervals() if intervals else run.table for run in runs]
     study = save_table(pd.concat(tables, ignore_index=True), folder, overwrite=overwrite)
     study.files.append(report(runs, study.folder / PAGE, overwrite=True, progress=progress))
     if figures:
         with _unless_missing(progress):
-            from sirc.report.figures import figures as draw
-
-            study.files += draw(list(runs), study.folder / "figures", formats=formats, progress=progress)
+            study.files += draw_figures(list(runs), study.folder / "figures", formats=formats, progress=progress)
     return study
 
 
 def save_table(results: pd.DataFrame, folder: PathLike, *, overwrite: bool = False) -> Study:
     """Write results without an experiment, and their tables."""
-    from sirc.report.tables import save_tables
-
     study = Study(Path(folder), results=results)
     for name in TARGETS:
         refuse_existing(study.folder / name, overwrite)  # before any work is done

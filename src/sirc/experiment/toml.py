@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import tomli_w
 
 from sirc._utils.files import PathLike
-from sirc._utils.hints import closest
-from sirc._utils.text import quoted, shorten
+from sirc._utils.text import closest, quoted, shorten
 from sirc.errors import ConfigError
 
 T = TypeVar("T")

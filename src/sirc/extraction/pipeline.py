@@ -90,7 +90,7 @@ def extract(
         head: the layer whose input is the features, or its name; found if not given.
         features: whether to keep features.
         labels: whether to keep labels; pass False for OOD data that has labels of its own.
-        batch_size: the number of rows at a time, for a `Dataset`.
+        batch_size: the number of rows at a time, for a `Dataset`; a CPU takes large images in smaller steps.
         workers: the number of processes that read, for a `Dataset`.
         precision: "bf16" runs the model under autocast, and its last layer in float32 so that logits keep their order.
         channels_last: whether to pass images in that memory format.

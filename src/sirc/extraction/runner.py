@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -27,6 +28,10 @@ from sirc.models import (
     rows_of,
 )
 from sirc.outputs import Head, OutputStore
+
+_CPU_PIXELS = 400_000
+"""What a network sees at once on a CPU: eight images of 224 × 224, but at least one for each thread. The activations of
+larger batches are taken from the system anew for every layer, which costs more time than the arithmetic."""
 
 
 @final
@@ -111,9 +116,19 @@ class Runner:
     def _forward(self, batch: object) -> tuple[Tensor, ...]:
         """Logits, and features if they are wanted."""
         images = batch[0] if isinstance(batch, tuple | list) else batch
-        if self._repeats is None or not isinstance(images, Tensor) or not images.is_cuda:
+        if not isinstance(images, Tensor):
             return self._run(batch)
-        return self._repeats(self._run, images)
+        if self._repeats is not None and images.is_cuda:
+            return self._repeats(self._run, images)
+        pixels = images.shape[-1] * images.shape[-2] if images.ndim == 4 and images.device.type == "cpu" else 0
+        rows = max(_CPU_PIXELS // pixels, torch.get_num_threads()) if pixels else len(images)
+        if len(images) <= rows:
+            return self._run(batch)
+        # Cut evenly, so that no image is left alone: some networks squeeze the batch away.
+        steps = -(-len(images) // rows)
+        ends = [len(images) * i // steps for i in range(steps + 1)]
+        parts = [self._run(rows_of(batch, slice(*step))) for step in pairwise(ends)]
+        return tuple(torch.cat(some) for some in zip(*parts, strict=True))
 
     def _run(self, batch: object) -> tuple[Tensor, ...]:
         logits = model_logits(call_model(self.model, batch))

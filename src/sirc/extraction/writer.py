@@ -75,10 +75,8 @@ class Extraction:
         with distributed.failing_together():
             model = _FINGERPRINTS.get(self.runner.model) or fingerprint(self.runner.model)
             data = data_fingerprint(self.reader.dataset)
-            if (
-                self.runner.layer is None and overwrite is not True
-            ):  # a complete store records the layer of its features
-                with suppress(StoreError):
+            if self.runner.layer is None and overwrite is not True:
+                with suppress(StoreError):  # a complete store records the layer of its features
                     store = OutputStore(path)
                     if store.complete and (match := re.match(r"features of '(.*)', (?:no )?labels, ", store.how or "")):
                         self.runner.layer = match[1]

@@ -1,5 +1,7 @@
 """Metrics of selective classification with OOD data: one sort, every α and β, one registry.
 
+The statistics of their error bars are here too, and the binomial limits that other rooms use.
+
 Example:
     >>> from sirc import metrics
     >>> ranking = metrics.Ranking(correct=[0.9, 0.8, 0.7, 0.4], wrong=[0.6, 0.3], ood=[0.5, 0.2])
@@ -12,7 +14,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from sirc.metrics import derivatives
-from sirc.metrics.areas import largest_risk
+from sirc.metrics.areas import largest_risk, least_reaching
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
 from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
 from sirc.metrics.checks import as_flags, as_scores
@@ -78,6 +80,7 @@ __all__ = [
     "kendall",
     "largest_risk",
     "least_count",
+    "least_reaching",
     "lower_is_better",
     "lower_limit",
     "mean_influences",

@@ -1,4 +1,4 @@
-"""Networks: built by name, their weights, their final layer and the features it receives.
+"""Networks: built by name, with their weights and preprocessing; their final layer and the features it receives.
 
 Example:
     >>> from sirc import models
@@ -8,7 +8,16 @@ Example:
 """
 
 from sirc.models.builders import build, check_settings, named, preprocess_of
-from sirc.models.calling import LABEL_KEYS, call_model, evaluating, is_parallel, model_logits, rows_of, unwrap
+from sirc.models.calling import (
+    LABEL_KEYS,
+    call_model,
+    copy_of,
+    evaluating,
+    is_parallel,
+    model_logits,
+    rows_of,
+    unwrap,
+)
 from sirc.models.ensemble import Ensemble
 from sirc.models.feature_hook import FeatureHook, capture_features, exact_logits
 from sirc.models.last_layer import features_at, find_head, head_of, is_whole
@@ -24,6 +33,7 @@ __all__ = [
     "call_model",
     "capture_features",
     "check_settings",
+    "copy_of",
     "evaluating",
     "exact_logits",
     "features_at",

@@ -16,9 +16,8 @@ from torch import nn
 
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike, read_json
-from sirc._utils.hints import closest
 from sirc._utils.imports import current_folder, import_function, missing_package
-from sirc._utils.text import first_line, quoted, shorten
+from sirc._utils.text import closest, first_line, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
 from sirc.models.stems import STEMS, Stem, halve_stem
@@ -296,9 +295,11 @@ def _create(
     except TypeError as error:
         raise ValueError(f"`options` must be what `{name}` takes: {error}.") from error
     except Exception as error:
-        if published is None:
+        if published is None and not isinstance(error, RuntimeError):
             raise
         reason = first_line(error).rstrip(".")
+        if published is None:
+            raise ValueError(f"`{name}` cannot be built with these `options`: {reason}.") from error
         raise ValueError(
             f"the pretrained weights of `{name}` could not be loaded: {reason}. Without a network connection, fetch "
             f"them elsewhere ({published[1]}) and pass the file {_AS_CHECKPOINT}."

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -102,6 +103,17 @@ def rows_of(batch: object, which: slice) -> object:
     if isinstance(batch, Mapping):
         return {key: rows_of(value, which) for key, value in batch.items()}
     return batch[which] if isinstance(batch, Tensor) and batch.ndim else batch
+
+
+def copy_of(batch: object) -> object:
+    """Copy the tensors of any batch that `call_model` takes: a network may change its input in place."""
+    if _is_list(batch):
+        return (tuple if isinstance(batch, tuple) else list)(map(copy_of, batch))
+    if isinstance(batch, Mapping):
+        return {key: copy_of(value) for key, value in batch.items()}
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    return batch.clone() if isinstance(batch, Tensor) else batch
 
 
 def model_logits(output: object) -> Tensor:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sirc._utils.checks import check_type
-from sirc._utils.hints import closest
-from sirc._utils.text import quoted
-from sirc.models.calling import call_model, evaluating, model_logits, unwrap
+from sirc._utils.text import closest, quoted
+from sirc.models.calling import call_model, copy_of, evaluating, model_logits, unwrap
 from sirc.models.ensemble import Ensemble
 from sirc.outputs import Head, Outputs
 
@@ -26,7 +25,7 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     """Find the linear layer, `nn.Linear` or 1×1 `nn.Conv2d`, whose output *is* the output of `model`.
 
     The model runs once on `example`, one batch from its loader (a tensor, a tuple that starts with the inputs, or a
-    dict), in evaluation mode and without gradients, and is left unchanged. If several layers fit, the last to run is
+    dict), in evaluation mode and without gradients; both are left unchanged. If several layers fit, the last to run is
     taken. With `name`, that layer is taken if its shapes fit.
 
     If an adapter such as LoRA adds to the layer's output, W and b are those of the sum; the name is the layer's.
@@ -157,7 +156,7 @@ def _watch(model: nn.Module, example: object) -> tuple[list[_Run], object]:
         for name, layer in model.named_modules():
             if is_linear_layer(layer):
                 stack.enter_context(layer.register_forward_hook(watcher(name, layer), with_kwargs=True))
-        output = call_model(model, example)
+        output = call_model(model, copy_of(example))
     return runs, output
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sirc._utils.arrays import bytes_of
 from sirc._utils.files import PathLike, read_safetensors, write_safetensors
 from sirc._utils.text import first_line
 from sirc.errors import StoreError
@@ -42,9 +43,8 @@ def fingerprint(model: nn.Module) -> str:
             digest.update(json.dumps([plain, type(module).__qualname__, description]).encode())
     for name, value in sorted(_state(inner).items()):
         if isinstance(value, Tensor):
-            array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(array.data)
+            digest.update(bytes_of(value))
         else:
             digest.update(json.dumps([name, repr(value)]).encode())
     return digest.hexdigest()[:32]
@@ -93,9 +93,11 @@ def _read(path: Path) -> Mapping[str, object]:
             warnings.simplefilter("ignore", UserWarning)  # about failures, which the errors below describe
             content: object = torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError, AttributeError) as error:
-        needed = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
+        needed = re.search(r"(?i)unsupported (?:(?:global: )?GLOBAL|class) (\S+)", str(error))
         if needed is None:
-            raise StoreError(f"'{path}' is not a whole PyTorch file ({first_line(error)}).") from error
+            # torch advises to read what is no weights by running its code.
+            why = "it holds what weights do not need" if "weights_only" in str(error) else first_line(error)
+            raise StoreError(f"'{path}' is not a whole PyTorch file ({why}).") from error
         raise StoreError(
             f"'{path}' holds more than weights: reading it would run the code of `{needed[1]}`, so it is not read. "
             "Where you trust it, load it yourself and keep the weights: `torch.save(model.state_dict(), path)`."

@@ -25,11 +25,12 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
 
 
 def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
-    """Word the warning; empty if there is no reason for one. There are three:
+    """Word the warning; empty if there is no reason for one. There are four:
 
     - Another numbering of the classes agrees far better: the best match of predicted and true classes, found on every
       second row, gains 10 points of accuracy on the other rows, more than noise explains.
     - All predictions are one class, and many labels are not.
+    - Most predictions are classes beyond all labels, as if the folders were only some of the network's classes.
     - The accuracy is that of chance, as if predictions and labels were independent, and 10 points more are excluded.
 
     A network that is only bad gives no warning, and neither do few rows.
@@ -57,6 +58,12 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
         return (
             f"{agree}, as all predictions are of one class, {int(predictions[0])}. The weights or the preprocessing "
             "are probably not this network's: was it trained?"
+        )
+    beyond = float((predictions > labels.max()).double().mean())
+    if beyond > 0.5:
+        return (
+            f"{agree}, as {percent(beyond)} of them are of classes beyond {int(labels.max())}, the last of the labels. "
+            "If the folders are only some of the network's classes, give the order of all its classes, `classes=…`."
         )
     by_chance = at_least(right, rows, chance) > 0.01 and at_least(right + 1, rows, chance) < 0.99
     if by_chance and at_least(right + 1, rows, min(1.0, chance + _FAR)) > 0.999:

@@ -81,7 +81,10 @@ def aurr_stages(
     u, g = log_u.exp(), torch.softmax(log_g, 0) * len(log_g)
     right, cost = 1 - u, alpha * beta * u + (1 - alpha) * (1 - beta) * g
     mass, left = alpha + (1 - alpha) * g, torch.arange(len(u), device=u.device)
-    risks, levels, marks, risk, recall, spent, accepted = [], [], [], 0.0, 0.0, 0.0, 0.0
+    risks: list[float] = []
+    levels: list[float] = []
+    marks: list[float] = []
+    risk = recall = spent = accepted = 0.0
     before = log_u[:0]  # the log costs, in the last stage, of the rows that are left
     for stage in range(1, STAGES + 1):
         dear, order = (-least_aurr(log_u[left], log_g[left], alpha, beta, risk)).sort()
@@ -91,7 +94,8 @@ def aurr_stages(
         mark = level
         if levels:  # above the last level by the costs in its stage, and below this level by those in this one
             reach = (before[order[:count]] - levels[-1]) + (level - dear[:count])
-            mark = marks[-1] + max(float(reach.median()), _LEAST_REACH)
+            middle = float(reach.nanmedian())
+            mark = marks[-1] + (max(middle, _LEAST_REACH) if math.isfinite(middle) else _LEAST_REACH)
         risks.append(risk)
         levels.append(level)
         marks.append(mark)

@@ -95,6 +95,7 @@ def score(
     Keyword-only arguments with a default are options of the spec; those without are parameters that `solve` finds
     from the training data. `tune` chooses options on labelled validation rows if `fit` has some; `limits` bounds
     them. A score with a `log_gap`, log(S1max − S1), may be the first of `sirc`. The other fields are those of `Score`.
+    Values must be finite: where they would overflow, return their logarithm, which ranks the rows alike.
 
     Tables, figures and the page name the score `title` (by default its name with spaces for underscores), or `short`
     inside a combination, and draw it in the colour of its `family`.

@@ -14,8 +14,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from sirc._utils.hints import closest
-from sirc._utils.text import quoted, shorten
+from sirc._utils.text import closest, quoted, shorten
 from sirc.scores import registry
 
 Value = float | tuple[float, ...] | str
@@ -353,7 +352,7 @@ def _check_first(spec: Spec, text: str) -> None:
     if first.name not in bounded:
         raise ValueError(
             f"the first score of `{spec.name}` must be bounded, one of {', '.join(bounded)}; got "
-            f"`{shorten(str(first))}` in `{shorten(text)}`"
+            f"`{shorten(str(first))}` in `{shorten(text)}`. One of your own is if it has a `log_gap`"
         )
     score = registry.get(first.name)
     if spec.name == "bayes" and not {"logits", "softmax"}.issuperset(score.needs):

@@ -53,12 +53,12 @@ def training_transform(augment: Augment, preprocess: Preprocess) -> Callable[[Im
 
 
 def crop_size(preprocess: Preprocess) -> list[int]:
-    """Get the (height, width) that random crops are scaled to."""
+    """Get the (height, width) that random crops are scaled to; the error says how to set it."""
     size = preprocess.size
     if size is None:
         raise ValueError(
             "`preprocess.crop` or `preprocess.resize` must be given to crop at random, as the size of the crop; both "
-            "are absent. Set one."
+            'are absent. Set one, or `train.augment.crop = "none"`.'
         )
     return [size, size] if isinstance(size, int) else list(size)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from sirc._utils import distributed
 from sirc._utils.graphs import record
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import missing_package, needing
 from sirc._utils.text import first_line
 from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
@@ -82,11 +82,9 @@ def train(
             progress.note(f"{name}: already trained, {files.weights}")
         return finished
 
-    try:
+    with needing("training", "accelerate"):
         from accelerate import Accelerator
         from accelerate.utils import set_seed
-    except ImportError as error:
-        raise missing_package("training", "accelerate") from error
 
     accelerator = Accelerator(cpu=cpu, mixed_precision="no")
     process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
@@ -140,19 +138,12 @@ def train(
             line = Epoch(epoch + 1, learning_rate(recipe, epoch), *means, *tested, seconds, speed, len(unreadable))
             history.append(line)
             if new := sorted(unreadable - reported):
-                more = [f"and {len(new) - _LISTED} more"] if len(new) > _LISTED else []
-                count = f"{len(new)} image{'s' if len(new) > 1 else ''}"
-                title = f"{name}: {count} could not be read, and training goes on without:"
-                progress.note("\n  ".join([title, *new[:_LISTED], *more]))
+                progress.note(_lost_text(name, new))
                 reported |= unreadable
             if main:
                 files.save(model, optimizer, history)
                 log(line)
-            tested_error = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
-            progress.note(
-                f"{name}, epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{tested_error}, "
-                f"learning rate {line.lr:g}, {line.images_per_second:.0f} images/s"
-            )
+            progress.note(f"{name}, {_epoch_text(line)}")
     optimizer.zero_grad()
     if main:
         files.finish(model, history)
@@ -301,6 +292,22 @@ def _validate(loop: _Loop) -> tuple[float | None, float | None]:
         sums += _sums(cross_entropy(logits, labels, reduction="sum"), logits, labels)
     sums = loop.accelerator.reduce(sums, "sum")
     return _means(sums) if sums[2] else (None, None)
+
+
+def _lost_text(name: str, lost: Sequence[str]) -> str:
+    """The note about images that could not be read."""
+    more = [f"and {len(lost) - _LISTED} more"] if len(lost) > _LISTED else []
+    count = f"{len(lost)} image{'s' if len(lost) > 1 else ''}"
+    title = f"{name}: {count} could not be read, and training goes on without:"
+    return "\n  ".join([title, *lost[:_LISTED], *more])
+
+
+def _epoch_text(line: Epoch) -> str:
+    tested = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
+    return (
+        f"epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{tested}, learning rate {line.lr:g}, "
+        f"{line.images_per_second:.0f} images/s"
+    )
 
 
 def learning_rate(recipe: Train, epoch: float) -> float:

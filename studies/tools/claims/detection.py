@@ -136,8 +136,7 @@ def runs_differ(study: Study) -> Claim:
         table(["±2 std of %AUROC", *spread], rows) if spread else "",
         {
             PARTLY: f"Two standard deviations of {study.seeds} runs are a rough figure.",
-            FAILS: f"Two standard deviations of {study.seeds} runs are a rough figure, and at 64 px noise is a set "
-            "like others.",
+            FAILS: f"Two standard deviations of {study.seeds} runs are a rough figure.",
         },
         by_network=True,
     )

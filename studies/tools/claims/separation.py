@@ -17,9 +17,8 @@ TOLERANCE = 0.2  # points of AUROC: the paper's "negligible"
 SMALL = 1.0  # points of FPR@95: what the paper's example loses at most
 CHANCE = 50.0  # %AUROC
 SELDOM_SURE = (
-    "Networks that err more than the paper's are less often sure. Then S1 lies far from its maximum and spans less, "
-    "and the factor by which S2 stretches that distance may move a row past more others. `sirc(…, budget=…)` bounds "
-    "what is lost; it is among the other combinations below."
+    "Where a network is seldom sure, S1 lies far from its maximum and spans less, and the factor by which S2 stretches "
+    "that distance may move a row past more others. `sirc(…, budget=…)` bounds what is lost."
 )
 
 
@@ -50,9 +49,8 @@ def detectors_lose_wrong(study: Study) -> Claim:
         [Check(m, named(s), below(i), i) for m, s, _, i in differences(study, pairs, WRONG, "auroc")],
         by_network(study, pairs, WRONG, "auroc"),
         {
-            PARTLY: "The loss is the rule. Networks that err this often may leave traces of their errors outside the "
-            "softmax, too.",
-            FAILS: "Networks that err this often may leave traces of their errors outside the softmax.",
+            PARTLY: "The loss is the rule; some networks leave traces of their errors outside the softmax, too.",
+            FAILS: "These networks leave traces of their errors outside the softmax.",
         },
     )
 
@@ -84,8 +82,7 @@ def detectors_are_inconsistent(study: Study) -> Claim:
         table(["better / worse", "paper", *study.models], rows),
         {
             PARTLY: "A detector without a sure loss on these sets may meet one on others.",
-            FAILS: "These OOD sets may lie where feature-based detectors are strong: more of them are far from the ID "
-            "data than not.",
+            FAILS: "These OOD sets may lie where feature-based detectors are strong.",
         },
     )
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 from studies.tools.study import Interval, listed
 
-YES, NO, OPEN = "bears it out", "speaks against it", "leaves it open"
+YES, NO, OPEN = "for", "against", "open"
 HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED = "holds", "holds in part", "does not hold", "undecided", "not tested"
 RULE = (
-    "A claim is taken apart into comparisons, each for one network over its seeds, and all count alike. A comparison "
-    "bears the claim out, or speaks against it, if its whole 95% interval does; otherwise it leaves it open. The claim "
-    "**holds** if every comparison bears it out. It is **undecided** if more than half leave it open. Else it **holds "
-    "in part** if more bear it out than speak against it, and **does not hold** if not. The same rule gives a verdict "
-    "for each network by itself, with its comparisons for / against / open, and for all networks together, by the "
-    "means of their differences: these intervals are the narrowest. In tables over α and β, bold is surely below 0."
+    "A claim is taken apart into comparisons, each for one network (over its seeds, where it has several), and all "
+    "count alike. A comparison bears the claim out, or speaks against it, if its whole 95% interval does; otherwise "
+    "it leaves it open. The claim **holds** if every comparison bears it out. It is **undecided** if more than half "
+    "leave it open. Else it **holds in part** if more bear it out than speak against it, and **does not hold** if "
+    "not. The same rule gives a verdict for each network by itself, with its comparisons for / against / open, and "
+    "for all networks together, by the means of their differences: these intervals are the narrowest. In tables over "
+    "α and β, bold is surely below 0."
 )
 
 
@@ -87,11 +88,7 @@ class Claim:
     @property
     def counts(self) -> tuple[int, int, int]:
         """How many comparisons bear it out, speak against it, leave it open."""
-        return self.counts_of(None)
-
-    def counts_of(self, model: str | None) -> tuple[int, int, int]:
-        """The same of one network."""
-        outcomes = self.outcomes(model)
+        outcomes = self.outcomes()
         return outcomes.count(YES), outcomes.count(NO), outcomes.count(OPEN)
 
     def outcomes(self, model: str | None = None) -> list[str]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from sirc._utils.hints import closest
-from sirc._utils.imports import missing_package
-from sirc._utils.text import quoted
+from sirc._utils.imports import needing
+from sirc._utils.text import closest, quoted
 from sirc.data.decode import printable
 from sirc.data.folder import FileSet, file_list, image_folder
 
@@ -207,10 +206,8 @@ def split_folder(path: Path, split: str, *, required: bool) -> Path:
 
 def _unpack(path: Path, split: Split) -> Path:
     """Let torchvision unpack ImageNet's archives into class folders, which takes a while."""
-    try:
+    with needing("unpacking ImageNet-1k", "torchvision"):
         from torchvision.datasets import ImageNet
-    except ImportError as error:
-        raise missing_package("unpacking ImageNet-1k", "torchvision") from error
     mark = path / f".unpacking-{split.name}"
     mark.touch()
     try:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from sirc._utils.checks import check_positive
 from sirc._utils.files import PathLike
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc.data.catalogue.download import download
 from sirc.data.decode import printable
 from sirc.errors import ImageError
@@ -133,9 +133,7 @@ def _frame(name: str, number: int) -> str:
 
 
 def _av() -> Any:
-    try:
+    with needing("cutting videos into frames", "PyAV and Pillow", "video"):
         import av
         import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise missing_package("cutting videos into frames", "PyAV and Pillow", "video") from error
     return av

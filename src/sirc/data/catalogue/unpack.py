@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
+from sirc._utils.text import first_line
 from sirc.data.catalogue.download import DownloadError
 from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
@@ -65,7 +66,8 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
                 "and run this again."
             ) from error
         raise DownloadError(
-            f"'{printable(archive)}' is not a whole archive ({error}). Delete it, and run this again."
+            f"'{printable(archive)}' is not a whole archive ({first_line(error).rstrip(':')}). Delete it, and run this "
+            "again."
         ) from error
     if not (found := folder.joinpath(*wanted)).exists():
         raise _refused(archive, f"it has no '{member}': its makers may have changed it")

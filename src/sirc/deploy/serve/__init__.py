@@ -11,10 +11,10 @@ import socket
 from collections.abc import Callable
 
 import sirc
+from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike
-from sirc._utils.hints import closest
 from sirc._utils.imports import missing_package
-from sirc._utils.text import shorten
+from sirc._utils.text import closest, shorten
 from sirc.deploy.onnx import OnnxModel
 
 try:
@@ -65,6 +65,9 @@ def make_app(
         if name not in known:
             raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
     most = Limits(**limits)  # type: ignore[arg-type]
+    for name, place in (("state", state), ("log", log)):
+        if place is not None:
+            check_path(name, place)
     model = OnnxModel(onnx_path, threads=threads)
     watch = Watch(model, state, log, delta)
     service = Service(model, most, watch)

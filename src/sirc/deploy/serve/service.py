@@ -321,7 +321,6 @@ class Metrics:
 
 def _buckets(model: OnnxModel) -> Sequence[float]:
     """Bounds of the histogram: the calibration's quantiles, or steps around the threshold; and the threshold."""
-    quantiles = [float(value) for value in model.facts.get("quantiles") or ()]
     centre = model.threshold.value if math.isfinite(model.threshold.value) else 0.0
-    steps = quantiles or [centre + sign * step for step in _STEPS for sign in (-1, 1)]
+    steps = model.quantiles or [centre + sign * step for step in _STEPS for sign in (-1, 1)]
     return sorted({value for value in (*steps, centre) if math.isfinite(value)})

@@ -78,7 +78,7 @@ class Watch:
             if self._monitor.delta != self._delta:
                 raise StoreError(
                     f"'{self._state}' must have been begun with the same `delta`, to go on; it has "
-                    f"{self._monitor.delta:g}, and this service {self._delta:g}. Pass that, or name another file"
+                    f"{self._monitor.delta:g}, and this service {self._delta:g}. Give it the former, or another file"
                 )
         else:
             self._monitor, self._history = Monitor(calibration, threshold, self._delta), []

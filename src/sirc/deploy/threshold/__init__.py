@@ -27,7 +27,7 @@ import numpy as np
 from sirc._utils.arrays import ArrayLike
 from sirc._utils.checks import check_fraction, check_number
 from sirc.deploy.threshold import risk_test
-from sirc.deploy.threshold.counts import ConfidenceCounts, check_inner, count_rows, first_reaching
+from sirc.deploy.threshold.counts import ConfidenceCounts, check_inner, count_rows, rank_reaching
 from sirc.deploy.threshold.result import Threshold
 from sirc.deploy.threshold.text import chance, percent_above, percent_below, percent_near
 from sirc.metrics import least_count
@@ -137,7 +137,7 @@ def at_cost(
     rows = count_rows(confidence, correct, ood)
     first = 0  # the highest threshold allowed; index 0 accepts nothing
     if recall is not None:
-        rank = first_reaching(rows.sizes["correct"], _share("recall", recall))
+        rank = rank_reaching(rows.sizes["correct"], _share("recall", recall))
         first = 1 + int(np.searchsorted(rows.correct, rank))
     # The mean cost of an ID and of an OOD input when nothing is accepted, and at the threshold under each value.
     margins, ends = rows.under(tolerance)
@@ -179,7 +179,7 @@ def _at_share(rule: str, share: float, delta: float | None, rows: ConfidenceCoun
         estimates = {name: x for name, x in rows.estimates(ends[at]).items() if rule in ("recall", name)}
         return float(rows.values[at] - margins[at]), float(margins[at]), estimates
 
-    plain, margin, estimates = reached(first_reaching(n, share))
+    plain, margin, estimates = reached(rank_reaching(n, share))
     if delta is None:
         guarantee = f"None, an estimate: at least {percent_below(share)} of the {group} rows at hand are accepted."
         advice = f"With δ = 0.05 it would be a promise for future data; {_rows_for(share, 0.05, group)}."

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_fraction
-from sirc.metrics import as_flags, as_scores
+from sirc.metrics import as_flags, as_scores, least_reaching
 
 Counts = NDArray[np.int64]
 
@@ -96,12 +96,11 @@ def as_confidences(name: str, values: ArrayLike) -> Floats:
     return confidences
 
 
-def first_reaching(count: int, share: float) -> int:
-    """The smallest j with j/count ≥ share as float64, for a share in (0, 1]: 19/20 reaches 0.95."""
+def rank_reaching(count: int, share: float) -> int:
+    """The rank of the row, of so many right ones, at which a share in (0, 1] of them is accepted: 19 of 20 for 0.95."""
     if not count:
         raise ValueError("`correct` must hold at least one True: with no right prediction there is no recall")
-    near = int(share * count)
-    return next(j for j in range(max(1, near - 1), count + 1) if j / count >= share)
+    return least_reaching(share, count)
 
 
 def typical_size(values: Floats) -> float:

@@ -12,17 +12,15 @@ import re
 from typing import TYPE_CHECKING
 
 from sirc._utils.files import PathLike
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc.errors import ImageError
 
-try:
+with needing("the page", "fastapi and uvicorn", "serve"):
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response
     from starlette.exceptions import HTTPException
     from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import ClientDisconnect
-except ImportError as error:
-    raise missing_package("the page", "fastapi and uvicorn", "serve") from error
 
 from sirc.deploy.serve import run
 from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers

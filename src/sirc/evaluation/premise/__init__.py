@@ -15,7 +15,7 @@ from sirc._utils.text import quoted
 from sirc.errors import NotFittedError
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
-    Data,
+    AnyOutputs,
     as_names,
     as_sets,
     check_fresh,
@@ -24,6 +24,7 @@ from sirc.evaluation.inputs import (
     group_sizes,
     json_rows,
     parse_or_none,
+    require_right,
     score_labelled,
 )
 from sirc.evaluation.premise.measures import PLAIN, Measured, Samples, ScoreValues
@@ -94,8 +95,8 @@ class Assumptions:
 
 def check_assumptions(
     scorer: Scorer,
-    val: Data,
-    ood: Mapping[str, Data] | None = None,
+    val: AnyOutputs,
+    ood: Mapping[str, AnyOutputs] | None = None,
     *,
     s1: str | Sequence[str] | None = None,
     s2: str | Sequence[str] | None = None,
@@ -125,7 +126,7 @@ def check_assumptions(
         combinations.append(parts if spec.tunes else replace(parts, a=a, b=b))
     scorer = scorer.only(list(specs))
 
-    def columns(outputs: Data) -> dict[str, Tensor]:
+    def columns(outputs: AnyOutputs) -> dict[str, Tensor]:
         return scorer.compute(outputs, lambda evaluator: _values(specs, evaluator))
 
     confidences, correct = score_labelled(columns, "val", val)
@@ -205,10 +206,9 @@ def _check(
     level: float,
 ) -> Assumptions:
     check_level(level)
-    if not bool(correct.any()):
-        raise ValueError(f"at least one prediction must be right to rank anything; got {len(correct)} wrong")
     check_groups({}, list(ood), also_taken=("id", "correct"))
     sizes = group_sizes(correct, ood)
+    require_right(sizes)
     samples = Samples(combinations, confidences, correct, ood, level)
     measured = [samples.measure(parts) for parts in combinations]
     verdicts = {}

@@ -12,7 +12,7 @@ from sirc.evaluation.premise.measures import HALF, PLAIN, Measured
 from sirc.metrics import Estimate
 
 Kind: TypeAlias = Literal["holds", "does not hold", "open"]
-Finding: TypeAlias = tuple[Kind, str]
+Reason: TypeAlias = tuple[Kind, str]
 
 NEAR = 0.45  # S2's AUROC of ID✗|ID✓ must not surely be below this
 LEAST = 0.40  # and must surely be at least this
@@ -24,15 +24,15 @@ SAME = 0.002  # AUROC within which combinations count as equal
 
 def judge(combinations: Sequence[Measured], sizes: Mapping[str, int]) -> tuple[Kind, list[str]]:
     """The verdict and its reasons: one `does not hold` decides, else one `open`."""
-    findings = [finding for one in combinations for finding in _findings(one, sizes)]
+    all_reasons = [reason for one in combinations for reason in _reasons(one, sizes)]
     kinds: tuple[Kind, ...] = ("does not hold", "open")
     for kind in kinds:
-        if reasons := [reason for verdict, reason in findings if verdict == kind]:
+        if reasons := [text for verdict, text in all_reasons if verdict == kind]:
             return kind, list(dict.fromkeys(reasons))
     return "holds", []
 
 
-def _findings(one: Measured, sizes: Mapping[str, int]) -> Iterator[Finding]:
+def _reasons(one: Measured, sizes: Mapping[str, int]) -> Iterator[Reason]:
     few = _too_few(sizes)
     too_few_wrong = f"too few wrong predictions ({sizes['wrong']})"
     for column in one.s2:

@@ -15,13 +15,13 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, Floats
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.text import quoted
-from sirc.evaluation.bars import FEWEST, METHODS, Method
+from sirc.evaluation.error_bars import EQUAL, FEWEST, METHODS, Method
 from sirc.evaluation.evaluation import Evaluation
 from sirc.evaluation.inputs import (
     POOLED,
     WRONG,
+    AnyOutputs,
     ConfidenceArrays,
-    Data,
     OodSets,
     as_fractions,
     as_names,
@@ -36,7 +36,6 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.selection.regret import (
     BY,
-    EQUAL,
     contenders,
     intervals,
     normal_draws,
@@ -124,7 +123,7 @@ class Choice:
 
 def select(
     scorer: Scorer | ConfidenceArrays,
-    val: Data | None = None,
+    val: AnyOutputs | None = None,
     ood: OodSets | None = None,
     *,
     alpha: ArrayLike = (0.1, 0.9),
@@ -164,14 +163,7 @@ def select(
         >>> choice.best, choice.tie, choice.alpha
         ('new', False, (1.0,))
     """
-    parsed = parse_metric(metric)
-    if not parsed or not parsed[0].of_mixture or not parsed[0].lower_is_better:
-        losses = [one.label(0.95) for one in all_metrics() if one.of_mixture and one.lower_is_better]
-        raise ValueError(
-            f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {quoted(metric)}. "
-            "One of your own is known once its module is imported (`--import MODULE`)"
-        )
-    loss, recall = parsed
+    loss, recall = _loss_of(metric)
     check_choice("by", by, BY)
     check_choice("method", method, METHODS)
     check_level(level)
@@ -237,6 +229,18 @@ def select(
     )
 
 
+def _loss_of(label: str) -> tuple[Metric, float]:
+    """The metric of the mixture with this name, for which lower is better, and its recall."""
+    parsed = parse_metric(label)
+    if parsed and parsed[0].of_mixture and parsed[0].lower_is_better:
+        return parsed
+    losses = [one.label(0.95) for one in all_metrics() if one.of_mixture and one.lower_is_better]
+    raise ValueError(
+        f"`metric` must be one of {', '.join(losses)}, a recall being in percent; got {quoted(label)}. "
+        "One of your own is known once its module is imported (`--import MODULE`)"
+    )
+
+
 def _drawn(
     ev: Evaluation,
     loss: Metric,
@@ -277,7 +281,11 @@ def _points(name: str, value: ArrayLike) -> Tensor:
 
 
 def _candidates(
-    scorer: Scorer | ConfidenceArrays, val: Data | None, ood: OodSets | None, scores: Sequence[str] | None, pool: Pool
+    scorer: Scorer | ConfidenceArrays,
+    val: AnyOutputs | None,
+    ood: OodSets | None,
+    scores: Sequence[str] | None,
+    pool: Pool,
 ) -> Evaluation:
     """The evaluation of the candidates, two or more, on rows that they were not fitted on."""
     known = scorer.specs if isinstance(scorer, Scorer) else scorer if isinstance(scorer, Mapping) else ()

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sirc._utils.arrays import Floats
+from sirc.evaluation.error_bars import EQUAL
 
 Flags = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 
-EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _TINY = float(np.finfo(np.float64).tiny)
 _LEAST = 1e-3  # of the best value: relative to less than this, a draw's regret means nothing
 
@@ -37,9 +37,9 @@ def normal_draws(
     """
     spreads, directions = torch.linalg.eigh(covariance)
     freedom, generator = min(freedom, 1000), torch.Generator().manual_seed(seed)
-    lots = torch.randn(draws, len(spreads) + freedom, generator=generator, dtype=torch.float64)
-    lots = lots[:, freedom:] / lots[:, :freedom].square().mean(1, keepdim=True).sqrt()
-    parts = (lots * spreads.clamp_min(0).sqrt()) @ directions.T
+    normals = torch.randn(draws, len(spreads) + freedom, generator=generator, dtype=torch.float64)
+    normals = normals[:, freedom:] / normals[:, :freedom].square().mean(1, keepdim=True).sqrt()
+    parts = (normals * spreads.clamp_min(0).sqrt()) @ directions.T
     of_wrong, of_ood = parts.reshape(draws, values.shape[1], values.shape[0], 2).transpose(1, 2).unbind(-1)
     off: Floats = (of_wrong[..., None] * beta + of_ood[..., None] * (1 - beta)).numpy()
     if relative:

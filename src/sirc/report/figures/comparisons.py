@@ -317,8 +317,8 @@ def changes(
         raise ValueError("`models` must hold at least one model with its evaluations; got none.")
     names = list(dict.fromkeys(score for table in tables.values() for score in table["score"]))
     recall = next(iter(models.values()))[0].recall
-    columns = min(3, len(tables))
-    rows = -(-len(tables) // columns)
+    rows = -(-len(tables) // 3)
+    columns = -(-len(tables) // rows)  # four are two by two
     width = 7.0 if columns > 1 else 4.6
     figure, axes = new_figure(
         rows, columns, width=width, height=rows * (0.75 + 0.27 * len(names)) + 0.35, sharey=True, sharex=True

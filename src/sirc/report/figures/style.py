@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc._utils.text import shorten
 from sirc.evaluation import POOLED, WRONG
 from sirc.report.names import escape, score_name
@@ -151,10 +151,8 @@ def array(values: Tensor) -> FloatArray:
 @contextmanager
 def drawing() -> Iterator[None]:
     """Draw in the house style; the user's own settings are restored afterwards."""
-    try:
+    with needing("drawing", "matplotlib", "plots"):
         import matplotlib
-    except ImportError as error:
-        raise missing_package("drawing", "matplotlib", "plots") from error
     with _DRAWING, matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_SETTINGS, use_default_template=False))

@@ -14,16 +14,16 @@ import sirc
 from sirc._utils.arrays import Floats
 from sirc._utils.text import quoted
 from sirc.evaluation import WRONG, Evaluation
-from sirc.metrics import all_metrics
+from sirc.metrics import all_metrics, window
 from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Grid, Ints, make_grid
-from sirc.report.page.noise import INPUTS, first_accepted, windows
 from sirc.report.runs import Run
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text, less than 2 MB
 _RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # by mixture.js, at any setting
+_INPUTS: Final = 500  # of each group, at most: their spread stands for the group's
 _FEWEST: Final = 256  # thresholds of a score, however many scores and runs there are
 
 _SYMBOLS: Final = {
@@ -56,7 +56,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
         points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
     for (alone,) in (same for same in models.values() if len(same) == 1):  # the noise of several runs is their spread
         ev, fewer = alone.evaluation, [grid.fewer(points) for grid in grids[id(alone)]]
-        firsts = first_accepted([_groups(ev, score) for score in ev.scores], fewer)
+        firsts = _first_accepted([_groups(ev, score) for score in ev.scores], fewer)
         packed[id(alone)] = [{**entry, "firsts": one} for entry, one in zip(packed[id(alone)], firsts, strict=True)]
     return {
         "version": sirc.__version__,
@@ -70,7 +70,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             "baseline": "msp" if "msp" in first.scores else first.scores[0],
         },
         "points": points,
-        "inputs": INPUTS,
+        "inputs": _INPUTS,
         "metrics": {
             metric.name: {
                 "title": metric_name(metric.label(first.recall)),
@@ -109,7 +109,7 @@ def _model(
             ]
             for group, members in evaluation.groups.items()
         },
-        "windows": windows(levels, int(evaluation.correct.sum())) if len(runs) == 1 else [],
+        "windows": _windows(levels, int(evaluation.correct.sum())) if len(runs) == 1 else [],
         "runs": [
             {
                 "seed": int(run.seed),
@@ -198,3 +198,24 @@ def _varints(values: Ints) -> bytes:
     used = np.concatenate([np.ones((len(values), 1), dtype=bool), more[:, :-1]], axis=1)
     coded: npt.NDArray[np.uint8] = (groups | np.where(more, 0x80, 0)).astype(np.uint8)
     return bytes(coded[used])
+
+
+def _first_accepted(groups: Sequence[Sequence[Floats]], grids: Sequence[Grid]) -> list[str]:
+    """For each score, the points of its grid at which the inputs of each group are first accepted, as packed text.
+
+    `groups` has the confidences of ID✓, ID✗ and each OOD set by each score. The inputs are the same for all scores.
+    """
+    rng = np.random.default_rng(0)
+    chosen = [np.sort(rng.permutation(len(values))[:_INPUTS]) for values in groups[0]]
+    packed = []
+    for some, grid in zip(groups, grids, strict=True):
+        inputs = np.concatenate([values[rows] for values, rows in zip(some, chosen, strict=True)])
+        # Point 0 of a page is the one where nothing is accepted.
+        points = np.searchsorted(-grid.thresholds, -inputs, side="left") + 1
+        packed.append(base64.b64encode(points.astype("<u2").tobytes()).decode())
+    return packed
+
+
+def _windows(levels: Sequence[float], correct: int) -> list[float]:
+    """The window around each recall in which the slope of a curve is taken, for so many ID✓."""
+    return [float(f"{window(level, correct):.3g}") for level in levels]

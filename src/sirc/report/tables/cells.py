@@ -15,7 +15,7 @@ _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
 _METRICS_HINT = (
     " One of your own is known once its module is imported (`--import MODULE`); those of the ID data stand beside each "
-    "model's name."
+    "model's name. Results are at one recall: for another, evaluate with it."
 )
 _DIGITS = 12  # decimals: means that agree in these differ by rounding alone, and share a rank
 
@@ -56,11 +56,11 @@ def summarise(results: pd.DataFrame) -> pd.DataFrame:
 
 def id_figures(figures: pd.DataFrame) -> dict[str, dict[str, tuple[float, float]]]:
     """Give mean and 2 std of the ID metrics, such as the error, by model; they are the same for every score."""
-    found: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in figures["model"].unique()}
+    by_model: dict[str, dict[str, tuple[float, float]]] = {str(model): {} for model in figures["model"].unique()}
     rows = figures[figures["metric"].map(_is_of_id) & figures["mean"].notna()].drop_duplicates(["model", "metric"])
     for model, metric, mean, two_std in rows[["model", "metric", "mean", "two_std"]].itertuples(index=False):
-        found[model][metric] = float(mean), float(two_std)
-    return found
+        by_model[model][metric] = float(mean), float(two_std)
+    return by_model
 
 
 def choose(

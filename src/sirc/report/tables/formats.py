@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Iterator
-from html import escape as html_escape
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -15,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from sirc._utils.text import as_markdown
 from sirc.evaluation import WRONG
 from sirc.metrics import find_metric
 from sirc.report.names import Style, escape, metric_name, negative_name, score_name
@@ -222,9 +221,8 @@ def markdown(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape text so that Markdown shows it literally, also in a table, and makes no link of an address."""
-    plain = html_escape(" ".join(escape(text, "text").split()), quote=False)
-    return re.sub(r"([\\`*_\[\]|~$]|:(?=//)|(?<=www)\.)", r"\\\1", plain, flags=re.IGNORECASE)
+    """A name of a model, a score or a set as Markdown."""
+    return as_markdown(escape(text, "text"))
 
 
 def html(table: Table, *, page: bool) -> str:

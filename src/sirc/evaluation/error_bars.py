@@ -56,7 +56,7 @@ FigureKey = tuple[str, str]  # negative, name of the metric
 
 METHODS = ("auto", "bootstrap")
 FEWEST = 5  # samples of a stratum
-_EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
+EQUAL = 1e-6  # relative difference below which draws are equal: they have single precision
 _ROUNDING = 1e-13
 _UNSEEN = 3  # samples that may be of a kind of which none was seen: the rule of three
 # Numbers about the error of a figure: the columns of its `Spread`, then `fewest`, `least`, `most` and `at_recall`.
@@ -117,13 +117,13 @@ def intervals(asked: Request, level: float) -> pd.DataFrame:
     frame, errors = _measured(asked, None)
     known = ~np.isnan(errors[:, 0])
     error, low, high = np.sqrt(errors[:, 0]), *np.full((2, len(frame)), np.nan)
-    value, strays, (fewest, least, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
+    value, spreads, (fewest, least, most, at_recall) = frame["value"].to_numpy()[known], *_unpacked(errors[known])
     fits = (least <= value) & (value <= most) & (least < most)
     least, most = np.where(fits, least, 0.0), np.where(fits, most, 1.0)
     # A metric of perfectly separated groups has no spread of its own.
-    shares = (at_recall > 0) | (strays.variance <= (_ROUNDING * np.abs(value)) ** 2)
-    as_shares = share_interval(value - least, strays.variance, most - least, fewest, level)
-    as_areas = area_interval(value, strays, least, most, level)
+    shares = (at_recall > 0) | (spreads.variance <= (_ROUNDING * np.abs(value)) ** 2)
+    as_shares = share_interval(value - least, spreads.variance, most - least, fewest, level)
+    as_areas = area_interval(value, spreads, least, most, level)
     low[known], high[known] = (np.where(shares, least + a, b) for a, b in zip(as_shares, as_areas, strict=True))
     of_id = np.array([not _metric(label).per_negative for label in frame["metric"]])
     wilson = (frame["metric"] == "error").to_numpy()  # a share of the ID samples
@@ -159,7 +159,7 @@ def compare(asked: Request, baseline: str, level: float) -> pd.DataFrame:
     if (rest := np.flatnonzero(~known & (frame["score"] != baseline).to_numpy())).size:
         own, other = np.split(_drawn(asked, frame, np.concatenate([rest, against[rest]])), 2)
         off = own - other
-        equal = np.abs(off) <= _EQUAL * np.maximum(np.abs(own), np.abs(other))
+        equal = np.abs(off) <= EQUAL * np.maximum(np.abs(own), np.abs(other))
         wins[rest] = ((off * sign[rest, None] > 0) & ~equal).mean(1) + equal.mean(1) / 2
         error[rest] = off.std(1, ddof=1) if asked.draws > 1 else np.nan
         low[rest], high[rest] = _percentiles(off, level)
@@ -175,26 +175,26 @@ def _measured(asked: Request, baseline: str | None) -> tuple[pd.DataFrame, Float
     base: dict[str, _Own] = {}
 
     def measure(score: str) -> list[tuple[Row, Floats]]:
-        placed, strays = {}, {}
+        placed, spreads = {}, {}
         if asked.method == "auto":
             placed = {name: ev._placed(score, name) for name in dict.fromkeys([*shown, *asked.ranked]) if name != MEAN}
             own = _influences(asked, placed)
-            strays = _strays(asked, own, base)
+            spreads = _spreads(asked, own, base)
             if score == baseline:
                 base.update(own)
             elif baseline is None:
-                _take_out_bias(asked, placed, strays)
+                _take_out_bias(asked, placed, spreads)
         rankings = {name: one.ranking for name, one in placed.items()}
         cells = ev._rows(score, shown, rankings.__getitem__ if rankings else ev._ranked(score))
         cells = [cell for cell in cells if with_id or _metric(cell[2]).per_negative]
         nothing = np.full(_ERRORS, np.nan)
-        return [(cell, strays.get((cell[1], _metric(cell[2]).name), nothing)) for cell in cells]
+        return [(cell, spreads.get((cell[1], _metric(cell[2]).name), nothing)) for cell in cells]
 
     # The baseline comes first, as all others are compared with it.
-    found: dict[str, list[tuple[Row, Floats]]] = {}
+    measured: dict[str, list[tuple[Row, Floats]]] = {}
     for scores in ([s for s in ev.scores if s == baseline], [s for s in ev.scores if s != baseline]):
-        found |= zip(scores, side_by_side([partial(measure, s) for s in scores], ev.correct.device), strict=True)
-    rows, errors = zip(*(pair for score in ev.scores for pair in found[score]), strict=True)
+        measured |= zip(scores, side_by_side([partial(measure, s) for s in scores], ev.correct.device), strict=True)
+    rows, errors = zip(*(pair for score in ev.scores for pair in measured[score]), strict=True)
     frame, columns = pd.DataFrame(rows, columns=COLUMNS), np.stack(errors)
     if asked.method == "auto":
         _warn_of_few(asked, frame, columns, comparing=baseline is not None)
@@ -252,7 +252,7 @@ class _Own:
 def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]:
     """By negative, the influences on all metrics."""
     ev, metrics = asked.ev, _with_derivative()
-    found = {}
+    own = {}
     for name in asked.ranked:
         one = placed[name]
         kind: Negative = "wrong" if name == WRONG else "ood"
@@ -261,12 +261,12 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
         fine = resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
         usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
-        found[name] = _Own(values, np.array(usable))
+        own[name] = _Own(values, np.array(usable))
     if MEAN in asked.negatives:
-        sets = [found[name] for name in ev.ood]
+        sets = [own[name] for name in ev.ood]
         usable = np.min([one.usable for one in sets], axis=0)
-        found[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable)
-    return found
+        own[MEAN] = _Own(mean_influences([one.influences for one in sets]), usable)
+    return own
 
 
 def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
@@ -275,10 +275,10 @@ def _fewest(influences: Influences, metric: Metric, negative: str) -> int:
     return min(part.shape[1] for stratum, part in influences.items() if stratum != idle)
 
 
-def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
+def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> dict[FigureKey, Floats]:
     """By negative and metric, the numbers of `_ERRORS`, where there are enough samples."""
     ev = asked.ev
-    found: dict[FigureKey, Floats] = {}
+    errors: dict[FigureKey, Floats] = {}
     metrics = _with_derivative()
     names = [metric.name for metric in metrics]
     accuracy, beta = float(ev.correct.double().mean()), float(ev.beta)
@@ -308,11 +308,11 @@ def _strays(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> d
             elif at_recall and other is not None and column[0] > 0:
                 # A share of few negatives moves in steps, which do not show where two scores agree on all of them.
                 column = even_spread(column[0] + max(one.grains[row], other.grains[row]), np.inf)
-            found[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
-    return found
+            errors[negative, metric.name] = np.append(column, [fewest, least, most, at_recall])
+    return errors
 
 
-def _take_out_bias(asked: Request, placed: Mapping[str, Placed], strays: Mapping[FigureKey, Floats]) -> None:
+def _take_out_bias(asked: Request, placed: Mapping[str, Placed], spreads: Mapping[FigureKey, Floats]) -> None:
     """Take the bias of few samples out of AURC, and out of what differs from it by a constant."""
     ev = asked.ev
     over = {
@@ -320,7 +320,7 @@ def _take_out_bias(asked: Request, placed: Mapping[str, Placed], strays: Mapping
     }
     if MEAN in asked.negatives:
         over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
-    for (negative, name), numbers in strays.items():
+    for (negative, name), numbers in spreads.items():
         if _metric(name).derivative is derivatives.aurc:
             numbers[_SHIFTS] -= over[negative]
 
@@ -346,8 +346,8 @@ def _drawn(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> 
     for score, negative, label in wanted[COLUMNS[:3]].itertuples(index=False):
         names = list(ev.ood) if negative == MEAN else [negative]
         drawn.append(torch.stack([samples[score, name, _metric(label).name] for name in names]).mean(0))
-    found: Floats = torch.stack(drawn).numpy()
-    return found
+    figures: Floats = torch.stack(drawn).numpy()
+    return figures
 
 
 def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) -> Floats:
@@ -357,8 +357,8 @@ def _drawn_id(asked: Request, frame: pd.DataFrame, rows: npt.NDArray[np.int64]) 
     draw = partial(bootstrap_id_metrics, metrics, recall=ev.recall, draws=asked.draws, seed=asked.seed)
     samples = {score: draw(ev.confidences[score], ev.correct) for score in ev.scores}
     drawn = [samples[s][_metric(label).name] for s, label in zip(wanted["score"], wanted["metric"], strict=True)]
-    found: Floats = torch.stack(drawn).numpy()
-    return found
+    figures: Floats = torch.stack(drawn).numpy()
+    return figures
 
 
 def _percentiles(samples: Floats, level: float) -> tuple[Floats, Floats]:
