@@ -135,6 +135,11 @@ def test_rows_that_show_the_head_are_extracted_as_all_others():
     torch.testing.assert_close(outputs.logits, model.fc((x - 0.5) / 0.25))
 
 
+def test_nan_is_told_and_not_called_a_missing_head():
+    with pytest.raises(ValueError, match="must give numbers for `example`; it gave NaN"):
+        find_head(nn.Linear(3, 2), torch.full((2, 3), float("nan")))
+
+
 def test_a_model_that_is_one_linear_layer_has_the_empty_name():
     assert find_head(nn.Linear(3, 2), torch.randn(2, 3)).name == ""
 

@@ -80,6 +80,8 @@ def find_head(model: nn.Module, example: object, *, name: str | None = None) -> 
     for run in reversed(runs):
         if run.rows is not None and (around := _around(model, run, logits)):
             return around
+    if logits.isnan().any():
+        raise ValueError("The model must give numbers for `example`; it gave NaN. Check the inputs and the weights.")
     raise ValueError(_no_head(runs, logits))
 
 
