@@ -44,9 +44,10 @@ def error_figure(found: Sequence[Record], printed: Sequence[Network], gaps: pd.D
                 ax.annotate(
                     network.name,
                     (network.error, change),
-                    (3, (-7, 3)[place % 2]),
+                    (3 if place % 2 else -3, 3),  # neighbours on different sides
                     textcoords="offset points",
                     fontsize=5,
+                    ha="left" if place % 2 else "right",
                 )
         for network in printed:
             first = "the paper's networks" if network is printed[0] else None
