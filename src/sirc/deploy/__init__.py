@@ -1,7 +1,7 @@
 """Scores in production: the guard, thresholds with guarantees, the selective classifier; ONNX, services, monitor."""
 
 from sirc.deploy import monitor, threshold
-from sirc.deploy.batches import DecideImages, ScoreOutputs
+from sirc.deploy.batch_callables import DecideImages, ScoreOutputs
 from sirc.deploy.guards import guard, load_guard
 from sirc.deploy.predict import predict_folder, save_decisions
 from sirc.deploy.saved import calibration_of, read

@@ -19,9 +19,9 @@ from sirc._utils.files import PathLike
 from sirc._utils.text import first_line, listed, percent, shorten
 from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, printable
+from sirc.deploy.guard_data import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.saved import SAMPLE, calibration_sample
 from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, names_of, refuse_compiled, watched
-from sirc.deploy.sources import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
 from sirc.errors import DataWarning, OnError, StoreError

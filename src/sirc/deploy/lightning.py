@@ -17,9 +17,9 @@ from sirc._utils.files import PathLike, refuse_existing
 from sirc._utils.imports import missing_package
 from sirc._utils.text import first_line
 from sirc._utils.warn import warn
+from sirc.deploy.guard_data import first_images
 from sirc.deploy.guards import check_enough, checked_recall, guard
 from sirc.deploy.selective import SelectiveClassifier
-from sirc.deploy.sources import first_images
 from sirc.evaluation import evaluate
 from sirc.extraction import extract
 from sirc.models import features_at, load_weights, rows_of, unwrap

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from sirc._utils.files import PathLike
 from sirc._utils.imports import DISTRIBUTION, missing_package
-from sirc.deploy.batches import DecideImages
+from sirc.deploy.batch_callables import DecideImages
 from sirc.deploy.onnx import OnnxGraph
 from sirc.deploy.predict import COLUMNS
 

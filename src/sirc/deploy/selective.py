@@ -19,7 +19,7 @@ from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats, for_new_shapes
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
 from sirc.data import Preprocess
-from sirc.deploy.sources import Data, is_unprepared, opened
+from sirc.deploy.guard_data import Data, is_unprepared, opened
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
 from sirc.deploy.threshold.counts import typical_size
 from sirc.errors import NotFittedError

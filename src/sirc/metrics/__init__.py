@@ -40,7 +40,7 @@ from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_i
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
-from sirc.metrics.runs import SortedRun, ranking_of_runs
+from sirc.metrics.sorted_runs import SortedRun, ranking_of_runs
 
 if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics

@@ -20,7 +20,7 @@ from sirc.report.figures.comparisons import changes, risks, separation, sweeps
 from sirc.report.figures.densities import densities
 from sirc.report.figures.plane import Plane, is_pair, plane, plane_grid, planes
 from sirc.report.figures.style import drawing, drawn, literal, new_figure
-from sirc.report.runs import ScoredRun
+from sirc.report.protocols import ScoredRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from sirc._utils.files import PathLike, atomic_write, refuse_existing
 from sirc.evaluation import Evaluation
 from sirc.progress import SILENT, Progress
 from sirc.report.page.payload import payload
-from sirc.report.runs import Run
+from sirc.report.protocols import Run
 
 __all__ = ["Run", "report"]
 

@@ -19,7 +19,7 @@ from sirc.progress import SILENT, Progress
 from sirc.report.figures.style import Look, method_look
 from sirc.report.names import escape, metric_name, score_family, score_name
 from sirc.report.page.grid import LEVELS, POINTS, Grid, Ints, make_grid
-from sirc.report.runs import Run
+from sirc.report.protocols import Run
 
 LIMIT: Final = 1_800_000  # bytes of packed numbers; with the page's own text, less than 2 MB
 _RECOMPUTED: Final = ("auroc", "fpr", "aurr", "risk", "aurc")  # by mixture.js, at any setting

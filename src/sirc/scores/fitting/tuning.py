@@ -14,11 +14,11 @@ from sirc._utils.text import quoted
 from sirc.metrics import Ranking
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import bayes, combine, registry
-from sirc.scores.both import id_quantiles
 from sirc.scores.evaluator import Evaluator, needed_leaves, reads_features
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, id_share, spread
 from sirc.scores.fitting.rows import OutputsLike, indexed_batches
 from sirc.scores.fitting.second_pass import each_or_why
+from sirc.scores.id_quantiles import id_quantiles
 from sirc.scores.moments import Parameters
 from sirc.scores.needs import Needs
 from sirc.scores.scorer import Scorer, check_values, missing_features
