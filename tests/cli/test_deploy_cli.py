@@ -21,7 +21,7 @@ from torch.distributed.run import parse_args
 import sirc
 from sirc import SelectiveClassifier
 from sirc.cli import main
-from sirc.cli.deploy import read_confidences
+from sirc.cli.production import read_confidences
 from sirc.errors import StoreError
 from sirc.experiment.choice import outputs_to_choose
 from sirc.experiment.experiment import Experiment

@@ -12,7 +12,7 @@ import sirc
 from sirc import SelectiveClassifier
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import onnx as _onnx
-from sirc.deploy.selective import LOWEST, ConfidenceGraph
+from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph
 from support import tiny_selective
 from support.tiny_selective import prepared
 

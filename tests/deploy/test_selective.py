@@ -19,7 +19,8 @@ from sirc._utils.files import read_safetensors, write_safetensors
 from sirc._utils.graphs import prevents_graphs
 from sirc.data.preprocess import Preprocess
 from sirc.deploy import saved
-from sirc.deploy.selective import LOWEST, watched
+from sirc.deploy.confidence_graph import LOWEST
+from sirc.deploy.selective import watched
 from sirc.experiment import DEFAULT_SPECS
 from support.repeating import mlp, repeating, shares, small_resnet
 
@@ -664,7 +665,7 @@ def test_a_decision_is_not_rounded_as_the_process_may_round_products(monkeypatch
         yield
         entered.append("out")
 
-    monkeypatch.setattr("sirc.deploy.selective.full_products", watched)
+    monkeypatch.setattr("sirc.deploy.confidence_graph.full_products", watched)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     images = torch.randn(40, 3, 2, 2)

@@ -14,7 +14,7 @@ from PIL import Image
 
 import sirc
 from sirc.data import Preprocess
-from sirc.deploy.selective import LOWEST
+from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.tryout import is_own_name, make_app
 from sirc.deploy.tryout.look import histogram, rejection_words
 from support.tiny_selective import CLASSES, PREPROCESS, SPEC, calibrated, encoded, pixels

@@ -8,7 +8,7 @@ import torch
 
 import sirc
 from sirc import functional
-from sirc.deploy.selective import ConfidenceGraph
+from sirc.deploy.confidence_graph import ConfidenceGraph
 from sirc.scores import blocks, parse, registry
 from sirc.scores.formulas import shaping
 from sirc.scores.formulas.boundary import inverse_distances

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sirc
-from sirc.scores import both
+from sirc.scores.id_quantiles import id_quantiles, least_quantile
 from support import reference
 
 SPECS = [
@@ -95,7 +95,7 @@ def test_labels_say_nothing(fitted):
 
 
 def knots_of(values):
-    return tuple(torch.tensor(x, dtype=torch.float64) for x in both.id_quantiles(values))
+    return tuple(torch.tensor(x, dtype=torch.float64) for x in id_quantiles(values))
 
 
 grids = st.integers(-4000, 4000).map(lambda x: x / 8)
@@ -106,7 +106,7 @@ def test_rows_that_differ_never_tie_whatever_the_validation_rows(val, points):
     knots = knots_of(torch.tensor(val, dtype=torch.float64))
     assert all((x.diff() > 0).all() and x.isfinite().all() for x in knots)
     points = torch.tensor(sorted(points), dtype=torch.float64)
-    found = both.least_quantile([points], [knots])
+    found = least_quantile([points], [knots])
     assert found.isfinite().all()
     assert (found.diff() > 0).all()
     np.testing.assert_allclose(found, quantiles(points, val), rtol=1e-9, atol=1e-9)
@@ -117,7 +117,7 @@ def test_a_score_that_never_varies_has_finite_quantiles(value):
     knots = knots_of(torch.full((9,), value, dtype=torch.float64))
     away = max(abs(value), 1e-3)
     points = torch.tensor([value - away, value, value + away], dtype=torch.float64)
-    found = both.least_quantile([points], [knots])
+    found = least_quantile([points], [knots])
     assert found[0] < found[1] == 0 < found[2]
     assert found.isfinite().all()
 
@@ -130,7 +130,7 @@ def test_many_rows_are_kept_as_few_knots():
     assert len(scores) == len(levels) <= 1026
     assert set(val.sort().values[:20].tolist()) <= set(scores.tolist())
     exact = val.argsort().argsort().add(0.5) / len(val)
-    found = both.least_quantile([val], [knots]).sigmoid()
+    found = least_quantile([val], [knots]).sigmoid()
     assert (found - exact).abs().max() < 0.3 / math.sqrt(len(val))
 
 

@@ -5,7 +5,7 @@ import torch
 
 import sirc
 from sirc import functional
-from sirc.deploy.selective import LOWEST, ConfidenceGraph
+from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph
 from sirc.scores import registry, score
 
 pytestmark = pytest.mark.filterwarnings("ignore:`head` should give the logits")  # whose size is changed alone

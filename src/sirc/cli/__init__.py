@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from sirc import __version__
-from sirc.cli import choose, data, deploy, prepare, results
+from sirc.cli import choose, data, deploy, prepare, production, results
 from sirc.cli.console import say
 from sirc.cli.endings import INTERRUPTED, ending
 from sirc.cli.options import with_imports
@@ -32,8 +32,8 @@ COMMANDS = {
         deploy.predict,
         deploy.try_,
         deploy.export,
-        deploy.serve,
-        deploy.monitor,
+        production.serve,
+        production.monitor,
     ),
     "From arrays or an experiment to a comparison of scores": (
         results.demo,
@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "Stages of an experiment, one at a time": (prepare.train, prepare.extract, prepare.fit),
 }
-NO_SCORES = (results.demo, deploy.serve, deploy.monitor)  # commands that compute none, and take no `--import`
+NO_SCORES = (results.demo, production.serve, production.monitor)  # commands that compute none, and take no `--import`
 _TYPER_FLAGS = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 
 app = typer.Typer(

@@ -1,9 +1,8 @@
-"""Commands that put a classifier to use: guard, calibrate, predict, try, export, serve, monitor."""
+"""Commands that put a classifier to use: guard, calibrate, predict, try, export."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 from collections.abc import Mapping
@@ -34,11 +33,9 @@ from sirc.cli.options import (
     refuse_unused,
     runs_of_seeds,
 )
-from sirc.errors import ConfigError, OnError, StoreError
+from sirc.errors import ConfigError, OnError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
     import torch
     from torch import Tensor, nn
@@ -56,7 +53,6 @@ Network = Annotated[
 ]
 Workers = Annotated[int, Option(help="Processes that read images.", min=0)]
 RunSeed = Annotated[int | None, Option("--seed", metavar="N", help="Which seed's network, if there are several.")]
-FalseAlarms = Annotated[float, Option("--delta", help="The probability of any false alarm, ever, is at most this.")]
 _PREFERRED = ("scod", "sirc(entropy, residual)", "sirc(msp, residual)", "sirc(doctor, residual)")
 
 
@@ -363,118 +359,6 @@ def export(
         result(str(write_triton(out, triton, overwrite=overwrite)))
 
 
-def serve(
-    onnx: Annotated[Path, Argument(metavar="MODEL.onnx", help="What `sirc export` wrote.")],
-    host: Annotated[str, Option(help="The address to listen on; `0.0.0.0` is every one.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    state: Annotated[Path | None, Option(metavar="FILE", help="Keeps the monitor's state over restarts.")] = None,
-    log: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Keeps decisions, without images: `decisions.parquet`.")
-    ] = None,
-    delta: FalseAlarms = 0.05,
-    concurrency: Annotated[int, Option(help="Images decoded, or batches decided, at once.", min=1)] = 2,
-    threads: Annotated[int, Option(help="Threads of onnxruntime for each; 0: one for each core.", min=0)] = 0,
-    max_bytes: Annotated[int, Option(help="The most bytes of an image.", min=1)] = 10 << 20,
-    max_images: Annotated[int, Option(help="The most images of a request.", min=1)] = 64,
-    max_pixels: Annotated[int, Option(help="The most pixels of an image.", min=1)] = 50_000_000,
-    max_body: Annotated[int, Option(help="The most bytes of a form with images.", min=1)] = 64 << 20,
-    max_memory: Annotated[int, Option(help="The most bytes of decoded and prepared images.", min=1)] = 1 << 30,
-    max_seconds: Annotated[float, Option(help="After these, a request is answered with 503.", min=0.001)] = 30.0,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No line for each request.")] = False,
-) -> None:
-    """Serve decisions over HTTP: POST /predict, GET /health, /ready, /metrics, /monitor and /.
-
-    A monitor watches the decisions; a browser shows it at `/`. With `--state` it goes on after a restart. `--log` keeps
-    the decisions, for `sirc monitor` and for labelling later.
-
-    The service has no password and no encryption: put it behind a proxy that has both.
-
-    Example: `sirc serve model.onnx --port 8000 --state monitor.safetensors --log decisions.parquet`
-
-    Then: `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg http://127.0.0.1:8000/predict`
-    """
-    from sirc.deploy.serve import make_app, run
-
-    app = make_app(
-        onnx,
-        state=state,
-        log=log,
-        delta=_checked_delta(delta),
-        max_bytes=max_bytes,
-        max_images=max_images,
-        max_pixels=max_pixels,
-        max_body=max_body,
-        max_memory=max_memory,
-        answer_seconds=max_seconds,
-        concurrency=concurrency,
-        threads=threads,
-    )
-    if why := app.state.service.watch.why_not:
-        say(f"note: the monitor does not run: {why}")
-    with contextlib.suppress(KeyboardInterrupt):  # how a service is stopped
-        run(app, host=host, port=port, quiet=quiet, started=lambda address: result(f"serving {onnx} on {address}"))
-
-
-def monitor(
-    calibration: Annotated[
-        str, Option(metavar="FILE", help="What `calibrate`, `guard` or `export` wrote, or `hf://owner/name`.")
-    ],
-    confidences: Annotated[
-        Path, Option(help="Those in production, in order: the log of `sirc serve`, a `.csv`, `.npy` or `.npz` file.")
-    ],
-    column: Annotated[str | None, Option(help="The column, or array of a `.npz` file. Default: `confidence`.")] = None,
-    delta: FalseAlarms = 0.05,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-    fail_on_alarm: Annotated[bool, Option("--fail-on-alarm", help="Exit with 1 on an alarm.")] = False,
-) -> None:
-    """Compare production with the calibration: is the acceptance rate what was promised, and how much is OOD?
-
-    No labels are needed. Rows without a confidence, such as those of broken images, are left out and counted.
-
-    Example: `sirc monitor --calibration selective.safetensors --confidences decisions.csv`
-
-    What a service decided: `sirc monitor --calibration model.onnx --confidences decisions.parquet`
-    """
-    import numpy as np
-
-    from sirc.deploy import calibration_of
-    from sirc.deploy.monitor import monitor as compare
-
-    _checked_delta(delta)
-    rows, threshold = calibration_of(calibration)
-    if not len(rows):
-        raise ValueError(
-            f"'{calibration}' holds no calibration confidences: its threshold was given, not calibrated, or an earlier "
-            "version exported it."
-        )
-    if confidences.suffix == ".npy":
-        refuse_unused("a `.npy` file has one array, without a name", column=column)
-    values, empty = read_confidences(confidences, column or "confidence")
-    if empty:
-        say(f"note: {empty} rows without a confidence were left out")
-    if _is_of_predict(confidences):
-        say("note: rows of `sirc predict` are sorted by path, not by time: they are taken in a random order")
-        values = np.random.default_rng(0).permutation(values)
-    if column is None and (other := _otherwise_decided(confidences, threshold.value)):
-        raise ValueError(
-            f"'{confidences}' must be what '{calibration}' decided; {other:,} of its decisions are others than its "
-            f"threshold, {threshold.value:.6g}, makes. Name the guard or the graph that decided."
-        )
-    report = compare(rows, values, threshold, delta=delta)
-    if as_json:
-        typer.echo(json.dumps(report.to_dict(), indent=1))
-    else:
-        result(str(report))
-    if report.alarm and fail_on_alarm:
-        raise typer.Exit(1)
-
-
-def _checked_delta(delta: float) -> float:
-    if not 0 < delta < 1:
-        raise ConfigError(f"`--delta` must lie between 0 and 1; got {delta:g}.")
-    return delta
-
-
 def _find_runs(folder: Path, seed: int | None, trust: bool) -> tuple[Experiment, tuple[Run, ...]]:
     """The experiment of a folder and its runs, or the one with this seed. The folder may be that of a single run."""
     from sirc.experiment import FILE, import_named, load_experiment, load_experiments, require_trust
@@ -630,95 +514,3 @@ def _summary(table: pd.DataFrame) -> str:
     reasons = table.loc[table["reason"] != "", "reason"].value_counts()
     lines += [f"rejected {count}: {reason}".removesuffix(": rejected") for reason, count in reasons.items()]
     return "\n".join(lines)
-
-
-def read_confidences(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
-    """Read a table or an array: the confidences in their order, and how many rows had none."""
-    import numpy as np
-    import pandas as pd
-
-    from sirc._utils.files import array_names, listed_arrays, read_npz, require_file
-
-    if path.is_dir() or path.suffix == ".parquet":
-        return _read_parquet(path, column)
-    require_file(path)
-    if path.suffix not in (".csv", ".npy", ".npz"):
-        raise ConfigError(f"`--confidences` must be a .parquet, .csv, .npy or .npz file; got '{path}'.")
-    try:
-        if path.suffix == ".csv":  # without an index: a comma at the end of rows must not shift the columns
-            table = pd.read_csv(path, usecols=[column], index_col=False, dtype=str, keep_default_na=False)
-            cells = table[column].fillna("").str.strip()
-            values = cells[cells != ""].astype(float)
-            return np.asarray(values, dtype=np.float64), len(cells) - len(values)
-        if path.suffix == ".npz" and column not in (names := array_names(path)):
-            raise ConfigError(f"`--column` must be an array of '{path}', {listed_arrays(names)}; got '{column}'.")
-        array = np.load(path, allow_pickle=False) if path.suffix == ".npy" else read_npz(path, [column])[column]
-        if array.dtype.kind not in "fiu":
-            raise ValueError(f"it holds {array.dtype}")
-        return np.asarray(array, dtype=np.float64), 0
-    except (ConfigError, StoreError):
-        raise
-    except (EOFError, ValueError, TypeError) as error:
-        raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
-
-
-def _is_of_predict(path: Path) -> bool:
-    """Whether a file is a table of `sirc predict`, whose rows, class after class, look like a rate that changes."""
-    import pandas as pd
-
-    return path.suffix == ".csv" and {"path", "accepted", "reason", "error"} <= set(pd.read_csv(path, nrows=0).columns)
-
-
-def _otherwise_decided(path: Path, threshold: float) -> int:
-    """How many decisions of a log, or of a table of `sirc predict`, another threshold must have made."""
-    import pandas as pd
-
-    needed = ["accepted", "confidence"]
-    if path.suffix == ".csv":
-        if not set(needed) <= set(pd.read_csv(path, nrows=0).columns):
-            return 0
-        table = pd.read_csv(path, usecols=needed, index_col=False, dtype=str)
-    elif path.is_dir() or path.suffix == ".parquet":
-        from pyarrow import dataset
-
-        data = dataset.dataset(path, format="parquet")
-        if not set(needed) <= set(data.schema.names):
-            return 0
-        table = data.to_table(columns=needed).to_pandas()
-    else:
-        return 0
-    accepted = table["accepted"].astype(str).str.strip().str.lower().map({"true": True, "false": False})
-    known = pd.DataFrame({"accepted": accepted, "confidence": pd.to_numeric(table["confidence"], "coerce")}).dropna()
-    return int((known["accepted"].astype(bool) != (known["confidence"] >= threshold)).sum())
-
-
-def _read_parquet(path: Path, column: str) -> tuple[npt.NDArray[np.float64], int]:
-    """Read a Parquet file, or a folder of them: the confidences by their time, where there is one."""
-    import numpy as np
-
-    from sirc._utils.imports import needing
-
-    with needing("reading Parquet", "pyarrow", "serve"):
-        import pyarrow as pa
-        from pyarrow import dataset
-    try:
-        data = dataset.dataset(path, format="parquet")
-        if not data.files:
-            raise ConfigError(f"`--confidences` must hold decisions; '{path}' is an empty folder.")
-        if column not in data.schema.names:
-            raise ConfigError(f"`--column` must be one of '{path}', {', '.join(data.schema.names)}; got '{column}'.")
-        if not pa.types.is_floating(data.schema.field(column).type):
-            raise ValueError(f"it holds {data.schema.field(column).type}")
-        time = [name for name in ("time",) if name in data.schema.names]
-        table = data.to_table(columns=[column, *time])
-        if time:
-            table = table.sort_by("time")
-    except ConfigError:
-        raise
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is neither a file nor a folder '{path}'.") from error
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise ValueError(f"'{path}' must hold plain numbers, those of `--column {column}`: {error}") from error
-    values = table[column].to_numpy().astype(np.float64)
-    known = values[~np.isnan(values)]
-    return known, len(values) - len(known)

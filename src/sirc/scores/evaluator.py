@@ -8,9 +8,10 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc.scores import both, combine, registry
+from sirc.scores import combine, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.formulas.softmax import Softmax, softplus
+from sirc.scores.id_quantiles import least_quantile
 from sirc.scores.spec import COMBINATIONS, Spec
 
 # Bytes of one block of features in float64: a score's temporaries stay small, however many rows there are.
@@ -75,7 +76,7 @@ class Evaluator:
         if spec.has_bounded_first:
             return combine.with_bounded_first(spec, self.log_gap(spec.args[0]), self._others(spec), self._parameters)
         if spec.name == "both":
-            return both.least_quantile([self.confidence(arg) for arg in spec.args], self._knots(spec))
+            return least_quantile([self.confidence(arg) for arg in spec.args], self._knots(spec))
         values = [self.value(arg) for arg in spec.args]
         if (formula := COMBINATIONS[spec.name].compute) is not None:
             return formula(*values, **combine.own_numbers(spec)).double()

@@ -22,8 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 import sirc
+from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
-from sirc.deploy.selective import LOWEST
 from sirc.deploy.serve.uploads import (
     BUSY,
     FORMATS,

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from sirc._utils.text import first_line, percent
+from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.predict import Decider
-from sirc.deploy.selective import LOWEST, SelectiveClassifier
+from sirc.deploy.selective import SelectiveClassifier
 from sirc.deploy.serve.uploads import Limits, RefusedError, Upload, count_pixels, decode
 from sirc.scores import parse, registry
 
