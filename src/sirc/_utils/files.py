@@ -36,7 +36,8 @@ if sys.platform != "win32":
 PathLike: TypeAlias = str | os.PathLike[str]
 _DIGEST = "sha256"
 _MUCH = 1 << 24  # bytes
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Numbers of the errors that say that nothing more can be written here."""
 _TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]{8})-)?\d+-[0-9a-f]{8}\.tmp")  # the group is the computer's name
 _SWEPT: set[Path] = set()  # the folders that this process has swept
 _CODES = {
@@ -79,7 +80,7 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
             temporary.unlink()
         # The error of a full disk names no file, and the name of the temporary file means nothing to the user.
         if isinstance(error, OSError) and (
-            error.errno in _FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
+            error.errno in DISK_FULL or _TEMPORARY.fullmatch(Path(str(error.filename)).name)
         ):
             text = f"'{path}' cannot be written: {error.strerror}. Mend that, or choose another place"
             raise OSError(error.errno, text) from error

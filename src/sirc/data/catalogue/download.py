@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
+from sirc._utils.files import DISK_FULL
 from sirc._utils.text import quoted
 from sirc._utils.written import WRITTEN
 from sirc.data.decode import printable
@@ -30,7 +31,6 @@ _BLOCK = 1 << 18
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
 _TIMEOUT, _LONGEST_WAIT = 30.0, 60.0  # seconds
 _BEYOND_THE_END = 416
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}  # of the disk: urllib wraps those of a connection
 
 
@@ -155,10 +155,10 @@ def _receive(
                     "with a browser and put it where it is wanted."
                 ) from error
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _FULL | _UNWRITABLE:
+            if isinstance(error, OSError) and error.errno in DISK_FULL | _UNWRITABLE:
                 raise DownloadError(
                     f"'{printable(about.parent)}' cannot take the rest of '{url}': {error.strerror}. "
-                    f"Make {'room' if error.errno in _FULL else 'it writable'}, and run this again: it continues."
+                    f"Make {'room' if error.errno in DISK_FULL else 'it writable'}, and run this again: it continues."
                 ) from error
             reason = getattr(error, "reason", None)
             if isinstance(reason, ssl.SSLCertVerificationError):
