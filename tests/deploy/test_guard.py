@@ -151,6 +151,13 @@ def test_without_val_rows_of_each_class_are_held_out_and_nothing_is_promised(tmp
     assert torch.equal(again.calibration, guard.calibration)
 
 
+def test_labels_in_another_order_are_told_once():
+    other = TensorDataset(VAL.tensors[0], (VAL.tensors[1] + 1) % 4)
+    with pytest.warns(DataWarning) as told:
+        sirc.guard(trained(), TRAIN, other, delta=None)
+    assert [str(warning.message).startswith("the predictions for 'val' agree") for warning in told] == [True]
+
+
 def test_a_share_of_each_class_is_held_out_and_of_a_small_one_none():
     from sirc.deploy.guards import _split
 
