@@ -18,6 +18,7 @@ from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import Repeats, for_new_shapes
 from sirc._utils.precision import Convolutions, full_products, may_convolve_in_tf32
+from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.sources import Data, is_unprepared, opened
 from sirc.deploy.threshold import Threshold, at_cost, at_coverage, at_recall, at_risk
@@ -476,7 +477,8 @@ class SelectiveClassifier(nn.Module):
     ) -> Path:
         """Write a page about the labelled rows that set the threshold and about the promise; return its path.
 
-        It says nothing about OOD input unless `ood` holds sets to run the model on, by name.
+        Its first lines say what is accepted at the threshold, of these rows and of the sets in `ood`, by name, if there
+        are some; sliders show other thresholds.
         """
         from sirc.evaluation import evaluate
 
@@ -487,12 +489,20 @@ class SelectiveClassifier(nn.Module):
             )
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         sets = {name: self._as_outputs(data, labelled=False) for name, data in (ood or {}).items()}
+        others = {name: self.scorer(rows, compile=False)[self.spec] for name, rows in sets.items()}
+        recall = float((self.calibration[self.calibration_correct] >= threshold.value).double().mean().nan_to_num())
         ev = evaluate(
             {self.spec: (self.calibration, self.calibration_correct)},
-            ood={name: {self.spec: self.scorer(rows, compile=False)[self.spec]} for name, rows in sets.items()},
-            recall=threshold.target if threshold.rule == "recall" and threshold.target else 0.95,
+            ood={name: {self.spec: values} for name, values in others.items()},
+            recall=round(recall, 2) or 0.95,  # the sliders begin beside the guard's own threshold, in whole percents
         )
-        notes = str(self).splitlines()
+        done, accepts, *promises = str(self).splitlines()
+        counts = [f"{int((one >= threshold.value).sum()):,} of {len(one):,} in {name}" for name, one in others.items()]
+        notes = [done, accepts, *([f"Of OOD input it accepts {listed(counts)}."] if counts else []), *promises]
+        notes.append(
+            "The sliders show other thresholds, each by its recall of these validation rows. The one of this classifier"
+            f" is {threshold.value:.6g}, and its recall of them {percent(recall)}."
+        )
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
     def __str__(self) -> str:
