@@ -300,6 +300,8 @@ def _preparation(
     try:
         known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
     except ValueError as error:
+        if hasattr(model, "pretrained_cfg"):  # it says how, but not in a way that a `Preprocess` has
+            raise
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
