@@ -166,7 +166,9 @@ def demo() -> str:
 
 
 def companions() -> str:
-    """Guard a network of each library, and log a validation in Lightning."""
+    """Find the head of a network of each library, or fit a score on its arrays."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    import keras
     import lightning
     from peft import LoraConfig, get_peft_model
     from sklearn.linear_model import LogisticRegression
@@ -188,7 +190,12 @@ def companions() -> str:
     model = LogisticRegression().fit(rows.features, rows.labels)
     outputs = sirc.Outputs(model.decision_function(rows.features), rows.features, rows.labels)
     sirc.fit("residual", outputs, head=sirc.Head(model.coef_, model.intercept_))
-    return "heads of transformers, peft, Ultralytics, scikit-learn; Lightning's callback"
+    network = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(5)])
+    both = keras.Model(network.inputs[0], [network.outputs[0], network.layers[-1].input])
+    kernel, bias = network.layers[-1].get_weights()
+    outputs = sirc.Outputs(*both.predict(rows.features.numpy(), verbose=0), rows.labels)
+    sirc.fit("residual", outputs, head=sirc.Head(kernel.T, bias))
+    return "heads of transformers, peft, Ultralytics; arrays of scikit-learn and Keras; Lightning's callback"
 
 
 def _rows(count: int, *, labelled: bool) -> sirc.Outputs:

@@ -35,7 +35,10 @@ def test_bars_are_for_terminals_and_notebooks(monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     monkeypatch.delenv("RANK", raising=False)
     assert as_progress(None) is SILENT
-    assert isinstance(as_progress(True), Bars)
+    assert isinstance(as_progress(True), Log)  # in a file, bars leave empty lines
+    with as_progress(True).task("reading", 2) as task:
+        task.advance(2)
+    assert sys.stderr.getvalue().startswith("reading: 2/2 images in ")
     assert as_progress(False) is SILENT
     mine = Told()
     assert as_progress(mine) is mine
@@ -46,6 +49,9 @@ def test_bars_are_for_terminals_and_notebooks(monkeypatch):
     assert isinstance(as_progress(None), Bars)
     monkeypatch.setenv("RANK", "1")
     assert as_progress(None) is SILENT
+    monkeypatch.delenv("RANK")
+    monkeypatch.setattr(sys, "stderr", None)  # a program without a console
+    assert as_progress(True) is SILENT
     with pytest.raises(ValueError, match=r"`progress` must be True, False or a .*; got str"):
         as_progress("yes")
 

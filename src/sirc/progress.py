@@ -55,18 +55,21 @@ SILENT = Progress()
 
 
 def as_progress(progress: Progress | bool | None) -> Progress:
-    """The progress that a caller asked for: one of its own, bars, or nothing.
+    """The progress that a caller asked for: one of its own, bars, lines of text, or nothing.
 
-    By default, None, there are bars where a person looks on, at a terminal or in a notebook. Of several processes only
-    the first shows any.
+    By default, None, there are bars where a person looks on, at a terminal or in a notebook, and nothing elsewhere.
+    True asks for lines elsewhere, as in the log of a job. Of several processes only the first shows any.
     """
     if isinstance(progress, Progress):
         return progress
+    looked_at = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
     if progress is None:
-        progress = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+        progress = looked_at
     if not isinstance(progress, bool):
         raise ValueError(f"`progress` must be True, False or a `sirc.progress.Progress`; got {type(progress).__name__}")
-    return Bars() if progress and not int(os.environ.get("RANK") or 0) else SILENT
+    if not progress or int(os.environ.get("RANK") or 0) or not (looked_at or sys.stderr):
+        return SILENT
+    return Bars() if looked_at else Log(lambda line: print(line, file=sys.stderr, flush=True))
 
 
 @final

@@ -166,7 +166,10 @@ WORDS = [
     ("with `spill`, `test` must have labels", {"evaluate": "with `--spill`, `--id` must have labels"}),
     ("`ood['far']` must be a store", {"evaluate": "`--ood far=…` must be a store"}),
     ("Pass more rows as `val`", {"guard": "Pass more rows as VAL"}),
-    ("Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`", {"guard": "Pass `--resize` and `--crop`"}),
+    (
+        "Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`",
+        {"guard": "Pass `--resize`, `--crop`, `--mean` and `--std`"},
+    ),
     (
         "it does not say how. Pass `preprocess=…`, or save it with one",
         {"predict": "it does not say how. Save it with one"},

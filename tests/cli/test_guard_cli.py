@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -101,13 +102,21 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
     assert "Promise: None, an estimate" in out
 
 
+def test_images_are_normalised_as_the_weights_were_trained(here, command):
+    code, _, err = command("guard", NETWORK, "train", "val", *FEW[:-1], "--mean", 0, 0, 0, "--std", 1, 1, 0.5)
+    assert code == 0, err
+    assert "normalised with mean 0, 0, 0 and std 1, 1, 0.5" in " ".join(err.split())
+    made = sirc.load_guard("guard.safetensors", NETWORK)
+    assert made.preprocess == replace(made.preprocess, resize=12, crop=12, mean=(0, 0, 0), std=(1, 1, 0.5))
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("guard", "test_resnet", "train"), r"`name` must be `timm:NAME`"),
         (("guard", "weights.safetensors", "train"), "weights need the network that they are for: `timm:NAME=weights"),
         (("guard", "os:getcwd", "train"), "is in Python's standard library"),
-        (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass `--resize` and `--crop`"),
+        (("guard", "guarded_model:plain", "train", "val"), "does not say how. Pass `--resize`, `--crop`, "),
         (("guard", "guarded_model:random", "train"), "returns other weights at each call, so they are random"),
         (("guard", "guarded_model:random", "train"), "or name their file, `guarded_model:random=FILE`"),
         (
@@ -125,6 +134,10 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
         (("guard", NETWORK, "train", "val", "--risk", 0.1, "--plain"), "`--plain` is not for `--risk`"),
         (("guard", NETWORK, "train", "--risk", 0.1), "`--risk` is a promise about new inputs, which needs VAL"),
         (("guard", NETWORK, "train", "val", "--resize", 12), "`--crop` must be at most `--resize`"),
+        (
+            ("guard", NETWORK, "train", "val", "--std", 1, 1, 0),
+            "`--std` must be three numbers above 0, one for each col",
+        ),
     ],
 )
 def test_mistakes_are_answered_in_words(here, command, words, told):
@@ -190,7 +203,7 @@ def test_a_network_that_does_not_take_the_images_is_told_in_words(here, command)
     code, _, err = command("guard", "guarded_model:larger", "train", "val", *FEW, "--score", "msp")
     assert code == 1
     assert "Sequential fails on some of shape (2, 3, 12, 12)" in err
-    assert "Prepare them as for its training, `--resize` and `--crop`" in err
+    assert "Prepare them as for its training, `--resize`, `--crop`, `--mean` and `--std`" in err
 
 
 def test_names_of_classes_do_not_drive_the_terminal(here, command):

@@ -151,6 +151,13 @@ def test_without_val_rows_of_each_class_are_held_out_and_nothing_is_promised(tmp
     assert torch.equal(again.calibration, guard.calibration)
 
 
+def test_labels_in_another_order_are_told_once():
+    other = TensorDataset(VAL.tensors[0], (VAL.tensors[1] + 1) % 4)
+    with pytest.warns(DataWarning) as told:
+        sirc.guard(trained(), TRAIN, other, delta=None)
+    assert [str(warning.message).startswith("the predictions for 'val' agree") for warning in told] == [True]
+
+
 def test_a_share_of_each_class_is_held_out_and_of_a_small_one_none():
     from sirc.deploy.guards import _split
 
@@ -198,8 +205,15 @@ def test_the_page_has_the_promise_and_says_what_is_not_known(made, tmp_path):
     assert "at least 95% of future ID\\u2713 inputs are accepted." in text
     assert "how much OOD input it rejects, as it has seen none" in text
     assert '"sets":[]' in text
-    made.report(tmp_path / "ood.html", ood={"far": [9 * torch.randn(50, 6)]})
-    assert '"sets":["far"]' in (tmp_path / "ood.html").read_text(encoding="utf-8")
+    far = 9 * torch.randn(50, 6, generator=torch.Generator().manual_seed(2))
+    ood = made.report(tmp_path / "ood.html", ood={"far": [far]}).read_text(encoding="utf-8")
+    assert '"sets":["far"]' in ood
+    # At the threshold of the guard, not at that of the sliders, which begin beside it.
+    assert f"Of OOD input it accepts {made(far).accepted.sum()} of 50 in far." in ood
+    recall = made(VAL.tensors[0]).accepted[made.calibration_correct].double().mean()
+    assert f"is {made.threshold.value:.6g}, and its recall of them {100 * recall:.1f}%." in text
+    assert f'"recall":{round(float(recall), 2)},' in text
+    assert made.threshold.target < round(float(recall), 2)
     with pytest.raises(ValueError, match=r"a page needs labelled rows that set the threshold; there are none"):
         SelectiveClassifier(made.model, made.scorer, "scod").set_threshold(0).report(tmp_path / "none.html")
 

@@ -85,11 +85,12 @@ def test_names_on_the_card_are_text():
     from sirc.deploy.hub import card
 
     made = calibrated(classes=["<script>", "a\nb", "[c](http://x)"])
-    made.remarks = ("The validation rows lack 1 of 3 classes: [c](http://x).",)
+    made.remarks = ("The validation rows lack 2 of 3 classes: [c](http://x), WWW.x.org.",)
     text = card(made, "me/x", network='a"b', graph=False).decode()
     assert "<script>" not in text
     assert r"&lt;script&gt;, a b, \[c\](http\://x)." in text
     assert "[c](" not in text.replace("\\", "\0").replace("\0[c\0](", "")
+    assert r"\[c\](http\://x), WWW\.x.org." in text
     assert 'sirc.load_guard("hf://me/x", \'a"b\')' in text
 
 

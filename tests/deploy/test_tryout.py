@@ -16,7 +16,7 @@ import sirc
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST
 from sirc.deploy.tryout import is_own_name, make_app
-from sirc.deploy.tryout.look import histogram, rejection_words
+from sirc.deploy.tryout.explainer import histogram, rejection_words
 from support.tiny_selective import CLASSES, PREPROCESS, SPEC, calibrated, encoded, pixels
 from support.tryouts import COUNT, write_training
 

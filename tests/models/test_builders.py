@@ -593,6 +593,16 @@ def test_preprocessing_that_nobody_published_is_told():
         preprocess_of("torchvision:fasterrcnn_resnet50_fpn")
 
 
+def test_a_grey_network_has_no_preprocessing_of_folders():
+    told = r"must take 3 channels; `timm:test_resnet` takes 1\. Pass a dataset or a loader"
+    with pytest.raises(ValueError, match=told):
+        preprocess_of(timm.create_model("test_resnet", in_chans=1))
+    published = timm.create_model("test_vit")
+    published.pretrained_cfg |= {"input_size": (1, 28, 28), "mean": (0.13,), "std": (0.31,), "first_conv": None}
+    with pytest.raises(ValueError, match=r"`timm:test_vit` takes 1\. "):
+        preprocess_of(published)
+
+
 def first_outputs(model, side):
     """The shapes (C, H, W) of what the first and the last convolution give for an image."""
     seen = []

@@ -65,10 +65,12 @@ def assert_shows(page, evaluations, *, by="risk", baseline="msp", scores=SCORES,
 
 def test_the_page_opens_from_disk_at_the_evaluations_setting(open_page, tmp_path):
     evaluation = made_up(alpha=0.3, beta=0.8, recall=0.9, pool="datasets", groups=GROUPS)
-    path = report(evaluation, tmp_path / "report.html", title="A title", notes=["A <b>note</b>", "and another"])
+    notes = ["A <b>note</b>", "and `<i>code</i>` of `one`, and a ` alone"]
+    path = report(evaluation, tmp_path / "report.html", title="A title", notes=notes)
     page = open_page(path, fresh=True)
     assert page.title() == "A title"
-    assert page.inner_text("#notes").split("\n\n") == ["A <b>note</b>", "and another"]
+    assert page.inner_text("#notes").split("\n\n") == [notes[0], "and <i>code</i> of one, and a ` alone"]
+    assert page.locator("#notes code").all_inner_texts() == ["<i>code</i>", "one"]
     assert page.inner_text("h1") == "A title"
     weights = pooled(evaluation, pool="datasets")
     assert_shows(page, [evaluation], alpha=0.3, beta=0.8, recall=0.9, weights=weights)

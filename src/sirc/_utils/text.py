@@ -62,7 +62,12 @@ def unquoted(cell: str) -> str:
 def as_markdown(text: str) -> str:
     """Text that Markdown shows literally, on one line, also in a table; it makes no link of an address."""
     plain = html.escape(" ".join(text.split()), quote=False)
-    return re.sub(r"([\\`*_\[\]|~$]|:(?=//)|(?<=www)\.)", r"\\\1", plain, flags=re.IGNORECASE)
+    return without_links(re.sub(r"([\\`*_|~$])", r"\\\1", plain))
+
+
+def without_links(markdown: str) -> str:
+    """Markdown in which brackets and addresses make no link."""
+    return re.sub(r"[\[\]]|:(?=//)|(?<=www)\.", r"\\\g<0>", markdown, flags=re.IGNORECASE)
 
 
 def first_line(error: BaseException) -> str:

@@ -76,6 +76,14 @@ def guard(
     classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the logits.")] = None,
     resize: Annotated[int | None, Option(help="The shorter side after resizing. Default: as published.", min=1)] = None,
     crop: Annotated[int | None, Option(help="The side of the central square. Default: as published.", min=1)] = None,
+    mean: Annotated[
+        tuple[float, float, float] | None,
+        Option(metavar="R G B", help="What is subtracted from pixels in 0…1. Default: as published."),
+    ] = None,
+    std: Annotated[
+        tuple[float, float, float] | None,
+        Option(metavar="R G B", help="What they are divided by then. Default: as published."),
+    ] = None,
     path: Annotated[Path | None, Option(help="A folder that keeps outputs, to resume a stopped command.")] = None,
     report: Annotated[Path | None, Option(help="Write a page, too.")] = None,
     out: Annotated[Path, Option(help="The file to write.")] = Path("guard.safetensors"),
@@ -103,11 +111,12 @@ def guard(
     for file in filter(None, (out, report)):
         refuse_existing(file, overwrite)
     names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())
+    preparation = {"resize": resize, "crop": crop, "mean": mean, "std": std}
     with on_device(device, quiet) as (where, progress):
         made = make(
             model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,
             classes=names,
-            preprocess={name: side for name, side in (("resize", resize), ("crop", crop)) if side} or None, path=path,
+            preprocess={name: value for name, value in preparation.items() if value} or None, path=path,
             batch_size=batch_size, workers=workers, device=where, on_error="skip" if on_error == "skip" else "stop",
             overwrite=overwrite, progress=progress,
         )  # fmt: skip

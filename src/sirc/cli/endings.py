@@ -49,7 +49,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "train overwrite": {"train": "`--overwrite`", "run": "`--redo train`"},
     "fit overwrite": {"fit": "`--overwrite`", "run": "`--redo fit`"},
     "relative": {"select": "`--absolute`"},
-    "preprocess": {"guard": "`--resize` and `--crop`"},
+    "preprocess": {"guard": "`--resize`, `--crop`, `--mean` and `--std`"},
     "labelled": {_TOML: "it as `data.ood.NAME`"},
     "labels": {_TOML: "it as `data.ood.NAME`"},
     "allow_empty": {_TOML: "`allow_empty = true` in its `options`"},
@@ -59,7 +59,8 @@ _WORDS: dict[str, dict[str, str]] = {
 # Arguments that errors name without a value.
 _NAMES = {
     "evaluate": {"test": "--id", "train": "--train", "val": "--val", "spill": "--spill"},
-    "guard": {"train": "TRAIN", "val": "VAL"} | {name: f"--{name}" for name in ("recall", "risk", "resize", "crop")},
+    "guard": {"train": "TRAIN", "val": "VAL"}
+    | {name: f"--{name}" for name in ("recall", "risk", "resize", "crop", "mean", "std")},
 }
 _SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
 

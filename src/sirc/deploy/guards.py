@@ -21,7 +21,7 @@ from sirc._utils.warn import warn
 from sirc.data import ImageSet, Preprocess, printable
 from sirc.deploy.guard_data import Data, KnownOutputs, first_images, is_unprepared, opened, size_of
 from sirc.deploy.saved import SAMPLE, calibration_sample
-from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, names_of, refuse_compiled, watched
+from sirc.deploy.selective import TRIED, TRIED_FIRST, SelectiveClassifier, largest_batch, names_of, refuse_compiled
 from sirc.deploy.threshold import at_recall
 from sirc.deploy.threshold.risk_test import require_rows
 from sirc.errors import DataWarning, OnError, StoreError
@@ -38,7 +38,7 @@ from sirc.models import (
     rows_of,
     unwrap,
 )
-from sirc.outputs import Head, Outputs, OutputStore, Overwrite, warn_of_labels
+from sirc.outputs import Head, Outputs, OutputStore, Overwrite, labels_checked, warn_of_labels
 from sirc.progress import Progress, as_progress
 from sirc.scores import Needs, Scorer, fit, parse, reads_features
 
@@ -173,7 +173,7 @@ def guard(
             made: KnownOutputs = run(one, path and path / name, head=head, name=name)
             return made
 
-        with watched(network) as seen:
+        with largest_batch(network) as batches:
             validation = None if val is None else outputs_of("val", data[1])
         _require_labels("val", validation)
         if validation is not None:  # before the model runs on all of `train`
@@ -199,10 +199,13 @@ def guard(
         scorer = fit(score, fitted, head=head if isinstance(head, Head) else None, device=place, progress=show)
     made = SelectiveClassifier(network, scorer, score, head=head, classes=names, preprocess=preprocess)
     # On a CPU large images run in small steps: of too few, nothing can be seen.
-    tried = seen[0] if seen and seen[0].logits is not None and len(seen[0].logits) >= TRIED_FIRST else example(TRIED)
-    made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
+    enough = [batch for batch in batches if batch.logits is not None and len(batch.logits) >= TRIED_FIRST]
+    tried = enough[0] if enough else example(TRIED)
+    with labels_checked():  # by `_check_validation`
+        made.calibrate(validation, images=tried, recall=recall, risk=risk, delta=None if val is None else delta)
+        premise = _premise(scorer, score, rows)
     _warn_of_margin(made)
-    about = (_members(network) if needs_features else "", _premise(scorer, score, rows), _cost(val, rows, names))
+    about = (_members(network) if needs_features else "", premise, _cost(val, rows, names))
     made.remarks = tuple(filter(None, about))
     if not isinstance(progress, Progress):  # who shows progress in another way may print it
         show.note(str(made))
@@ -297,6 +300,8 @@ def _preparation(
     try:
         known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
     except ValueError as error:
+        if hasattr(model, "pretrained_cfg"):  # it says how, but not in a way that a `Preprocess` has
+            raise
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'

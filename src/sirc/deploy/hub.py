@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sirc._utils.checks import check_path, check_type
 from sirc._utils.files import PathLike
 from sirc._utils.imports import DISTRIBUTION, needing
-from sirc._utils.text import as_markdown, first_line, shorten
+from sirc._utils.text import as_markdown, first_line, shorten, without_links
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -82,7 +82,7 @@ def card(guard: SelectiveClassifier, repo_id: str, *, network: str | None, graph
     from sirc.models import fingerprint
 
     # Names of classes in these lines may look like links.
-    about = re.sub(r"[\[\]]|:(?=//)", r"\\\g<0>", html.escape(str(guard), quote=False))
+    about = without_links(html.escape(str(guard), quote=False))
     done, accepts, promise, *remarks, cannot = about.splitlines()
     model = "model" if network is None else repr(network)
     wanted = "The network is not in the guard" if network else "`model` is the network that it was made for"

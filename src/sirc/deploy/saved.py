@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,13 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
         )
     with _whole(path):
         sizes = {name: facts[name] for name in ("num_classes", "num_features", "fitted_rows")}
-        scorer = Scorer(facts["spec"], parameters_in(tensors), fitted_on=tensors.get("fitted_on"), **sizes)
+        for name, size in sizes.items():
+            check_type(name, size, int | None, "a whole number")
+        check_type("head_is_last", facts["head_is_last"], bool, "true or false")
+        fitted_on = tensors.get("fitted_on")
+        if fitted_on is not None and (fitted_on.ndim != 2 or fitted_on.dtype != torch.float64):
+            raise ValueError("the marks of the rows that it was fitted on must be a table of float64")
+        scorer = Scorer(facts["spec"], parameters_in(tensors), fitted_on=fitted_on, **sizes)
         preprocess = preprocess_from(facts["preprocess"])
         selective = SelectiveClassifier(
             model,
@@ -95,10 +101,13 @@ def load(path: PathLike, model: nn.Module) -> SelectiveClassifier:
         )
         selective._hook.is_last = bool(facts["head_is_last"])
         selective._with(Threshold.from_dict(facts["threshold"]))
-        selective.calibration = tensors["calibration"].clone() if len(tensors["calibration"]) else None
+        calibration = _calibration_in(tensors)
+        selective.calibration = calibration.clone() if len(calibration) else None
         correct = tensors.get("calibration_correct")  # files of earlier versions have none, and no remarks
+        if correct is not None and (correct.dtype != torch.bool or correct.shape != calibration.shape):
+            raise ValueError("it must say of each row that set the threshold whether the model was right")
         selective.calibration_correct = None if correct is None else correct.clone()
-        selective.remarks = tuple(map(str, facts.get("remarks", ())))
+        selective.remarks = tuple(_texts_in(facts.get("remarks", []), "remarks"))
         _try_out(selective)
     return selective
 
@@ -147,7 +156,7 @@ def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:
         return np.empty(0) if graph.calibration is None else graph.calibration, graph.threshold
     facts, tensors = read(path)
     with _whole(path):
-        return tensors["calibration"].numpy(), Threshold.from_dict(facts["threshold"])
+        return _calibration_in(tensors).numpy(), Threshold.from_dict(facts["threshold"])
 
 
 def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
@@ -159,12 +168,27 @@ def preprocess_from(values: dict[str, Any] | None) -> Preprocess | None:
 
 def class_names_in(facts: dict[str, Any], count: int | None) -> list[str] | None:
     """The names of the classes in what a file says, one for each of `count`; None where it has none."""
-    names: list[str] | None = facts["classes"]
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError("its class names must be a list of texts")
+    names = None if facts["classes"] is None else _texts_in(facts["classes"], "class names")
     if names is not None and count not in (None, len(names)):
         raise ValueError(f"it must name each of its {count} classes; it has {len(names)} names")
     return names
+
+
+def _texts_in(values: object, name: str) -> list[str]:
+    if not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
+        raise ValueError(f"its {name} must be a list of texts")
+    return values
+
+
+def _calibration_in(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The confidences that set the threshold; none where it was given."""
+    confidences = tensors["calibration"]
+    if confidences.ndim != 1 or confidences.dtype != torch.float64:
+        raise ValueError(
+            "the confidences that set the threshold must be one row of float64; they have "
+            f"shape {tuple(confidences.shape)} and {confidences.dtype}"
+        )
+    return confidences
 
 
 def _quantiles(confidences: Tensor | None) -> list[float] | None:

@@ -17,6 +17,7 @@ from sirc._utils.checks import check_number, check_type, iterates
 from sirc._utils.files import PathLike, write_safetensors
 from sirc._utils.graphs import for_new_shapes
 from sirc._utils.precision import Convolutions, may_convolve_in_tf32
+from sirc._utils.text import listed, percent
 from sirc.data import Preprocess
 from sirc.deploy.confidence_graph import LOWEST, ConfidenceGraph, precisely
 from sirc.deploy.guard_data import Data, is_unprepared, opened
@@ -69,7 +70,7 @@ class Decision(NamedTuple):
     logits: Tensor
 
 
-class Seen(NamedTuple):
+class GivenBatch(NamedTuple):
     """A batch that a model was given, and the first rows of the logits that it gave, where they are known."""
 
     images: Any
@@ -77,9 +78,9 @@ class Seen(NamedTuple):
 
 
 @contextmanager
-def watched(model: nn.Module) -> Iterator[list[Seen]]:
+def largest_batch(model: nn.Module) -> Iterator[list[GivenBatch]]:
     """Keep the largest batch that a model is given meanwhile, the first of equals; none where it did not run."""
-    seen: list[Seen] = []
+    batches: list[GivenBatch] = []
     largest, given = 0, None
 
     @for_new_shapes
@@ -92,7 +93,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
     @for_new_shapes
     def after(_: nn.Module, __: object, output: object) -> None:
         if given is not None:
-            seen[:] = [Seen(given, model_logits(output)[:TRIED].clone())]
+            batches[:] = [GivenBatch(given, model_logits(output)[:TRIED].clone())]
 
     # Before all other hooks, as those run again when the batch does.
     handles = (
@@ -100,7 +101,7 @@ def watched(model: nn.Module) -> Iterator[list[Seen]]:
         model.register_forward_hook(after),
     )
     try:
-        yield seen
+        yield batches
     finally:
         for handle in handles:
             handle.remove()
@@ -303,10 +304,10 @@ class SelectiveClassifier(nn.Module):
                 + (", ".join(f"{name}=" for name in given) or "none")
             )
         val = opened(val, self.classes, labelled=coverage is None)  # a store knows its precision, its path does not
-        with watched(self.model) as seen:
+        with largest_batch(self.model) as batches:
             outputs = self._as_outputs(val, labelled=coverage is None)
         if images is not None:
-            seen = [images if isinstance(images, Seen) else Seen(images, None)]
+            batches = [images if isinstance(images, GivenBatch) else GivenBatch(images, None)]
         outputs = outputs if rows is None else outputs[rows]
         guaranteed = delta is not None or risk is not None
         if guaranteed and (share := self.scorer.seen(outputs)) > _MAX_OVERLAP:
@@ -317,7 +318,7 @@ class SelectiveClassifier(nn.Module):
             )
         # In float64 on any device, as in the graph that decides: the row that sets the threshold must reach it.
         confidence = self.scorer(outputs, compile=False)[self.spec]
-        tolerance = self._tolerance(val, outputs, confidence, seen)
+        tolerance = self._tolerance(val, outputs, confidence, batches)
         if outputs.labels is not None:
             warn_of_labels("val", outputs.predictions, outputs.labels)
         if ood is not None and alpha is not None and beta is not None:
@@ -355,7 +356,7 @@ class SelectiveClassifier(nn.Module):
         """
         return max(_TOLERANCE.get(dtype, 0.0) for dtype in (*dtypes, *(x.dtype for x in self.model.parameters())))
 
-    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, seen: list[Seen]) -> float:
+    def _tolerance(self, val: object, outputs: Outputs, confidence: Tensor, batches: list[GivenBatch]) -> float:
         dtypes = [x.dtype for x in (outputs.logits, outputs.features) if x is not None]
         if isinstance(val, OutputStore):
             from sirc.extraction import ran_in_half
@@ -366,7 +367,7 @@ class SelectiveClassifier(nn.Module):
         # A weight of more than two dimensions is a kernel, as a rule.
         kernels = any(x.ndim > 2 and x.dtype == torch.float32 for x in self.model.parameters())
         in_tf32 = kernels and may_convolve_in_tf32()
-        if in_tf32 and not seen:
+        if in_tf32 and not batches:
             return max(share, _TF32)
 
         def allowed(values: Tensor, others: Tensor) -> float:
@@ -375,7 +376,7 @@ class SelectiveClassifier(nn.Module):
             return min(0.4, 4 * float(change.nan_to_num(0, 0).max()))
 
         widened, by_batch = share, 0.0
-        for batch in seen:
+        for batch in batches:
             few, together = rows_of(batch.images, slice(TRIED)), self._together(batch, outputs, confidence)
             if in_tf32:
                 exact = together
@@ -391,7 +392,7 @@ class SelectiveClassifier(nn.Module):
                 by_batch = max(by_batch, allowed(value, alone))
         return max(widened, by_batch)
 
-    def _together(self, batch: Seen, outputs: Outputs, confidence: Tensor) -> Tensor:
+    def _together(self, batch: GivenBatch, outputs: Outputs, confidence: Tensor) -> Tensor:
         """The confidences of a batch's first images: those at hand where its logits are, or else by running it."""
         if batch.logits is not None:
             logits = batch.logits.to(outputs.logits)
@@ -464,7 +465,8 @@ class SelectiveClassifier(nn.Module):
     ) -> Path:
         """Write a page about the labelled rows that set the threshold and about the promise; return its path.
 
-        It says nothing about OOD input unless `ood` holds sets to run the model on, by name.
+        Its first lines say what is accepted at the threshold, of these rows and of the sets in `ood`, by name, if there
+        are some; sliders show other thresholds.
         """
         from sirc.evaluation import evaluate
 
@@ -475,12 +477,20 @@ class SelectiveClassifier(nn.Module):
             )
         check_type("ood", ood, Mapping | None, "a dict of OOD sets", "Name each: `ood={'textures': data}`")
         sets = {name: self._as_outputs(data, labelled=False) for name, data in (ood or {}).items()}
+        others = {name: self.scorer(rows, compile=False)[self.spec] for name, rows in sets.items()}
+        recall = float((self.calibration[self.calibration_correct] >= threshold.value).double().mean().nan_to_num())
         ev = evaluate(
             {self.spec: (self.calibration, self.calibration_correct)},
-            ood={name: {self.spec: self.scorer(rows, compile=False)[self.spec]} for name, rows in sets.items()},
-            recall=threshold.target if threshold.rule == "recall" and threshold.target else 0.95,
+            ood={name: {self.spec: values} for name, values in others.items()},
+            recall=round(recall, 2) or 0.95,  # the sliders begin beside the guard's own threshold, in whole percents
         )
-        notes = str(self).splitlines()
+        done, accepts, *promises = str(self).splitlines()
+        counts = [f"{int((one >= threshold.value).sum()):,} of {len(one):,} in {name}" for name, one in others.items()]
+        notes = [done, accepts, *([f"Of OOD input it accepts {listed(counts)}."] if counts else []), *promises]
+        notes.append(
+            "The sliders show other thresholds, each by its recall of these validation rows. The one of this classifier"
+            f" is {threshold.value:.6g}, and its recall of them {percent(recall)}."
+        )
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
     def __str__(self) -> str:

@@ -141,6 +141,9 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
                 f"only models of timm know their preprocessing; {type(model).__name__} does not. Name it, "
                 '`preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
             )
+        first = model.state_dict().get(f"{config.get('first_conv')}.weight")
+        if first is not None and first.ndim == 4:  # with `in_chans`, the published size is not the model's
+            config = {**config, "input_size": (first.shape[1], *config["input_size"][1:])}
         return _timm_preprocess(config.get("architecture", type(model).__name__), config)
     name = model
     source, network = _split(name)
@@ -207,7 +210,12 @@ def _timm_name(timm: Any, name: str, pretrained: bool | str) -> str:
 
 def _timm_preprocess(name: str, published: Mapping[str, Any]) -> Preprocess:
     config = _library("timm").data.resolve_data_config(pretrained_cfg=published)
-    _, height, width = config["input_size"]
+    channels, height, width = config["input_size"]
+    if channels != 3:
+        raise ValueError(
+            f"images of folders are read as RGB, so the network must take 3 channels; `timm:{name}` takes {channels}. "
+            "Pass a dataset or a loader that prepares its own inputs."
+        )
     if height != width or config["crop_mode"] == "border" or config["interpolation"] == "random":
         raise ValueError(f"`timm:{name}` has a preprocessing that `Preprocess` cannot express: {config}.")
     side = int(height / config["crop_pct"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,11 +20,22 @@ _FEW = 50  # with fewer rows, an accuracy near chance means nothing
 _MISSED = 31  # wrong rows, all predicted as one class: a network that gets one in five right would have found another
 _SURE = 1e-6  # the probability, without a cause, below which a gain is believed
 _SHARDS = 8  # of a store, evenly spread, since folders are read class by class
+_CHECKED = ContextVar("checked", default=False)
+
+
+@contextmanager
+def labels_checked() -> Iterator[None]:
+    """Leave the warning out meanwhile: the caller gave it, and the parts that it calls would repeat it."""
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
 
 
 def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
     """Warn if the labels of the dataset `name` probably do not belong to the network's outputs."""
-    if doubt := _doubt(name, predictions, labels):
+    if not _CHECKED.get() and (doubt := _doubt(name, predictions, labels)):
         warn(doubt)
 
 

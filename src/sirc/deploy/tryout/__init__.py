@@ -25,7 +25,7 @@ with needing("the page", "fastapi and uvicorn", "serve"):
 from sirc.deploy.serve import run
 from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.uploads import FORMATS, Limits, RefusedError, UploadReader
-from sirc.deploy.tryout.look import Look
+from sirc.deploy.tryout.explainer import Explainer
 from sirc.deploy.tryout.neighbours import Neighbours
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def make_app(
         raise ValueError("nearest training images need both `train`, their folder, and `outputs`, their store")
     neighbours = None if train is None or outputs is None else Neighbours(guard, train, outputs)
     limits = Limits(max_bytes=_MAX_BYTES, max_images=1)
-    look, reader, turn = Look(guard, neighbours, limits), UploadReader(limits), asyncio.Lock()
+    explainer, reader, turn = Explainer(guard, neighbours, limits), UploadReader(limits), asyncio.Lock()
     app = FastAPI(title="sirc try", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.middleware("http")
@@ -84,13 +84,13 @@ def make_app(
 
     @app.get("/guard")
     async def about() -> Response:
-        return JSONResponse({**look.about(), "formats": FORMATS, "max_bytes": limits.max_bytes})
+        return JSONResponse({**explainer.about(), "formats": FORMATS, "max_bytes": limits.max_bytes})
 
     @app.post("/decide")
     async def decide(request: Request) -> Response:
         try:
             async with reader.uploads(request) as uploads, turn:
-                return JSONResponse(await asyncio.to_thread(look.at, uploads[0]))
+                return JSONResponse(await asyncio.to_thread(explainer.explain, uploads[0]))
         except RefusedError as error:
             return _refusal(error.status, error.kind, error.message)
         except ClientDisconnect:

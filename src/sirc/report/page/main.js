@@ -3,7 +3,7 @@
 import { makeControls } from "./controls.js";
 import { drawCoverage, drawRecall } from "./curves.js";
 import { readData } from "./data.js";
-import { byId, el, setText } from "./dom.js";
+import { byId, el, setText, withCode } from "./dom.js";
 import { drawMap, makeMap } from "./map.js";
 import { onTheme, watchSizes } from "./plots.js";
 import { Scene } from "./scene.js";
@@ -156,7 +156,7 @@ function showUse() {
 
 function showHeader() {
   setText(byId("title"), data.title);
-  byId("notes").append(...data.notes.map((note) => el("p", {}, note)));
+  byId("notes").append(...data.notes.map((note) => el("p", {}, ...withCode(note))));
   const sets = new Set(data.models.flatMap((model) => model.sets)).size;
   const scores = Math.max(...data.models.map((model) => model.scores.length));
   const runs = sum(data.models.map((model) => model.runs.length));

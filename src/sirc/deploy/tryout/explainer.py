@@ -1,4 +1,4 @@
-"""Look: everything the page says about one image, in numbers and words."""
+"""The explainer: the decision about one image, and everything the page says about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TOP = 5  # classes that are listed
 _BARS = (12, 40)  # the fewest and most bars of the histogram
 _TAIL = 0.005  # share of calibration rows at each end, left out where the others would have little room
-_SEEN = 320  # longest side, in pixels, of the picture of what the network sees
+_SHOWN = 320  # longest side, in pixels, of the picture of what the network sees
 _NO_FOLDER = (
     "Not shown: it is not known where they are. Start the page with `--train FOLDER`, where they lie, and `--outputs "
     "KEPT`, what `sirc guard --path KEPT` kept of them."
@@ -48,7 +48,7 @@ _UNLIKE = "its features are unlike those of training images"
 
 
 @final
-class Look:
+class Explainer:
     """Decides about one image as `sirc predict` does, and gathers what else the page shows."""
 
     def __init__(self, guard: SelectiveClassifier, neighbours: Neighbours | None, limits: Limits) -> None:
@@ -71,18 +71,20 @@ class Look:
             "neighbours": "" if near is not None else _NO_FOLDER,
         }
 
-    def at(self, upload: Upload) -> dict[str, object]:
+    def explain(self, upload: Upload) -> dict[str, object]:
         """The decision about an image, its reason, where its confidence falls, its top classes and nearest images."""
         count_pixels([upload], self._preprocess, self._limits)
-        seen = self._geometry(decode(upload))
-        images = self._normalise(seen)[None]
+        prepared = self._geometry(decode(upload))
+        images = self._normalise(prepared)[None]
         try:
             decision, (reason,) = self.guard.explain(images)
             features = None if self._neighbours is None else self.guard.outputs(images)[1]
         except RuntimeError as error:
             if self._one_size:
                 raise
-            text = f"the network cannot take an image of {seen.width} × {seen.height} pixels: {first_line(error)}"
+            text = (
+                f"the network cannot take an image of {prepared.width} × {prepared.height} pixels: {first_line(error)}"
+            )
             raise RefusedError(422, "wrong_size", text) from error
         confidence, accepted = float(decision.confidence[0]), bool(decision.accepted[0])
         label = int(decision.label[0])
@@ -96,8 +98,8 @@ class Look:
             "standing": self._standing(confidence),
             "top": self._top(decision.logits[0]),
             "nearest": [] if self._neighbours is None or features is None else self._neighbours.nearest(features[0]),
-            "seen": _as_png(seen),
-            "size": f"{seen.width} × {seen.height}",
+            "seen": _as_png(prepared),
+            "size": f"{prepared.width} × {prepared.height}",
         }
 
     def _name(self, label: int) -> str:
@@ -194,6 +196,6 @@ def _groups(guard: SelectiveClassifier) -> tuple[npt.NDArray[np.float64], npt.ND
 def _as_png(image: Image) -> str:
     """A picture as a data URL."""
     shown, file = image.copy(), BytesIO()
-    shown.thumbnail((_SEEN, _SEEN))
+    shown.thumbnail((_SHOWN, _SHOWN))
     shown.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
