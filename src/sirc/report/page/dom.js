@@ -15,12 +15,12 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Set the text of an element, only if it differs: most cells stay as they are while a slider is dragged. */
 /** The pieces of a text, in which `…` is code. */
 export function withCode(text) {
   return text.split(/`([^`]+)`/).map((piece, i) => (i % 2 ? el("code", {}, piece) : piece));
 }
 
+/** Set the text of an element, only if it differs: most cells stay as they are while a slider is dragged. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
