@@ -258,6 +258,17 @@ def test_folders_have_their_classes_and_the_preparation_of_a_timm_model(folders)
 
 
 @pytest.mark.usefixtures("quiet_labels")
+def test_members_of_an_ensemble_are_asked_what_they_differ_in(folders, quiet_labels):
+    members = [mostly_blue(), mostly_blue()]
+    members[1].pretrained_cfg = {**members[1].pretrained_cfg, "input_size": (3, 96, 96)}
+    both = folders / "train", folders / "val"
+    told = r"theirs differ in resize and crop\. Choose for all of them: `preprocess={'resize': …, 'crop': …}`"
+    with pytest.raises(ValueError, match=told):
+        sirc.guard(members, *both, delta=None)
+    guard = sirc.guard(members, *both, delta=None, preprocess={"resize": 12, "crop": 12})
+    assert guard.preprocess == replace(preprocess_of(members[0]), resize=12, crop=12)
+
+
 def test_a_folder_sets_another_threshold(folders):
     model = mostly_blue()
     guard = sirc.guard(model, folders / "train", folders / "val", recall=0.5, delta=None, score="msp")

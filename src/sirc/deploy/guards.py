@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -297,19 +297,26 @@ def _preparation(
     """How images are prepared: as given, or as published but for the given differences."""
     if isinstance(given, Preprocess):
         return given
-    try:
-        known = known or (preprocess_of(model) if given is None or hasattr(model, "pretrained_cfg") else Preprocess())
-    except ValueError as error:
-        if hasattr(model, "pretrained_cfg"):  # it says how, but not in a way that a `Preprocess` has
-            raise
+    parts = list(model.members) if isinstance(model, Ensemble) else [model]
+    of_timm = all(hasattr(part, "pretrained_cfg") for part in parts)
+    if known is None and given is None and not of_timm:
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
-        ) from error
+        )
+    published = [known or (preprocess_of(part) if of_timm else Preprocess()) for part in parts]
     try:
-        made = replace(known, **(given or {}))
+        made, *others = (replace(one, **(given or {})) for one in published)
     except TypeError as error:
         raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
+    names = [field.name for field in fields(made)]
+    differ = [name for name in names if any(getattr(one, name) != getattr(made, name) for one in others)]
+    if differ:
+        choice = ", ".join(f"{name!r}: …" for name in differ)
+        raise ValueError(
+            "the members of an ensemble must take the same images; as published, theirs differ in "
+            f"{listed(differ)}. Choose for all of them: `preprocess={{{choice}}}`"
+        )
     if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
         raise ValueError(
             f"`crop` must be at most `resize`, as a larger crop has black edges; got {made.crop} and {made.resize}. "

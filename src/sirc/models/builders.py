@@ -141,9 +141,9 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
                 f"only models of timm know their preprocessing; {type(model).__name__} does not. Name it, "
                 '`preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
             )
-        first = model.state_dict().get(f"{config.get('first_conv')}.weight")
-        if first is not None and first.ndim == 4:  # with `in_chans`, the published size is not the model's
-            config = {**config, "input_size": (first.shape[1], *config["input_size"][1:])}
+        kernel = model.state_dict().get(f"{config.get('first_conv')}.weight")
+        if kernel is not None and kernel.ndim == 4:  # with `in_chans`, the published size is not the model's
+            config = {**config, "input_size": (kernel.shape[1], *config["input_size"][1:])}
         return _timm_preprocess(config.get("architecture", type(model).__name__), config)
     name = model
     source, network = _split(name)
