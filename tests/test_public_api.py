@@ -109,6 +109,11 @@ def test_options_are_keyword_only():
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[2:])
 
 
+@pytest.mark.parametrize("name", ["deploy.predict_folder", "scores.combination"])
+def test_what_the_docs_call_by_its_room_needs_no_import_but_sirc(name):
+    subprocess.run([sys.executable, "-c", f"import sirc; sirc.{name}"], check=True)
+
+
 def test_submodules_are_reachable_by_their_dotted_name():
     assert sirc.scores.formulas.softmax.Softmax.__module__ == "sirc.scores.formulas.softmax"
     assert sirc.scores.formulas.feature.BANK_SIZE == 12_500

@@ -85,6 +85,8 @@ _NAMES = {
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         value: object = importlib.import_module(_MODULES[name])
+    elif f"sirc.{name}" in _NAMES:  # `sirc.scores.combination` works after `import sirc` alone
+        value = importlib.import_module(f"sirc.{name}")
     else:
         room = next((room for room, names in _NAMES.items() if name in names), None)
         if room is None:

@@ -664,6 +664,27 @@ def test_a_cpu_takes_large_images_in_small_steps_with_the_same_outputs(tmp_path)
     assert found.labels.tolist() == labels.tolist()
 
 
+def test_a_cpu_takes_a_dict_with_one_input_in_small_steps_too():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.sizes = nn.Linear(3, K), []
+
+        def forward(self, pixel_values, scale=None):
+            self.sizes.append(len(pixel_values))
+            return self.fc(pixel_values.mean((2, 3)) if scale is None else scale * pixel_values.mean((2, 3)))
+
+    model, images, labels = Named(), torch.randn(11, 3, 360, 360), torch.arange(11) % K  # three at once
+    outputs = sirc.extract(model, [{"pixel_values": images, "labels": labels}], head="fc")
+    assert model.sizes == [2, 3, 3, 3]
+    with torch.no_grad():
+        torch.testing.assert_close(outputs.logits, model(images))
+    assert outputs.labels.tolist() == labels.tolist()
+    model.sizes.clear()  # nothing says that the rows of several inputs belong together
+    sirc.extract(model, [{"pixel_values": images, "scale": torch.ones(11, 1)}], head="fc")
+    assert model.sizes == [11]
+
+
 def test_no_image_of_a_batch_is_left_alone_by_the_steps_of_a_cpu():
     class Squeezing(nn.Module):
         def __init__(self):

@@ -42,6 +42,12 @@ def test_numbers_sorted_as_text_are_told_with_both_accuracies(rows, classes):
     assert high > 40  # 1,000 rows of 1,000 classes teach a match of which 0.7² is right
 
 
+def test_numbers_sorted_as_text_are_told_with_one_row_for_each_class():
+    predictions, labels = network(1000, 1000, 0.9, labels=np.arange(1000))
+    assert "and in 91.0%" in warning(predictions, as_text(1000)[labels])
+    assert not warning(predictions, labels)
+
+
 def test_two_classes_that_changed_places_are_told():
     predictions, labels = network(1000, 10, 0.9)
     swapped = torch.tensor([1, 0, *range(2, 10)])[labels]

@@ -115,10 +115,10 @@ class Runner:
 
     def _forward(self, batch: object) -> tuple[Tensor, ...]:
         """Logits, and features if they are wanted."""
-        images = batch[0] if isinstance(batch, tuple | list) else batch
+        images = _only_input(batch)
         if not isinstance(images, Tensor):
             return self._run(batch)
-        if self._repeats is not None and images.is_cuda:
+        if self._repeats is not None and images.is_cuda and not isinstance(batch, Mapping):
             return self._repeats(self._run, images)
         pixels = images.shape[-1] * images.shape[-2] if images.ndim == 4 and images.device.type == "cpu" else 0
         rows = max(_CPU_PIXELS // pixels, torch.get_num_threads()) if pixels else len(images)
@@ -150,6 +150,14 @@ class Runner:
         if isinstance(batch, Tensor) and batch.ndim == 4:
             return batch.contiguous(memory_format=torch.channels_last)
         return batch
+
+
+def _only_input(batch: object) -> object:
+    """The inputs of a batch; of a dict, its one input, or None where it has several: not all need have a row each."""
+    if isinstance(batch, Mapping):
+        inputs = [value for key, value in batch.items() if key not in LABEL_KEYS]
+        return inputs[0] if len(inputs) == 1 else None
+    return batch[0] if isinstance(batch, tuple | list) else batch
 
 
 def ran_in_half(store: OutputStore) -> bool:

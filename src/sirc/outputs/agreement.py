@@ -42,8 +42,8 @@ def warn_of_labels(name: str, predictions: Tensor, labels: Tensor) -> None:
 def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     """Word the warning; empty if there is no reason for one. There are four:
 
-    - Another numbering of the classes agrees far better: the best match of predicted and true classes, found on every
-      second row, gains 10 points of accuracy on the other rows, more than noise explains.
+    - Another numbering of the classes agrees far better, by 10 points of accuracy, more than noise explains: the best
+      match of predicted and true classes, found on every second row, on the other rows; or that of names as text.
     - All predictions are one class, and many labels are not.
     - Most predictions are classes beyond all labels, as if the folders were only some of the network's classes.
     - The accuracy is that of chance, as if predictions and labels were independent, and 10 points more are excluded.
@@ -52,18 +52,20 @@ def _doubt(name: str, predictions: Tensor, labels: Tensor) -> str:
     """
     labels, predictions = labels.cpu(), predictions.cpu()
     rows, right = len(labels), int((predictions == labels).sum())
-    fresh = slice(1, None, 2)
-    renumbered = _renumbered(predictions[::2], labels[::2], predictions[fresh])
-    gained = int(((renumbered == labels[fresh]) & (predictions[fresh] != labels[fresh])).sum())
-    lost = int(((renumbered != labels[fresh]) & (predictions[fresh] == labels[fresh])).sum())
     agree = f"the predictions for '{name}' agree with its labels in {percent(right / max(1, rows))} of {rows:,} rows"
-    if gained - lost > _FAR * len(renumbered) and at_least(gained, gained + lost, 0.5) < _SURE:
-        best = percent(float((renumbered == labels[fresh]).double().mean()))
-        return (
-            f"{agree}, and in {best} if the classes are numbered otherwise. The labels probably stand in another order "
-            "than the network's outputs: folders named by numbers sort as text, 0, 1, 10, 2 (`sirc data check folder "
-            "PATH` shows it). Number the labels as the outputs are, or give the order of the classes, `classes=…`."
-        )
+    fresh = slice(1, None, 2)
+    learnt = _renumbered(predictions[::2], labels[::2], predictions[fresh])
+    # The order of text needs no rows to be learnt from: it is seen even with one row for each class.
+    for renumbered, which in ((learnt, fresh), (_as_text(predictions, labels), slice(None))):
+        before, after = predictions[which] == labels[which], renumbered == labels[which]
+        gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+        if gained - lost > _FAR * len(renumbered) and at_least(gained, gained + lost, 0.5) < _SURE:
+            return (
+                f"{agree}, and in {percent(float(after.double().mean()))} if the classes are numbered otherwise. The "
+                "labels probably stand in another order than the network's outputs: folders named by numbers sort as "
+                "text, 0, 1, 10, 2 (`sirc data check folder PATH` shows it). Number the labels as the outputs are, or "
+                "give the order of the classes, `classes=…`."
+            )
     if rows < _FEW:
         return ""
     width = 1 + int(max(predictions.max(), labels.max()))
@@ -117,3 +119,13 @@ def _renumbered(predictions: Tensor, labels: Tensor, others: Tensor) -> Tensor:
     for predicted, true in fits.items():
         table[predicted] = true
     return table[others]
+
+
+def _as_text(predictions: Tensor, labels: Tensor) -> Tensor:
+    """Renumber predictions as folders named 0, 1, 2, … are if they sort as text: 0, 1, 10, 2."""
+    if not len(labels):
+        return predictions
+    table = torch.arange(1 + int(max(predictions.max(), labels.max())))
+    order = sorted(range(1 + int(labels.max())), key=str)
+    table[torch.tensor(order)] = torch.arange(len(order))
+    return table[predictions]
