@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,31 @@ def test_fit_and_extract_show_bars_that_vanish(monkeypatch, capsys):
     sirc.extract(torch.nn.Linear(6, 3), [Z], progress=False)
     assert len(screen.getvalue()) == length
     assert capsys.readouterr().out == ""
+
+
+def test_a_notebook_without_widgets_shows_bars_that_vanish(monkeypatch):
+    pictures = []
+
+    class Handle:
+        update = staticmethod(pictures.append)
+
+    notebook = SimpleNamespace(display=lambda picture, display_id: Handle(), HTML=str)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    with Bars(Console(force_jupyter=True)).task("solving", 2, unit="steps") as task:
+        assert text_of(pictures[-1]).split()[0] == "solving"  # before the first step is done
+        monkeypatch.setattr("sirc.progress._FRAME_SECONDS", 0.0)
+        task.advance(loss=0.5)
+        assert "1/2 steps loss 0.5" in text_of(pictures[-1])
+        monkeypatch.setattr("sirc.progress._FRAME_SECONDS", 1e9)
+        task.advance()
+        assert len(pictures) == 2
+    assert pictures[-1] == ""
+
+
+def text_of(table):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table)
+    return console.file.getvalue()
 
 
 def test_nothing_is_shown_where_nobody_looks(capsys):

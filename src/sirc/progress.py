@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SILENT", "Bars", "Log", "Progress", "Task"]
 
 _LINE_SECONDS = 10.0  # between two log lines about the same work
+_FRAME_SECONDS = 0.1  # between two pictures of the bars in a notebook
 
 
 class Task:
@@ -81,17 +83,22 @@ class Bars(Progress):
 
         self._console = console or Console(stderr="ipykernel" not in sys.modules, highlight=False, markup=False)
         self._bars: RichBars | None = None
+        self._cell: _Cell | None = None
 
     @contextmanager
     def task(self, name: str, total: int | None, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
         """Show a bar."""
         with self._opened() as bars:
             bar = bars.add_task(name, total=total, completed=done, unit=unit, facts="")
+            if self._cell is not None:
+                self._cell.draw()
 
             def show(steps: int, facts: str) -> None:
                 bars.advance(bar, steps)
                 if facts:
                     bars.update(bar, facts=facts)
+                if self._cell is not None:
+                    self._cell.draw(_FRAME_SECONDS)
 
             try:
                 yield Task(show)
@@ -117,16 +124,44 @@ class Bars(Progress):
         )
         self._bars = progress.Progress(*columns, console=self._console, transient=True)
         try:
-            with suppress(LiveError):
-                self._bars.start()
+            if self._console.is_jupyter:
+                self._cell = _Cell(self._bars)
+            else:
+                with suppress(LiveError):
+                    self._bars.start()
             yield self._bars
         finally:
+            if self._cell is not None:
+                self._cell.clear()
             self._bars.stop()
-            self._bars = None
+            self._bars = self._cell = None
 
     def note(self, text: str) -> None:
         """Print the text above the bars."""
         self._console.print(text)
+
+
+@final
+class _Cell:
+    """The bars in the output of a notebook's cell, drawn again as the work goes on; rich would need widgets for it."""
+
+    def __init__(self, bars: RichBars) -> None:
+        from IPython.display import HTML, display
+
+        self._bars, self._drawn = bars, -math.inf
+        self._handle = display(HTML(""), display_id=True)
+
+    def draw(self, pause: float = 0.0) -> None:
+        """Draw the bars, unless they were drawn less than `pause` seconds ago."""
+        if time.monotonic() - self._drawn >= pause:
+            self._handle.update(self._bars.make_tasks_table(self._bars.tasks))
+            self._drawn = time.monotonic()
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        from IPython.display import HTML
+
+        self._handle.update(HTML(""))
 
 
 @final
