@@ -119,23 +119,7 @@ def guard(
     path = None if path is None else check_path("path", path)
     recall = checked_recall(recall, risk, delta, val)
     show, needs_features = as_progress(progress), reads_features([parse(score)])
-    if Needs.of([score]).val:
-        raise ValueError(
-            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another "
-            "score, or fit this one on other rows, `sirc.fit(…)`, for a `sirc.SelectiveClassifier`"
-        )
-    names = names_of(classes)
-    paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
-    if delta is not None and len(paths) == 1 and None not in paths:
-        raise ValueError(
-            f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
-            "images, or no `val`, or `delta=None` for an estimate without a promise"
-        )
-    data = [opened(source, names) for source in (train, val)]
-    if names is None and isinstance(data[0], ImageSet) and data[0].classes:
-        names = list(data[0].classes)
-    if names is not None:
-        data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
+    data, names = _opened(train, val, names_of(classes), delta)
     check_enough(data[1], recall, risk, delta)
     known: Preprocess | None = None
     if isinstance(model, str):
@@ -143,12 +127,7 @@ def guard(
     network = unwrap(model if device is None else model.to(check_device(device)))
     refuse_compiled(network)
     ensemble = isinstance(network, Ensemble)
-    if ensemble and (needs := Needs.of([score]).head):
-        which = listed([f"`{one}`" for one in needs])
-        raise ValueError(
-            f"a score of an ensemble must do without the head, as no one layer makes its logits; {which} needs it. "
-            "Take `scod`, or S2 scores such as `mahalanobis_pp`, `knn` and `l1`"
-        )
+    _check_score(score, ensemble)
     if any(map(is_unprepared, data)) or preprocess is not None:
         given, preprocess = preprocess, _preparation(network, known, preprocess)
         if not isinstance(given, Preprocess):
@@ -233,6 +212,39 @@ def load_guard(path: PathLike, model: nn.Module | str | Sequence[nn.Module]) -> 
 
         model, _ = named(model, read(path)[0].get("num_classes"))
     return SelectiveClassifier.load(path, model)
+
+
+def _check_score(score: str, ensemble: bool) -> None:
+    """Refuse a score that would read the validation rows, or the head of an ensemble, which has none."""
+    if Needs.of([score]).val:
+        raise ValueError(
+            f"`score` must not be tuned on validation rows, as those set the threshold; `{score}` is. Choose another "
+            "score, or fit this one on other rows, `sirc.fit(…)`, for a `sirc.SelectiveClassifier`"
+        )
+    if ensemble and (needs := Needs.of([score]).head):
+        which = listed([f"`{one}`" for one in needs])
+        raise ValueError(
+            f"a score of an ensemble must do without the head, as no one layer makes its logits; {which} needs it. "
+            "Take `scod`, or S2 scores such as `mahalanobis_pp`, `knn` and `l1`"
+        )
+
+
+def _opened(
+    train: Data, val: Data | None, names: list[str] | None, delta: float | None
+) -> tuple[list[Any], list[str] | None]:
+    """Both datasets with their classes numbered alike, and the names of these; refused if both are one folder."""
+    paths = {Path(one).resolve() if isinstance(one, str | Path) else None for one in (train, val)}
+    if delta is not None and len(paths) == 1 and None not in paths:
+        raise ValueError(
+            f"`val` must be data that nothing was fitted on, to promise anything; it is `train`, '{train}'. Pass other "
+            "images, or no `val`, or `delta=None` for an estimate without a promise"
+        )
+    data = [opened(source, names) for source in (train, val)]
+    if names is None and isinstance(data[0], ImageSet) and data[0].classes:
+        names = list(data[0].classes)
+    if names is not None:
+        data = [one.numbered_by(names) if isinstance(one, ImageSet) and one.classes else one for one in data]
+    return data, names
 
 
 def checked_recall(recall: float | None, risk: float | None, delta: float | None, val: object) -> float | None:
