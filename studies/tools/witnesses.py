@@ -22,7 +22,7 @@ from scipy import special
 from torch import Tensor
 
 import sirc
-from sirc.scores import bayes, both, combine, parse
+from sirc.scores import bayes, combine, id_quantiles, parse
 from sirc.scores.fitting.bayes_fit import Contrast, calibrate, density_ratio, spread
 from studies.tools.draws import t_quantile
 from studies.tools.score_table import KEPT, runs_of
@@ -138,8 +138,8 @@ def _both(network: Network, s2: str) -> Rule:
     def parts(rows: Columns) -> list[Tensor]:
         return [-rows["log_gap"], rows[s2]]
 
-    knots = [tuple(torch.tensor(x) for x in both.id_quantiles(values)) for values in parts(network.val)]
-    return lambda rows, *_: both.least_quantile(parts(rows), knots)  # type: ignore[arg-type]
+    knots = [tuple(torch.tensor(x) for x in id_quantiles.id_quantiles(values)) for values in parts(network.val)]
+    return lambda rows, *_: id_quantiles.least_quantile(parts(rows), knots)  # type: ignore[arg-type]
 
 
 def witnessed(

@@ -99,10 +99,10 @@ def test_a_model_of_others_is_refused_in_words(graph, tmp_path, told, words):
 
 
 def test_an_answer_is_json_and_a_question_may_be(graph, tmp_path):
-    from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
-
     flavour.save_model(graph, tmp_path / "model")
     model = pyfunc().load_model(str(tmp_path / "model"))
+    from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json  # warns where it comes first
+
     rows = [[b64encode(data).decode()] for data in (encoded(0), b"no image")]
     asked = {"dataframe_split": {"columns": ["bytes"], "data": rows}}
     given = infer_and_parse_data(asked, schema=model.metadata.get_input_schema())
