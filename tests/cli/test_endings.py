@@ -285,6 +285,7 @@ GOES_ON = "the same command goes on from there"
         ("plot", {"out": None, "runs": [Path("a")]}, [], NOTHING),
         ("plot", {"out": None, "runs": [Path("a")]}, ["a/figures/x.pdf"], "drawn so far stay"),
         ("table", {}, [], NOTHING),
+        *((name, {}, [], "nothing was served yet") for name in ("serve", "try")),
         ("export", {}, ["out"], "what was written so far stays"),
     ],
 )

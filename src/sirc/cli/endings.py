@@ -94,6 +94,8 @@ def _text(error: Exception) -> str:
 def what_stays(name: str, options: Mapping[str, Any]) -> str:
     """Say what a stopped command keeps, judged by what it wrote, and what the same command would do next."""
     out, begun = options.get("out"), None
+    if name in ("serve", "try"):  # both catch Ctrl-C once they serve
+        return "nothing was served yet"
     if name in _GO_ON:
         begun = bool(WRITTEN)
     elif name == "predict" and has_begun(options["out"]):
