@@ -100,6 +100,8 @@ def _values(kind: Any) -> tuple[list[str], bool]:
         (kind,) = (one for one in get_args(kind) if one is not NoneType)
     if get_origin(kind) is list:
         return _values(*get_args(kind))[0], True
+    if get_origin(kind) is tuple:
+        return [" ".join(_values(one)[0][0] for one in get_args(kind))], False
     return [str(choice) for choice in kind] if issubclass(kind, Enum) else _WORDS[kind.__name__], False
 
 

@@ -973,13 +973,13 @@ def test_the_documented_proxy_passes_whole_requests_on(server, reference, tmp_pa
 
 
 def test_the_command_passes_its_limits_on(graph, monkeypatch):
-    from sirc.cli import deploy
+    from sirc.cli import production
 
     served = []
     monkeypatch.setattr("sirc.deploy.serve.run", lambda app, **_: served.append(app.state.service.limits))
     names = ("max_bytes", "max_images", "max_pixels", "max_body", "max_memory", "concurrency")
     given = {name: number for number, name in enumerate(names, 1)}
-    deploy.serve(graph, **given, max_seconds=7.5)
+    production.serve(graph, **given, max_seconds=7.5)
     assert vars(served[0]).items() >= {**given, "answer_seconds": 7.5}.items()
 
 

@@ -11,7 +11,7 @@ import torch
 import sirc
 from sirc import Outputs, OutputStore, Scorer
 from sirc.evaluation import SpilledEvaluation, spilled
-from sirc.metrics import Ranking, SortedRun, ranking_of_runs, runs
+from sirc.metrics import Ranking, SortedRun, ranking_of_runs, sorted_runs
 from support.interpreters import launched
 
 SPECS = ["msp", "energy", "l1"]
@@ -42,8 +42,8 @@ def stores(tmp_path_factory):
 def small(monkeypatch):
     """Parts of a few shards, and blocks of a few rows."""
     monkeypatch.setattr(spilled, "_VALUES", 150)
-    monkeypatch.setattr(runs, "_BLOCK", 40)
-    monkeypatch.setattr(runs, "_LEAST", 3)
+    monkeypatch.setattr(sorted_runs, "_BLOCK", 40)
+    monkeypatch.setattr(sorted_runs, "_LEAST", 3)
 
 
 def written(path, values):
@@ -80,8 +80,8 @@ def test_without_ood_sets_and_with_some_of_the_scores(stores, tmp_path):
 @pytest.mark.parametrize("decimals", [0, 1, 9])
 @pytest.mark.parametrize("block", [1, 8, 1 << 20])
 def test_merged_runs_rank_as_one_sort_does(tmp_path, monkeypatch, decimals, block):
-    monkeypatch.setattr(runs, "_BLOCK", block)
-    monkeypatch.setattr(runs, "_LEAST", 1)
+    monkeypatch.setattr(sorted_runs, "_BLOCK", block)
+    monkeypatch.setattr(sorted_runs, "_LEAST", 1)
     rng = np.random.default_rng(0)
     groups = [np.round(rng.standard_normal(n) + shift, decimals) for n, shift in ((60, 1), (25, 0), (40, -1), (3, 0))]
     cut = [np.array_split(group, pieces) for group, pieces in zip(groups, (4, 3, 1, 2), strict=True)]
@@ -96,13 +96,13 @@ def test_merged_runs_rank_as_one_sort_does(tmp_path, monkeypatch, decimals, bloc
 
 
 def test_no_block_grows_with_the_rows_nor_with_those_that_are_equal(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "_BLOCK", 64)
-    monkeypatch.setattr(runs, "_LEAST", 1)
+    monkeypatch.setattr(sorted_runs, "_BLOCK", 64)
+    monkeypatch.setattr(sorted_runs, "_LEAST", 1)
     read = []
     original = SortedRun.read
     monkeypatch.setattr(SortedRun, "read", lambda run, *place: read.append(original(run, *place)) or read[-1])
     values = np.concatenate([np.zeros(5000), np.arange(1000.0)])
-    blocks = list(runs.merged([[written(tmp_path / "a", values)], [written(tmp_path / "b", np.zeros(3000))]]))
+    blocks = list(sorted_runs.merged([[written(tmp_path / "a", values)], [written(tmp_path / "b", np.zeros(3000))]]))
     assert max(map(len, read)) <= 32
     assert max(len(thresholds) for thresholds, _ in blocks) <= 64
     assert blocks[-1][1][:, -1].tolist() == [6000, 3000]
@@ -168,7 +168,7 @@ def test_a_full_disk_is_named_with_its_folder(stores, tmp_path, monkeypatch):
     def full(dir):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(runs, "TemporaryFile", full)
+    monkeypatch.setattr(sorted_runs, "TemporaryFile", full)
     with pytest.raises(OSError, match=r"cannot take the counts of 230 rows.*No space left on device\. Make room"):
         sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
 
