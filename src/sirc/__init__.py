@@ -6,6 +6,7 @@ command line start at once.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it together with the two tables below
@@ -85,13 +86,12 @@ _NAMES = {
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         value: object = importlib.import_module(_MODULES[name])
-    elif f"sirc.{name}" in _NAMES:  # `sirc.scores.combination` works after `import sirc` alone
-        value = importlib.import_module(f"sirc.{name}")
-    else:
-        room = next((room for room, names in _NAMES.items() if name in names), None)
-        if room is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elif room := next((room for room, names in _NAMES.items() if name in names), None):
         value = getattr(importlib.import_module(room), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"sirc.{name}"):
+        value = importlib.import_module(f"sirc.{name}")  # `sirc.experiment.Experiment` needs no import but `sirc`
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value  # not looked for again
     return value
 

@@ -35,7 +35,7 @@ def study(tmp_path, monkeypatch):
 def test_from_images_to_a_fitted_scorer(study, command):
     code, out, err = command("train", "tiny.toml", "--seed", "1")
     assert code == 0, err
-    assert re.fullmatch(r"runs/tiny/seed-1/model\.safetensors  2 epochs, validation error [\d.]+%\n", out)
+    assert re.fullmatch(r"runs/tiny/seed-1/model\.safetensors  2 epochs, test error [\d.]+%\n", out)
     assert "seed 1, epoch 2: loss" in err
     assert "learning rate 0.002" in err
     assert not Path("runs/tiny/seed-2").exists()

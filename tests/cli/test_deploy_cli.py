@@ -364,7 +364,7 @@ def test_without_the_training_images_only_the_names_are_missing(here, command):
         (["calibrate", "runs/tiny"], 2, "say which with `--seed 1`"),
         (["calibrate", "runs/tiny", "--seed", "7"], 2, "`--seed` must be one of the experiment's seeds (1, 2); got 7"),
         (["calibrate", "runs"], 1, "has no experiment.toml"),
-        (["calibrate", "none"], 1, "has no experiment.toml"),
+        (["calibrate", "none"], 1, "there is no folder"),
         (["calibrate", "runs/tiny/seed-1", "--recall", "0.9", "--risk", "0.1"], 2, "give one of"),
         (["calibrate", "runs/tiny/seed-1", "--recall", "1.5"], 2, "`--recall` must lie between 0 and 1"),
         (["calibrate", "runs/tiny/seed-1", "--delta", "0"], 2, "`--delta` must lie between 0 and 1"),

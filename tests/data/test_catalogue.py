@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,3 +262,9 @@ def test_a_damaged_archive_is_said_to_be(tmp_path, monkeypatch):
 def test_the_three_sets_of_one_archive_share_its_folder(tmp_path):
     imagenet_bench(tmp_path)
     assert {benchmark(key).folder for key in ("imagenet200", "near-imagenet200", "caltech45")} == {"imagenet-bench"}
+
+
+def test_only_what_the_command_can_fetch_is_advised_to_be_fetched_by_it():
+    assert "`sirc data get textures ROOT`" in benchmark("textures").how_to_get
+    unknown = replace(benchmark("textures"), key="pets", source="https://example.org")
+    assert unknown.how_to_get == "Get it from https://example.org"

@@ -211,7 +211,7 @@ def test_the_page_has_the_promise_and_says_what_is_not_known(made, tmp_path):
     # At the threshold of the guard, not at that of the sliders, which begin beside it.
     assert f"Of OOD input it accepts {made(far).accepted.sum()} of 50 in far." in ood
     recall = made(VAL.tensors[0]).accepted[made.calibration_correct].double().mean()
-    assert f"is {made.threshold.value:.6g}, and its recall of them {100 * recall:.1f}%." in text
+    assert f"own threshold is {made.threshold.value:.6g}, with a recall of {100 * recall:.1f}% of them." in text
     assert f'"recall":{round(float(recall), 2)},' in text
     assert made.threshold.target < round(float(recall), 2)
     with pytest.raises(ValueError, match=r"a page needs labelled rows that set the threshold; there are none"):
@@ -258,7 +258,7 @@ def test_folders_have_their_classes_and_the_preparation_of_a_timm_model(folders)
 
 
 @pytest.mark.usefixtures("quiet_labels")
-def test_members_of_an_ensemble_are_asked_what_they_differ_in(folders, quiet_labels):
+def test_members_of_an_ensemble_are_asked_what_they_differ_in(folders):
     members = [mostly_blue(), mostly_blue()]
     members[1].pretrained_cfg = {**members[1].pretrained_cfg, "input_size": (3, 96, 96)}
     both = folders / "train", folders / "val"
@@ -269,6 +269,7 @@ def test_members_of_an_ensemble_are_asked_what_they_differ_in(folders, quiet_lab
     assert guard.preprocess == replace(preprocess_of(members[0]), resize=12, crop=12)
 
 
+@pytest.mark.usefixtures("quiet_labels")
 def test_a_folder_sets_another_threshold(folders):
     model = mostly_blue()
     guard = sirc.guard(model, folders / "train", folders / "val", recall=0.5, delta=None, score="msp")

@@ -434,7 +434,7 @@ def test_the_command_prints_json_that_equals_the_library_s(command, files, score
         (["--val", "no.npz", "--scorer", "scorer.safetensors"], 1, "no file or store 'no.npz'"),
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "knn"], 1, "not among the scorer's specs"),
         (["--val", "val.npz", "--train", "train.npz", "--head", "val.npz"], 1, "must hold `head_weight`"),
-        (["nowhere"], 1, "holds no stored outputs"),
+        (["nowhere"], 1, "there is no folder"),
     ],
 )
 def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, code, words):

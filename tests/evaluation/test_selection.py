@@ -608,7 +608,7 @@ def test_the_command_without_ood_data_takes_all_that_can_be_fitted(command, file
         (["--val", "val.npz", "--scorer", "scorer.safetensors", "--score", "msp"], 1, "two scores or more"),
         (["--val", "train.npz", "--scorer", "scorer.safetensors"], 1, "was not fitted on"),
         (["--val", "val.npz", "--train", "train.npz", "--head", "val.npz"], 1, "must hold `head_weight`"),
-        (["nowhere"], 1, "holds no stored outputs"),
+        (["nowhere"], 1, "there is no folder"),
     ],
 )
 def test_the_command_says_what_is_wrong(command, files, monkeypatch, arguments, code, words):

@@ -76,6 +76,13 @@ def test_a_metric_that_cannot_be_called_is_refused():
     assert "odd" not in REGISTRY
 
 
+def test_a_cell_of_a_notebook_may_register_its_metric_twice(toys):
+    def gini(ranking): ...
+
+    metric(title="x", lower_is_better=True, unit="%")(gini)
+    assert find_metric("gini").function is gini
+
+
 def test_a_registered_metric_is_in_the_table_with_the_value_of_its_function(toys):
     confidences, ood = arrays()
     ev = sirc.evaluate(confidences, ood=ood, alpha=[0.3, 0.6], beta=[0.2, 0.5], recall=0.9)

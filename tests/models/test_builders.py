@@ -603,6 +603,13 @@ def test_a_grey_network_has_no_preprocessing_of_folders():
         preprocess_of(published)
 
 
+def test_a_first_layer_that_reads_blocks_of_pixels_as_one_takes_rgb_images():
+    with torch.device("meta"):
+        model = timm.create_model("tresnet_m")
+    assert model.state_dict()["body.conv1.conv.weight"].shape[1] == 48
+    assert preprocess_of(model).crop == 224
+
+
 def first_outputs(model, side):
     """The shapes (C, H, W) of what the first and the last convolution give for an image."""
     seen = []

@@ -211,11 +211,10 @@ def test_absurd_nesting_is_refused_in_the_same_words_at_any_stack_depth(text, li
             return 0
 
     expected, before = message(), sys.getrecursionlimit()
-    start = len(inspect.stack(0)) + limit
     try:
-        sys.setrecursionlimit(start)  # compiling a model raises it, in the whole process
-        sys.setrecursionlimit(start + limit - calls_left())  # greenlets leave calls that the stack does not show
-        assert deep(limit - 150) == expected
+        sys.setrecursionlimit(len(inspect.stack(0)) + limit)  # compiling a model raises it, in the whole process
+        # Measured: in a process that compiled a model, Python 3.12 may stop at 800 calls, whatever the limit.
+        assert deep(max(0, calls_left() - 150)) == expected
     finally:
         sys.setrecursionlimit(before)
 

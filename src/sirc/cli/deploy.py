@@ -78,11 +78,11 @@ def guard(
     crop: Annotated[int | None, Option(help="The side of the central square. Default: as published.", min=1)] = None,
     mean: Annotated[
         tuple[float, float, float] | None,
-        Option(metavar="R G B", help="What is subtracted from pixels in 0…1. Default: as published."),
+        Option(metavar="R G B", help="The mean of each colour, of pixels in 0…1. Default: as published."),
     ] = None,
     std: Annotated[
         tuple[float, float, float] | None,
-        Option(metavar="R G B", help="What they are divided by then. Default: as published."),
+        Option(metavar="R G B", help="The standard deviation of each colour. Default: as published."),
     ] = None,
     path: Annotated[Path | None, Option(help="A folder that keeps outputs, to resume a stopped command.")] = None,
     report: Annotated[Path | None, Option(help="Write a page, too.")] = None,

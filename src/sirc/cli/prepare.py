@@ -56,7 +56,7 @@ def train(
             _save_config(study)
             last = history[-1]
             error = last.error if last.validation_error is None else last.validation_error
-            kind = "training" if last.validation_error is None else "validation"
+            kind = "training" if last.validation_error is None else names[1]
             result(f"{run.weights}  {len(history)} epochs, {kind} error {error:.2%}")
 
 

@@ -109,7 +109,7 @@ def guard(
         device: where to move the model first.
         on_error: "stop" at an image that cannot be read, or "skip" it.
         overwrite: delete what an earlier call left in `path`.
-        progress: whether to show bars and, at the end, the summary; by default at a terminal and in a notebook.
+        progress: whether to show progress and, at the end, the summary; by default at a terminal and in a notebook.
     """
     model = _together(model)
     check_type("model", model, nn.Module | str, "a torch.nn.Module, a list of them, or the name of one")
@@ -118,6 +118,7 @@ def guard(
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     path = None if path is None else check_path("path", path)
     recall = checked_recall(recall, risk, delta, val)
+    _check_score(score, isinstance(model, Ensemble))
     show, needs_features = as_progress(progress), reads_features([parse(score)])
     data, names = _opened(train, val, names_of(classes), delta)
     check_enough(data[1], recall, risk, delta)
@@ -127,7 +128,7 @@ def guard(
     network = unwrap(model if device is None else model.to(check_device(device)))
     refuse_compiled(network)
     ensemble = isinstance(network, Ensemble)
-    _check_score(score, ensemble)
+    _check_score(score, ensemble)  # a name may be that of an ensemble
     if any(map(is_unprepared, data)) or preprocess is not None:
         given, preprocess = preprocess, _preparation(network, known, preprocess)
         if not isinstance(given, Preprocess):
@@ -310,7 +311,7 @@ def _preparation(
     if isinstance(given, Preprocess):
         return given
     parts = list(model.members) if isinstance(model, Ensemble) else [model]
-    of_timm = all(hasattr(part, "pretrained_cfg") for part in parts)
+    of_timm = all(isinstance(getattr(part, "pretrained_cfg", None), dict) for part in parts)
     if known is None and given is None and not of_timm:
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "

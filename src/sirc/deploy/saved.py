@@ -141,7 +141,7 @@ def _whole(path: PathLike) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
-        raise StoreError(f"'{path}' is not whole: {error}. Save the classifier again") from error
+        raise StoreError(f"'{path}' is not whole: {str(error).rstrip('.')}. Save the classifier again") from error
 
 
 def calibration_of(path: PathLike) -> tuple[npt.NDArray[np.float64], Threshold]:

@@ -37,9 +37,7 @@ from sirc.models import (
     unwrap,
 )
 from sirc.outputs import Head, Outputs, OutputStore, warn_of_labels
-from sirc.scores import (
-    Scorer,
-)
+from sirc.scores import Scorer
 
 _HEAD_LOCK = threading.Lock()  # one thread looks for a head at a time
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -486,11 +484,11 @@ class SelectiveClassifier(nn.Module):
         )
         done, accepts, *promises = str(self).splitlines()
         counts = [f"{int((one >= threshold.value).sum()):,} of {len(one):,} in {name}" for name, one in others.items()]
-        notes = [done, accepts, *([f"Of OOD input it accepts {listed(counts)}."] if counts else []), *promises]
-        notes.append(
-            "The sliders show other thresholds, each by its recall of these validation rows. The one of this classifier"
-            f" is {threshold.value:.6g}, and its recall of them {percent(recall)}."
-        )
+        feasible = threshold.value < float("inf")
+        outside = [f"Of OOD input it accepts {listed(counts)}."] if counts and feasible else []
+        sliders = "The sliders show other thresholds, each by its recall of these validation rows."
+        own = f" This classifier's own threshold is {threshold.value:.6g}, with a recall of {percent(recall)} of them."
+        notes = [done, accepts, *outside, *promises, sliders + own * feasible]
         return ev.report(path, title=title or "What this classifier accepts", notes=notes, overwrite=overwrite)
 
     def __str__(self) -> str:

@@ -133,6 +133,8 @@ def load_experiment(folder: PathLike) -> Experiment:
     """Read the configuration in a study's folder; results are looked for in that folder, even if it was moved."""
     path = Path(os.path.abspath(folder))
     if not os.path.isfile(path / FILE):  # unlike `Path.is_file`, it takes names of any length
+        if not os.path.isdir(path):
+            raise FileNotFoundError(f"there is no folder '{folder}'. Make a study with `sirc run EXPERIMENT.toml`.")
         there = f" Its page is there already: '{path / 'report.html'}'." if (path / "report.html").is_file() else ""
         raise FileNotFoundError(
             f"'{folder}' holds no stored outputs: it has no {FILE}. Make them with `sirc run EXPERIMENT.toml`.{there}"

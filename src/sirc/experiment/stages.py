@@ -211,6 +211,7 @@ def train_run(
         seed=run.seed,
         preprocess=experiment.preprocess,
         validation=validation,
+        validated_on=names[1],
         cpu=cpu,
         overwrite=overwrite,
         progress=progress,

@@ -127,7 +127,7 @@ def metric(
             raise ValueError(f"a metric takes a ranking and any of {', '.join(_PARAMETERS)}; {name!r} takes {odd[0]!r}")
         if ("alpha" in parameters) != ("beta" in parameters):
             raise ValueError(f"a metric takes both alpha and beta or neither; {name!r} takes one")
-        if name in REGISTRY:
+        if name in REGISTRY and REGISTRY[name].function.__module__ != function.__module__:  # a cell may run twice
             raise ValueError(f"there is a metric {name!r} already; give the function another name")
         REGISTRY[name] = Metric(name, title, lower_is_better, unit, function, parameters, derivative, least, swept)
         return function

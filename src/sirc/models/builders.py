@@ -142,8 +142,10 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
                 '`preprocess_of("torchvision:resnet50")`, or write a `Preprocess`.'
             )
         kernel = model.state_dict().get(f"{config.get('first_conv')}.weight")
-        if kernel is not None and kernel.ndim == 4:  # with `in_chans`, the published size is not the model's
-            config = {**config, "input_size": (kernel.shape[1], *config["input_size"][1:])}
+        channels, *sides = config.get("input_size", (3,))
+        # With `in_chans` the published size is not the model's; but a first layer may read several pixels as one.
+        if kernel is not None and kernel.ndim == 4 and kernel.shape[1] % channels:
+            config = {**config, "input_size": (kernel.shape[1], *sides)}
         return _timm_preprocess(config.get("architecture", type(model).__name__), config)
     name = model
     source, network = _split(name)

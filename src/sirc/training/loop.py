@@ -48,6 +48,7 @@ def train(
     seed: int,
     preprocess: Preprocess,
     validation: ImageSet | None = None,
+    validated_on: str = "validation",
     cpu: bool = False,
     overwrite: bool = False,
     progress: Progress = SILENT,
@@ -64,7 +65,8 @@ def train(
     Under `torchrun` or `accelerate launch` each process takes its share of every global batch, and the gradient is that
     of the mean loss over the global batch. All processes must share `folder`.
 
-    If the recipe has `cache = "device"`, images are read from `cache`, which decodes them on first use.
+    Notes call the images of `validation` what `validated_on` says, such as "test" where a study has no others. If the
+    recipe has `cache = "device"`, images are read from `cache`, which decodes them on first use.
     """
     settings = {  # that decide the weights
         **recipe.hyperparameters(),
@@ -143,7 +145,7 @@ def train(
             if main:
                 files.save(model, optimizer, history)
                 log(line)
-            progress.note(f"{name}, {_epoch_text(line)}")
+            progress.note(f"{name}, {_epoch_text(line, validated_on)}")
     optimizer.zero_grad()
     if main:
         files.finish(model, history)
@@ -302,8 +304,8 @@ def _lost_text(name: str, lost: Sequence[str]) -> str:
     return "\n  ".join([title, *lost[:_LISTED], *more])
 
 
-def _epoch_text(line: Epoch) -> str:
-    tested = "" if line.validation_error is None else f", validation error {line.validation_error:.2%}"
+def _epoch_text(line: Epoch, validated_on: str) -> str:
+    tested = "" if line.validation_error is None else f", {validated_on} error {line.validation_error:.2%}"
     return (
         f"epoch {line.epoch}: loss {line.loss:.4f}, error {line.error:.2%}{tested}, learning rate {line.lr:g}, "
         f"{line.images_per_second:.0f} images/s"

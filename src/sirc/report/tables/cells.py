@@ -15,7 +15,7 @@ _KEYS = ["model", *COLUMNS[:-1]]
 _GROUPS = ("Close", "Far")
 _METRICS_HINT = (
     " One of your own is known once its module is imported (`--import MODULE`); those of the ID data stand beside each "
-    "model's name. Results are at one recall: for another, evaluate with it."
+    "model's name. Results are at one recall, and commands compute them at 95%."
 )
 _DIGITS = 12  # decimals: means that agree in these differ by rounding alone, and share a rank
 

@@ -291,8 +291,10 @@ class SecondPass:
         """The S2 scores of a combination that `settle` cannot settle, each with the reason."""
         chosen, alone = self._combinations, [spec.with_only(other) for other in spec.args[1:]]
         self.choose([*filter(is_vim, chosen), *alone])
-        _, unfit = self.settle(self.rows_read, self.checksums)
-        self.choose(chosen)
+        try:
+            _, unfit = self.settle(self.rows_read, self.checksums)
+        finally:
+            self.choose(chosen)
         return {part.args[1] if part in alone else part: why for part, why in unfit.items()}
 
     def choose(self, combinations: list[Spec]) -> None:
