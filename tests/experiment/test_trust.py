@@ -225,7 +225,7 @@ def test_a_study_lies_in_its_folder(part, command):
         assert "study.json' must name folders inside of its own" in err
         assert "Name the folders themselves" in err
     remember(Path("runs/tiny/study.json"))  # as `sirc run --out` does, which puts studies together
-    with pytest.raises((FileNotFoundError, ValueError), match=r"experiment\.toml|null"):
+    with pytest.raises((FileNotFoundError, ValueError), match=r"no folder|experiment\.toml"):
         load_experiments("runs/tiny")
 
 

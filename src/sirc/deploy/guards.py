@@ -118,8 +118,8 @@ def guard(
     check_type("head", head, Head | str | None, "a `sirc.Head`, or the name of a layer")
     path = None if path is None else check_path("path", path)
     recall = checked_recall(recall, risk, delta, val)
-    _check_score(score, isinstance(model, Ensemble))
     show, needs_features = as_progress(progress), reads_features([parse(score)])
+    _check_score(score, isinstance(model, Ensemble))
     data, names = _opened(train, val, names_of(classes), delta)
     check_enough(data[1], recall, risk, delta)
     known: Preprocess | None = None
