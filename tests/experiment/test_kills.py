@@ -21,7 +21,6 @@ import sirc.extraction, sirc.report.page, sirc.report.tables, sirc.training.loop
 from sirc.experiment import Experiment, run_study
 
 survived = int(sys.argv[1])
-torch.set_num_threads(1)
 status, attempt = 1, 0
 while status:
     child = os.fork()
@@ -36,6 +35,7 @@ while status:
             rename(source, target)
 
         os.replace = dying
+        torch.set_num_threads(1)  # torch's pool of threads, made before a fork, fails in two threads after it
         run_study([Experiment.read("tiny.toml")], device="cpu", figures=False)
         os._exit(0)
     status, attempt = os.waitpid(child, 0)[1], attempt + 1
