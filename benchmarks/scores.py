@@ -1,7 +1,8 @@
 """Speed of the scores, each against the work it cannot avoid and against peers that compute the same.
 
 Run it from a checkout: `PYTHONPATH=src python benchmarks/scores.py`. The rows against pytorch-ood appear where it is
-installed (`pip install pytorch-ood`), those against scikit-learn where that is. Both sides of a ratio run in turns.
+installed (`pip install pytorch-ood`), those against scikit-learn where that is. Both sides of a ratio run in turns,
+and it is the median of the turns' ratios; times are the best of each side.
 On a machine with other work, `OMP_WAIT_POLICY=passive` keeps waiting threads from taking the cores from working ones.
 """
 

@@ -93,6 +93,13 @@ def test_a_notebook_without_widgets_shows_bars_that_vanish(monkeypatch):
     assert pictures[-1] == ""
 
 
+def test_work_goes_on_where_ipython_has_no_shell_to_display_in(monkeypatch):
+    without_shell = SimpleNamespace(display=lambda picture, display_id: None, HTML=str)
+    monkeypatch.setitem(sys.modules, "IPython.display", without_shell)
+    with Bars(Console(force_jupyter=True)).task("solving", 2) as task:
+        task.advance(2)
+
+
 def text_of(table):
     console = Console(file=io.StringIO(), width=120)
     console.print(table)

@@ -149,19 +149,19 @@ class _Cell:
         from IPython.display import HTML, display
 
         self._bars, self._drawn = bars, -math.inf
-        self._handle = display(HTML(""), display_id=True)
+        self._empty = HTML("")
+        self._handle = display(self._empty, display_id=True)  # None where ipykernel is imported but no shell runs
 
     def draw(self, pause: float = 0.0) -> None:
         """Draw the bars, unless they were drawn less than `pause` seconds ago."""
-        if time.monotonic() - self._drawn >= pause:
+        if self._handle is not None and time.monotonic() - self._drawn >= pause:
             self._handle.update(self._bars.make_tasks_table(self._bars.tasks))
             self._drawn = time.monotonic()
 
     def clear(self) -> None:
         """Leave nothing behind."""
-        from IPython.display import HTML
-
-        self._handle.update(HTML(""))
+        if self._handle is not None:
+            self._handle.update(self._empty)
 
 
 @final

@@ -29,7 +29,6 @@ from sirc.cli.options import (
     named_pairs,
     note_test_images,
     on_device,
-    refuse_existing,
     refuse_unused,
     runs_of_seeds,
 )
@@ -104,6 +103,7 @@ def guard(
 
     Then: `sirc predict photos/new --model guard.safetensors --run timm:resnet18=weights.pth`
     """
+    from sirc._utils.files import refuse_existing
     from sirc.data import Source, class_names
     from sirc.deploy import guard as make
 
@@ -157,6 +157,7 @@ def calibrate(
 
     Example: `sirc calibrate runs/resnet50_imagenet200 --seed 1 --recall 0.95 --delta 0.05 --out selective.safetensors`
     """
+    from sirc._utils.files import refuse_existing
     from sirc.deploy import SelectiveClassifier
     from sirc.experiment import arrays, load_head, network
     from sirc.scores import Scorer
@@ -279,9 +280,10 @@ def predict(
     if onnx is not None:
         elsewhere = None if device in ("auto", "cpu") else device
         refuse_unused("a graph is whole, and runs on the CPU", seed=seed, trust=trust or None, device=elsewhere)
-    refuse_existing(out, overwrite or has_begun(out))
+    from sirc._utils.files import refuse_existing
     from sirc.deploy import predict_folder
 
+    refuse_existing(out, overwrite or has_begun(out))
     with on_device(device, quiet) as (where, progress):
         classifier = onnx if model is None or run is None else _load_selective(model, run, seed, trust)[0].to(where)
         assert classifier is not None
@@ -354,6 +356,7 @@ def export(
 
     For Triton: `sirc export timm:resnet18 --model hf://owner/name --triton models/flowers`
     """
+    from sirc._utils.files import refuse_existing
     from sirc.deploy import write_triton
 
     for file in filter(None, (out, triton)):

@@ -111,12 +111,6 @@ def unfit_of(on_unfit: OnErrorChoice | None, specs: Names) -> OnError:
     return on_unfit.value if on_unfit else "stop" if specs else "skip"
 
 
-def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Refuse to replace a file before any work is done, and name the option that allows it."""
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"'{path}' exists already. Pass `--overwrite` to replace it.")
-
-
 def refuse_unused(why: str, **options: object) -> None:
     """Refuse options that were given but would do nothing; `why` gives the reason, and the way out."""
     if given := [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None]:

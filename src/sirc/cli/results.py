@@ -36,7 +36,6 @@ from sirc.cli.options import (
     named_pairs,
     on_device,
     read_runs,
-    refuse_existing,
     refuse_unused,
     unfit_of,
 )
@@ -150,6 +149,7 @@ def evaluate(
     Stores larger than the memory: `sirc evaluate --id test-store --ood far=far-store --spill scratch`, or with four
     processes `torchrun --nproc-per-node 4 -m -- sirc evaluate …`
     """
+    from sirc._utils.files import refuse_existing
     from sirc.evaluation import evaluate
     from sirc.experiment import TARGETS, RunResults, arrays, save_results, save_table
 
@@ -228,6 +228,7 @@ def table(
     """
     import pandas as pd
 
+    from sirc._utils.files import refuse_existing
     from sirc.experiment import load_runs, read_results
     from sirc.metrics import parse_metric
     from sirc.report.tables import table as make
@@ -310,6 +311,7 @@ def report(
 
     Example: `sirc report runs/resnet50_imagenet200 --open`
     """
+    from sirc._utils.files import refuse_existing
     from sirc.experiment import PAGE, load_runs
     from sirc.report.page import report as write
 
