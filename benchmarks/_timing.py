@@ -21,7 +21,7 @@ _HEADER = ("what", "measured", "compared with", "ratio", "target", "ok")
 class Row:
     """One figure. `ratio` is ours over the reference, or with `faster` the reference over ours.
 
-    Of two sides timed in turns (`versus`) it is the median of the turns' ratios, and the times are the best of each side.
+    Of two sides timed in turns (`versus`) it is the median of the turns' ratios; the times are the best of each side.
     """
 
     what: str

@@ -30,6 +30,7 @@ from sirc.report.figures.style import (
 from sirc.report.names import metric_name, negative_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # The pairs in each panel: name, negatives, positives.
@@ -325,23 +326,7 @@ def changes(
     )
     panels = [panel for row in axes for panel in row]
     for panel, (model, table) in zip(panels, tables.items(), strict=False):
-        shown = [pair for pair in PAIRS if pair in set(table["pair"])]
-        for number, pair in enumerate(shown):
-            rows_of = table[table["pair"] == pair].set_index("score").reindex(names)
-            offset = (number - (len(shown) - 1) / 2) * 0.26
-            look = PAIRS[pair]
-            panel.barh(
-                np.arange(len(names)) + offset,
-                100 * rows_of["mean"].to_numpy(),
-                height=0.26,
-                color=look.colour,
-                hatch=look.hatch,
-                edgecolor="white",
-                linewidth=0.3,
-                label=pair,
-                xerr=100 * rows_of["std"].to_numpy() if int(table["runs"].max()) > 1 else None,
-                error_kw={"elinewidth": 0.6, "ecolor": "0.2"},
-            )
+        _draw_changes(panel, table, names)
         panel.axvline(0, color="0.2", linewidth=0.6)
         panel.grid(axis="x")
         panel.set_title(literal(model, 26 if columns > 2 else 40))
@@ -355,3 +340,22 @@ def changes(
     figure.supxlabel(f"change in {unit} against {label_of(baseline)}", fontsize=8)
     side_legend(figure, panels[0], columns=3, above=True)
     return figure
+
+
+def _draw_changes(panel: Axes, table: pd.DataFrame, scores: Sequence[str]) -> None:
+    """Draw a bar for each pair of each score, with whiskers if there are several runs."""
+    shown = [pair for pair in PAIRS if pair in set(table["pair"])]
+    for number, pair in enumerate(shown):
+        rows = table[table["pair"] == pair].set_index("score").reindex(scores)
+        panel.barh(
+            np.arange(len(scores)) + (number - (len(shown) - 1) / 2) * 0.26,
+            100 * rows["mean"].to_numpy(),
+            height=0.26,
+            color=PAIRS[pair].colour,
+            hatch=PAIRS[pair].hatch,
+            edgecolor="white",
+            linewidth=0.3,
+            label=pair,
+            xerr=100 * rows["std"].to_numpy() if int(table["runs"].max()) > 1 else None,
+            error_kw={"elinewidth": 0.6, "ecolor": "0.2"},
+        )

@@ -49,9 +49,8 @@ export function drawCoverage(scene) {
 }
 
 function ideal(x, y, name) {
-  const look = theme();
   return {
-    type: "scatter", mode: "lines", x, y, name, line: { color: look.muted, width: 1.5, dash: "2px,3px" },
+    type: "scatter", mode: "lines", x, y, name, line: { color: theme().muted, width: 1.5, dash: "2px,3px" },
     hovertemplate: `${name}<br>risk %{y:.2%}<extra></extra>`,
   };
 }

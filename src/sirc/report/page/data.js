@@ -18,11 +18,10 @@ function unpack(packed, sizes, most) {
   const thresholds = new Float64Array(length);
   thresholds.set(new Float64Array(bytes(packed.thresholds).buffer), 1);
   thresholds[0] = Infinity;
-  const rows = varints(bytes(packed.counts), sizes.length + 1, length);
-  const [ranks, ...counts] = rows;
+  const [ranks, ...counts] = varints(bytes(packed.counts), sizes.length + 1, length);
   const shares = counts.map((count, group) => Float64Array.from(count, (n) => (sizes[group] ? n / sizes[group] : 0)));
   const areas = shares.map((share, group) => nodeWeights(share, counts[group], ranks));
-  return { length, thresholds, ranks, counts, shares, areas, places: packed.firsts ? placesOf(packed.firsts, sizes, most) : [] };
+  return { length, thresholds, ranks, shares, areas, places: packed.firsts ? placesOf(packed.firsts, sizes, most) : [] };
 }
 
 /** By group, the points at which some of its inputs are first accepted. */

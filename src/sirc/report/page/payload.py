@@ -47,13 +47,7 @@ def payload(runs: Sequence[Run], title: str, *, progress: Progress = SILENT) -> 
             for score in run.evaluation.scores:
                 grids[id(run)].append(make_grid(_groups(run.evaluation, score), levels, POINTS))
                 task.advance()
-    points = POINTS
-    while True:
-        packed = {key: [_pack(grid.fewer(points)) for grid in some] for key, some in grids.items()}
-        length = sum(len(str(text)) for entries in packed.values() for entry in entries for text in entry.values())
-        if length <= LIMIT or points == _FEWEST:
-            break
-        points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
+    packed, points = _pack_within_limit(grids)
     for (alone,) in (same for same in models.values() if len(same) == 1):  # the noise of several runs is their spread
         ev, fewer = alone.evaluation, [grid.fewer(points) for grid in grids[id(alone)]]
         firsts = _first_accepted([_groups(ev, score) for score in ev.scores], fewer)
@@ -109,7 +103,8 @@ def _model(
             ]
             for group, members in evaluation.groups.items()
         },
-        "windows": _windows(levels, int(evaluation.correct.sum())) if len(runs) == 1 else [],
+        # Around each recall, how far the slope of a curve is taken.
+        "windows": [float(f"{window(x, int(evaluation.correct.sum())):.3g}") for x in levels] if len(runs) == 1 else [],
         "runs": [
             {
                 "seed": int(run.seed),
@@ -179,6 +174,17 @@ def _drawn(look: Look) -> dict[str, str]:
     return {"colour": look.colour, "dash": dash, "symbol": _SYMBOLS[look.marker]}
 
 
+def _pack_within_limit(grids: Mapping[int, Sequence[Grid]]) -> tuple[dict[int, list[dict[str, object]]], int]:
+    """Pack the grids of each run, with as many points as `LIMIT` allows; also give that number."""
+    points = POINTS
+    while True:
+        packed = {key: [_pack(grid.fewer(points)) for grid in some] for key, some in grids.items()}
+        length = sum(len(str(text)) for entries in packed.values() for entry in entries for text in entry.values())
+        if length <= LIMIT or points == _FEWEST:
+            return packed, points
+        points = max(_FEWEST, int(points * 0.95 * LIMIT / length))
+
+
 def _pack(grid: Grid) -> dict[str, object]:
     """Pack thresholds as float64, and ranks and counts as differences, most of which take one byte."""
     rows = np.vstack([grid.ranks, grid.counts])
@@ -214,8 +220,3 @@ def _first_accepted(groups: Sequence[Sequence[Floats]], grids: Sequence[Grid]) -
         points = np.searchsorted(-grid.thresholds, -inputs, side="left") + 1
         packed.append(base64.b64encode(points.astype("<u2").tobytes()).decode())
     return packed
-
-
-def _windows(levels: Sequence[float], correct: int) -> list[float]:
-    """The window around each recall in which the slope of a curve is taken, for so many ID✓."""
-    return [float(f"{window(level, correct):.3g}") for level in levels]

@@ -142,8 +142,7 @@ export function banded(scene) {
 
 /** One marker for each shown score. */
 export function markers(scene, xOf, yOf, hover) {
-  const drawn = [...scene.shown].sort((one, other) => (one === scene.focus) - (other === scene.focus));
-  const look = theme();
+  const drawn = scene.shown.toSorted((one, other) => (one === scene.focus) - (other === scene.focus));
   return {
     type: "scatter",
     mode: "markers",
@@ -154,7 +153,7 @@ export function markers(scene, xOf, yOf, hover) {
       symbol: drawn.map((index) => scene.model.scores[index].symbol),
       color: drawn.map((index) => colourOf(scene.model.scores[index])),
       size: drawn.map((index) => (index === scene.focus ? 12 : 8)),
-      line: { width: 1, color: look.paper },
+      line: { width: 1, color: theme().paper },
     },
     hovertemplate: `<b>%{text}</b><br>${hover}<extra></extra>`,
   };
@@ -162,8 +161,7 @@ export function markers(scene, xOf, yOf, hover) {
 
 /** A dotted line where the setting is. */
 export function here(x) {
-  const look = theme();
-  return [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: look.muted, width: 1, dash: "dot" } }];
+  return [{ type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", line: { color: theme().muted, width: 1, dash: "dot" } }];
 }
 
 /** A vertical axis from 0 to a little above the lines, in steps, so that it rests while a slider moves. */

@@ -1,15 +1,18 @@
 // Several training runs: means, spreads, and differences within noise.
 
+export function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}
+
 export function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
+  return sum(values) / values.length;
 }
 
 /** Twice the sample standard deviation; with one run there is none, which is NaN. */
 export function spread(values) {
   if (values.length < 2) return NaN;
   const centre = mean(values);
-  const squares = values.reduce((sum, value) => sum + (value - centre) ** 2, 0);
-  return 2 * Math.sqrt(squares / (values.length - 1));
+  return 2 * Math.sqrt(sum(values.map((value) => (value - centre) ** 2)) / (values.length - 1));
 }
 
 /** The difference of two scores over the same runs, and whether it is noise: where ± 2 std, or of one run `twice`, includes 0. */

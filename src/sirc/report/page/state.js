@@ -1,5 +1,7 @@
 // The setting: the values of the controls, also in the fragment of the URL, so that a link reproduces the view.
 
+import { sum } from "./seeds.js";
+
 const METRICS = ["risk", "aurr", "aurc"];
 const DETAILS = ["auroc", "fpr", "risk", "aurr"]; // recomputed; those in `fixedMetrics` are as evaluated
 
@@ -69,7 +71,7 @@ export function defaultWeights(model, mix, pool) {
 
 /** The shares of the OOD input, which sum to 1. */
 export function oodShares(weights) {
-  const total = weights.reduce((sum, weight) => sum + weight, 0);
+  const total = sum(weights);
   return weights.map((weight) => weight / total);
 }
 

@@ -1,7 +1,7 @@
 // The page in words: numbers as people read them, what a setting means, and what each term is.
 
 import { CENTRES } from "./scene.js";
-import { mean } from "./seeds.js";
+import { mean, sum } from "./seeds.js";
 
 export function percent(fraction, digits = 1) {
   return Number.isFinite(fraction) ? `${(100 * fraction).toFixed(digits)}%` : "–";
@@ -43,11 +43,10 @@ export function metricName(metric, recall) {
 
 /** Rounded numbers whose sum is the rounded sum. */
 function wholeParts(parts) {
-  const total = Math.round(parts.reduce((sum, part) => sum + part, 0));
+  const total = Math.round(sum(parts));
   const whole = parts.map(Math.floor);
   const byRest = parts.map((part, i) => [part - whole[i], i]).sort((one, other) => other[0] - one[0] || one[1] - other[1]);
-  const missing = total - whole.reduce((sum, part) => sum + part, 0);
-  byRest.slice(0, missing).forEach(([, i]) => { whole[i] += 1; });
+  byRest.slice(0, total - sum(whole)).forEach(([, i]) => { whole[i] += 1; });
   return whole;
 }
 
@@ -60,10 +59,6 @@ export function thousand(scene, score) {
   const accepted = wholeParts([point.right, point.wrong, point.ood].map((share) => 1000 * share))
     .map((part, i) => Math.min(part, all[i]));
   return { accepted, rejected: all.map((part, i) => part - accepted[i]) };
-}
-
-export function sum(parts) {
-  return parts.reduce((total, part) => total + part, 0);
 }
 
 /** The sentence about a score, in pieces: strings, and the name of the score apart. */
@@ -121,7 +116,7 @@ export function noiseInWords(scene) {
 /** Along the line of the current β, which score is best for which α. */
 function alphaInWords(scene) {
   if (!scene.model.sets.length || scene.shown.length < 2) return "";
-  const row = rowNear(scene);
+  const row = scene.map[Math.min(CENTRES.length - 1, Math.floor(scene.state.beta * CENTRES.length))];
   const stretches = [];
   row.forEach((cell, i) => {
     const last = stretches[stretches.length - 1];
@@ -140,11 +135,6 @@ function alphaInWords(scene) {
 
 function listed(names) {
   return names.length < 2 ? names.join() : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
-}
-
-function rowNear(scene) {
-  const row = Math.min(CENTRES.length - 1, Math.floor(scene.state.beta * CENTRES.length));
-  return scene.map[row];
 }
 
 /** How much of the square each score wins, the most first. */

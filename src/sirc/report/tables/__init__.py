@@ -37,9 +37,6 @@ class Cell(NamedTuple):
     high: float = math.nan
 
 
-NO_CELL: Final = Cell(math.nan, math.nan, 0, "")
-
-
 class Part(NamedTuple):
     """A part of a table that fits the space: some models, and the columns of some negatives."""
 
@@ -95,7 +92,7 @@ class Table:
 
     def cell(self, model: str, score: str, negative: str, metric: str) -> Cell:
         """One figure; its mean is NaN where the results have none."""
-        return self._grid.get((model, score, negative, metric), NO_CELL)
+        return self._grid.get((model, score, negative, metric), Cell(math.nan, math.nan, 0, ""))
 
     def scores_of(self, model: str) -> list[str]:
         """The scores for which a model has figures."""
