@@ -342,7 +342,7 @@ def changes(
     return figure
 
 
-def _draw_changes(panel: Axes, table: pd.DataFrame, scores: Sequence[str]) -> None:
+def _draw_changes(panel: Axes, table: pd.DataFrame, scores: list[str]) -> None:
     """Draw a bar for each pair of each score, with whiskers if there are several runs."""
     shown = [pair for pair in PAIRS if pair in set(table["pair"])]
     for number, pair in enumerate(shown):
