@@ -13,11 +13,11 @@ from collections.abc import Callable
 import sirc
 from sirc._utils.checks import check_path
 from sirc._utils.files import PathLike
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc._utils.text import closest, shorten
 from sirc.deploy.onnx import OnnxModel
 
-try:
+with needing("serving", "fastapi, uvicorn, Pillow, python-multipart and prometheus-client", "serve"):
     import python_multipart  # noqa: F401
     import uvicorn
     from fastapi import FastAPI, Request
@@ -25,9 +25,6 @@ try:
     from PIL import Image
     from prometheus_client import CONTENT_TYPE_LATEST, disable_created_metrics, generate_latest
     from starlette.exceptions import HTTPException
-except ImportError as error:
-    packages = "fastapi, uvicorn, Pillow, python-multipart and prometheus-client"
-    raise missing_package("serving", packages, "serve") from error
 
 from sirc.deploy.serve.pages import add_page_files, page_file, safe_headers
 from sirc.deploy.serve.service import Service
@@ -41,7 +38,7 @@ _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _F
 _CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
 _BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 _PAGE_HEADERS = {**safe_headers("data:"), "Cache-Control": "no-cache", "Vary": "Accept"}
-_WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
+_WEIGHT = re.compile(r"\s*q=([01](?:\.\d{0,3})?)\s*(?:;|$)")
 
 
 def make_app(
@@ -64,18 +61,17 @@ def make_app(
     for name in limits:
         if name not in known:
             raise ValueError(f"a limit must be one of {', '.join(known)}; got {shorten(name)}.{closest(name, known)}")
-    most = Limits(**limits)  # type: ignore[arg-type]
+    checked = Limits(**limits)  # type: ignore[arg-type]
     for name, place in (("state", state), ("log", log)):
         if place is not None:
             check_path(name, place)
     model = OnnxModel(onnx_path, threads=threads)
     watch = Watch(model, state, log, delta)
-    service = Service(model, most, watch)
-    summary = "A classifier that knows when to keep quiet."
+    service = Service(model, checked, watch)
     # Without FastAPI's own pages, which load scripts from elsewhere.
     app = FastAPI(
         title="sirc",
-        summary=summary,
+        summary="A classifier that knows when to keep quiet.",
         version=sirc.__version__,
         docs_url=None,
         redoc_url=None,
@@ -123,9 +119,9 @@ def _wants_page(accept: str) -> bool:
     """Whether a client names HTML and prefers it to JSON, as browsers do."""
     weights: dict[str, float] = {}
     for part in accept.lower().split(","):
-        kind, *options = (piece.strip() for piece in part.split(";"))
-        (weight,) = [_WEIGHT.fullmatch(option) for option in options][:1] or [None]
-        weights[kind] = float(weight[1]) if weight else 1.0
+        kind, _, options = part.partition(";")
+        weight = _WEIGHT.match(options)
+        weights[kind.strip()] = float(weight[1]) if weight else 1.0
     return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
 
 
@@ -139,7 +135,7 @@ def run(
 ) -> None:
     """Serve until stopped. `started` is called with the address; with port 0 the system chooses the port."""
     try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise OSError(f"'{host}' port {port} cannot be listened on: {error.strerror}. Choose another.") from error
     # Pillow's default blocks, of 16 MiB, would stay in the heap of each thread after they are freed.
@@ -149,7 +145,7 @@ def run(
     logs["handlers"]["access"]["stream"] = "ext://sys.stderr"  # stdout is for the address
     level = "warning" if quiet else "info"
     config = uvicorn.Config(app, log_config=logs, log_level=level, timeout_keep_alive=30, timeout_graceful_shutdown=30)
-    with listening:
+    with listener:
         name = f"[{host}]" if ":" in host else host
-        started(f"http://{name}:{listening.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listening])
+        started(f"http://{name}:{listener.getsockname()[1]}")
+        uvicorn.Server(config).run(sockets=[listener])

@@ -35,7 +35,7 @@ from sirc.deploy.serve.uploads import (
     count_pixels,
     decode,
 )
-from sirc.deploy.serve.watch import Watch
+from sirc.deploy.serve.watch import Watch, decision_rows
 from sirc.deploy.threshold.text import as_plain
 from sirc.errors import ImageError
 
@@ -154,18 +154,10 @@ class Service:
         return self._normalise(image).numpy()
 
     def _as_json(self, decision: OnnxDecision, reasons: Sequence[str] | None) -> dict[str, object]:
-        classes = self.model.classes
-        words: Sequence[str | None] = reasons or [None] * len(decision.label)
-        rows = zip(*(column.tolist() for column in decision), words, strict=True)
+        names = ("label", "class", "confidence", "accepted", "reason")
         decisions = [
-            {
-                "label": label,
-                "class": classes and classes[label],
-                "confidence": as_plain(value),
-                "accepted": accepted,
-                "reason": reason,
-            }
-            for label, value, accepted, reason in rows
+            {**dict(zip(names, row, strict=True)), "confidence": as_plain(row[2])}
+            for row in decision_rows(decision, reasons, self.model.classes)
         ]
         return {"decisions": decisions, "spec": self.model.spec, "threshold": as_plain(self.model.threshold.value)}
 

@@ -23,7 +23,7 @@ import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
-from sirc._utils.imports import missing_package
+from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.errors import StoreError
@@ -40,8 +40,9 @@ _POINTS = 256  # of the history, at most: beyond that every second one is droppe
 _FIELDS = ("time", "inputs", "rate", "low", "high", "e_value", "ood_share")
 _ROWS = 20_000  # of one file of the log
 _KEPT = 100_000  # rows of the log that wait for a disk that takes none
+DecisionRow: TypeAlias = tuple[int, str | None, float, bool, str | None]
 LogRow: TypeAlias = tuple[float, str, int, int, str | None, float, bool, str | None]
-"""A row of the log: the columns of `_table`."""
+"""A row of the log: the columns of `_table`, the last five of which are a `DecisionRow`."""
 
 
 @final
@@ -60,15 +61,14 @@ class Watch:
         """Why the monitor does not run, where it does not."""
         self._monitor: Monitor | None = None
         with _held(self._state):
-            self._begin(log)
-
-    def _begin(self, log: PathLike | None) -> None:
-        if not self.why_not:
-            self._read_state()
-        elif self._state is not None:
-            raise ValueError(f"the state of a monitor is kept where there is one; here there is none: {self.why_not}")
-        self.log = None if log is None else DecisionLog(log)
-        self.write()  # now, so that a place that takes no file is told before the first request
+            if not self.why_not:
+                self._read_state()
+            elif self._state is not None:
+                raise ValueError(
+                    f"the state of a monitor is kept where there is one; here there is none: {self.why_not}"
+                )
+            self.log = None if log is None else DecisionLog(log)
+            self.write()  # now, so that a place that takes no file is told before the first request
 
     def _read_state(self) -> None:
         calibration, threshold = self._model.calibration, self._model.threshold
@@ -84,12 +84,6 @@ class Watch:
             self._monitor, self._history = Monitor(calibration, threshold, self._delta), []
         self._saved = -1
 
-    def _read_state_again(self) -> None:
-        """Take over what another service has saved since this one was made; what this one has not saved stays."""
-        with self._lock:
-            if self._state is not None and self._monitor is not None and self._monitor.inputs == self._saved:
-                self._read_state()
-
     def take(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> None:
         """Take the decisions about one request's images."""
         with self._lock:
@@ -103,13 +97,8 @@ class Watch:
                 if len(self._history) > _POINTS:
                     del self._history[::2]
             if self.log is not None:
-                self.log.add(self._rows(decision, reasons, request))
-
-    def _rows(self, decision: OnnxDecision, reasons: Sequence[str] | None, request: str) -> list[LogRow]:
-        words: Sequence[str | None] = reasons or [None] * len(decision.label)
-        names = dict(enumerate(self._model.classes or ()))
-        columns = zip(*(column.tolist() for column in decision), words, strict=True)
-        return [(self._now, request, image, row[0], names.get(row[0]), *row[1:]) for image, row in enumerate(columns)]
+                rows = decision_rows(decision, reasons, self._model.classes)
+                self.log.add([(self._now, request, image, *row) for image, row in enumerate(rows)])
 
     def about(self) -> dict[str, object]:
         """The monitor's report in words and numbers, with its history."""
@@ -173,7 +162,9 @@ class Watch:
     async def running(self, _: object) -> AsyncGenerator[None, None]:
         """Write every few seconds while the service runs, and at its end."""
         with _held(self._state):
-            self._read_state_again()
+            with self._lock:  # another service may have saved since this one was made; what is not saved stays
+                if self._state is not None and self._monitor is not None and self._monitor.inputs == self._saved:
+                    self._read_state()
             task = asyncio.create_task(self._keep_writing())
             try:
                 yield
@@ -220,6 +211,14 @@ def _held(state: Path | None) -> Iterator[None]:
         yield
 
 
+def decision_rows(
+    decision: OnnxDecision, reasons: Sequence[str] | None, classes: Sequence[str] | None
+) -> Iterator[DecisionRow]:
+    """Give each image's label, class, confidence, accepted and reason; without names or reasons these are None."""
+    for image, (label, confidence, accepted) in enumerate(zip(*(column.tolist() for column in decision), strict=True)):
+        yield label, classes[label] if classes else None, confidence, accepted, reasons[image] if reasons else None
+
+
 def _point(now: float, report: Monitoring) -> tuple[float, ...]:
     """A point of the history: its `_FIELDS`."""
     return (now, report.sizes["production"], report.rate, *report.interval, report.e_value, report.ood_share)
@@ -250,10 +249,8 @@ class DecisionLog:
     """
 
     def __init__(self, folder: PathLike) -> None:
-        try:
+        with needing("a log of decisions", "pyarrow", "serve"):
             import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise missing_package("a log of decisions", "pyarrow", "serve") from error
         self.folder = Path(folder)
         if self.folder.suffix != ".parquet":
             raise ValueError(f"a log must be a folder whose name ends in `.parquet`; got '{folder}'. Name it so")
