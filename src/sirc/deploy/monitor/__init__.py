@@ -5,8 +5,8 @@ Example:
     >>> from sirc.deploy.monitor import monitor
     >>> rng = np.random.default_rng(0)
     >>> calibration, production = rng.normal(size=2000), rng.normal(size=1000) - 1
-    >>> found = monitor(calibration, production, threshold=-1.5)
-    >>> found.alarm, found.rate < found.promised
+    >>> now = monitor(calibration, production, threshold=-1.5)
+    >>> now.alarm, now.rate < now.promised
     (True, True)
 """
 
@@ -224,15 +224,7 @@ def monitor(
 
     Tests whether the acceptance rate is the promised one, and bounds the share of OOD input from below (if ID input has
     not changed). `Monitor` does the same step by step.
-
-    Example:
-        >>> import numpy as np
-        >>> from sirc.deploy.monitor import monitor
-        >>> calibration = np.linspace(0, 1, 1000)
-        >>> production = np.random.default_rng(0).permutation(calibration)
-        >>> monitor(calibration, production, threshold=0.05).alarm
-        False
     """
-    monitor = Monitor(calibration, threshold, delta)
-    monitor.update(as_confidences("production", production))
-    return monitor.report()
+    watch = Monitor(calibration, threshold, delta)
+    watch.update(as_confidences("production", production))
+    return watch.report()
