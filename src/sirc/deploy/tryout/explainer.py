@@ -61,14 +61,13 @@ class Explainer:
 
     def about(self) -> dict[str, object]:
         """What the page shows before there is an image."""
-        near = self._neighbours
         return {
             "model": type(self.guard.model).__name__,
             "spec": self.guard.spec,
             "classes": self.guard.scorer.num_classes,
             "lines": str(self.guard).splitlines(),
             "histogram": histogram(self._right, self._wrong, self._threshold),
-            "neighbours": "" if near is not None else _NO_FOLDER,
+            "neighbours": _NO_FOLDER if self._neighbours is None else "",
         }
 
     def explain(self, upload: Upload) -> dict[str, object]:
@@ -119,10 +118,10 @@ class Explainer:
     def _accepted_words(self) -> str:
         """What acceptance means; it does not mean that the class is right."""
         right, wrong = (int((rows >= self._threshold).sum()) for rows in (self._right, self._wrong))
-        told = "Its confidence reaches the threshold."
+        first = "Its confidence reaches the threshold."
         if self.guard.calibration_correct is None or not right + wrong:
-            return told
-        return f"{told} Of the validation images whose confidence does, {percent(wrong / (right + wrong))} are wrong."
+            return first
+        return f"{first} Of the validation images whose confidence does, {percent(wrong / (right + wrong))} are wrong."
 
     def _standing(self, confidence: float) -> str:
         """Where a confidence falls among those of the calibration."""

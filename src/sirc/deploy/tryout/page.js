@@ -10,6 +10,11 @@ function make(name, options = {}, ...children) {
   return made;
 }
 
+/** The name of a class, which may break after a separator rather than inside a word. */
+function breakable(name) {
+  return name.split(/(?<=[_/.,-])/).flatMap((part) => [part, make("wbr")]);
+}
+
 function draw(name, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -90,7 +95,7 @@ function fail(text) {
 
 function verdict(kicker, answer, words, guess) {
   $("kicker").textContent = kicker;
-  $("answer").textContent = answer;
+  $("answer").replaceChildren(...breakable(answer));
   $("words").textContent = words;
   $("guess").textContent = guess;
   $("guess").hidden = !guess;
@@ -128,13 +133,13 @@ function classRow({ class: name, probability }) {
   const filled = make("span");
   filled.style.width = `${100 * probability}%`;
   const share = make("span", { className: "share", textContent: percent(probability) });
-  return make("li", {}, make("span", { textContent: name }), make("span", { className: "bar" }, filled), share);
+  return make("li", {}, make("span", {}, ...breakable(name)), make("span", { className: "bar" }, filled), share);
 }
 
 function neighbour({ number: place, file, class: name, similarity }) {
   const image = make("img", { src: `/train/${place}`, alt: file, title: file });
   const value = make("small", { textContent: similarity.toFixed(3) });
-  return make("li", {}, image, make("strong", { textContent: name }), value);
+  return make("li", {}, image, make("strong", {}, ...breakable(name)), value);
 }
 
 // The calibration's histogram: what is accepted lies at the right of the dashed line, and this image at the arrow.
