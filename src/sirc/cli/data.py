@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -146,8 +145,9 @@ def check(
         raise ConfigError(f"NAME must be one of {', '.join(known_names)}; got {quoted(name)}.")
     names = None if classes is None else class_names(Source("folder", str(path), classes=str(classes)), Path())
     order: Literal["name", "natural"] = "natural" if sort is Sort.natural else "name"
-    look = partial(check_data, name, path, split=split, sort=order, classes=names, decode=decode)
-    report = look(workers=workers, progress=reporting(quiet))
+    report = check_data(
+        name, path, split=split, sort=order, classes=names, decode=decode, workers=workers, progress=reporting(quiet)
+    )
     result(str(report))
     if not report.ok:
         raise typer.Exit(1)
