@@ -270,6 +270,33 @@ def test_members_of_an_ensemble_are_asked_what_they_differ_in(folders):
 
 
 @pytest.mark.usefixtures("quiet_labels")
+def test_a_member_that_says_nothing_takes_images_as_the_others_do(folders):
+    members = [mostly_blue(), nn.Sequential(convnet()[:4], nn.Linear(8, 3))]
+    members[0].pretrained_cfg = {**members[0].pretrained_cfg, "mean": (0.1, 0.2, 0.3)}
+    both, options = (folders / "train", folders / "val"), {"delta": None, "score": "msp", "recall": 0.5}
+    with pytest.raises(ValueError, match="Ensemble does not say how"):
+        sirc.guard(members, *both, **options)
+    guard = sirc.guard(members, *both, preprocess={"resize": 12, "crop": 12}, **options)
+    assert guard.preprocess == replace(preprocess_of(members[0]), resize=12, crop=12)
+    assert guard.preprocess.mean == (0.1, 0.2, 0.3)
+
+
+def test_advice_about_interpolation_names_no_option_that_cannot_set_it(folders):
+    from sirc.cli.deploy import guard as command
+    from sirc.cli.endings import in_options
+
+    members = [mostly_blue(), mostly_blue()]
+    kinds = ("bilinear", "bicubic")
+    for member, kind in zip(members, kinds, strict=True):
+        member.pretrained_cfg = {**member.pretrained_cfg, "interpolation": kind}
+    told = r"theirs differ in interpolation\. .*`sirc.guard\(…, preprocess={'interpolation': …}\)`"
+    with pytest.raises(ValueError, match=told) as caught:
+        sirc.guard(members, folders / "train", folders / "val", delta=None)
+    advice = in_options(command, str(caught.value))
+    assert advice.endswith("Choose for all of them: one `pretrained_cfg`")
+
+
+@pytest.mark.usefixtures("quiet_labels")
 def test_a_folder_sets_another_threshold(folders):
     model = mostly_blue()
     guard = sirc.guard(model, folders / "train", folders / "val", recall=0.5, delta=None, score="msp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -36,6 +36,7 @@ from sirc.models import (
     named,
     preprocess_of,
     rows_of,
+    shared_preprocess,
     unwrap,
 )
 from sirc.outputs import Head, Outputs, OutputStore, Overwrite, labels_checked, warn_of_labels
@@ -310,26 +311,16 @@ def _preparation(
     """How images are prepared: as given, or as published but for the given differences."""
     if isinstance(given, Preprocess):
         return given
-    parts = list(model.members) if isinstance(model, Ensemble) else [model]
-    of_timm = all(isinstance(getattr(part, "pretrained_cfg", None), dict) for part in parts)
-    if known is None and given is None and not of_timm:
+    members = list(model.members) if isinstance(model, Ensemble) else [model]
+    of_timm = [member for member in members if isinstance(getattr(member, "pretrained_cfg", None), dict)]
+    if known is None and given is None and len(of_timm) < len(members):
         raise ValueError(
             f"images must be prepared as the model was trained; {type(model).__name__} does not say how. Pass "
             '`preprocess=…`, or for a published network `sirc.models.preprocess_of("torchvision:resnet50")`'
         )
-    published = [known or (preprocess_of(part) if of_timm else Preprocess()) for part in parts]
-    try:
-        made, *others = (replace(one, **(given or {})) for one in published)
-    except TypeError as error:
-        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
-    names = [field.name for field in fields(made)]
-    differ = [name for name in names if any(getattr(one, name) != getattr(made, name) for one in others)]
-    if differ:
-        choice = ", ".join(f"{name!r}: …" for name in differ)
-        raise ValueError(
-            "the members of an ensemble must take the same images; as published, theirs differ in "
-            f"{listed(differ)}. Choose for all of them: `preprocess={{{choice}}}`"
-        )
+    # Members that do not say how take their images as the others do.
+    published = [known] if known is not None else [preprocess_of(member) for member in of_timm]
+    made = shared_preprocess(published or [Preprocess()], given)
     if isinstance(made.resize, int) and made.crop is not None and made.crop > made.resize:
         raise ValueError(
             f"`crop` must be at most `resize`, as a larger crop has black edges; got {made.crop} and {made.resize}. "

@@ -7,7 +7,7 @@ Example:
     32
 """
 
-from sirc.models.builders import build, check_settings, named, preprocess_of
+from sirc.models.builders import build, check_settings, named, preprocess_of, shared_preprocess
 from sirc.models.calling import (
     LABEL_KEYS,
     call_model,
@@ -48,5 +48,6 @@ __all__ = [
     "preprocess_of",
     "rows_of",
     "save_weights",
+    "shared_preprocess",
     "unwrap",
 ]

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from torch import nn
 from sirc._utils.checks import check_choice, check_positive
 from sirc._utils.files import PathLike, read_json
 from sirc._utils.imports import current_folder, import_function, missing_package
-from sirc._utils.text import closest, first_line, quoted, shorten
+from sirc._utils.text import closest, first_line, listed, quoted, shorten
 from sirc.data import Preprocess
 from sirc.models.ensemble import Ensemble
 from sirc.models.stems import STEMS, Stem, halve_stem
@@ -130,10 +131,7 @@ def check_settings(
 def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Preprocess:
     """Get the published preprocessing of a model of timm or torchvision, by its name, or from timm's model itself."""
     if isinstance(model, Ensemble):
-        first, *others = (preprocess_of(member) for member in model.members)
-        if any(other != first for other in others):
-            raise ValueError("the members of an ensemble must share one preprocessing; these differ.")
-        return first
+        return shared_preprocess([preprocess_of(member) for member in model.members])
     if isinstance(model, nn.Module):
         config = getattr(model, "pretrained_cfg", None)
         if not isinstance(config, dict):
@@ -168,6 +166,24 @@ def preprocess_of(model: str | nn.Module, pretrained: bool | str = True) -> Prep
         mean=tuple(published.mean),
         std=tuple(published.std),
     )
+
+
+def shared_preprocess(published: Sequence[Preprocess], changes: Mapping[str, Any] | None = None) -> Preprocess:
+    """Get the one preprocessing of an ensemble's members, after `changes` to that of each."""
+    try:
+        first, *others = (replace(one, **(changes or {})) for one in published)
+    except TypeError as error:
+        raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
+    names = [field.name for field in fields(first)]
+    if differing := [name for name in names if any(getattr(one, name) != getattr(first, name) for one in others)]:
+        choice = f"`preprocess={{{', '.join(f'{name!r}: …' for name in differing)}}}`"
+        if "interpolation" in differing:  # which no option of the command sets
+            choice = f"one `pretrained_cfg`, or `sirc.guard(…, {choice[1:-1]})`"
+        raise ValueError(
+            "the members of an ensemble must share one preprocessing; as published, theirs differ in "
+            f"{listed(differing)}. Choose for all of them: {choice}"
+        )
+    return first
 
 
 def _split(name: str) -> tuple[str, str]:
