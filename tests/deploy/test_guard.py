@@ -296,6 +296,19 @@ def test_advice_about_interpolation_names_no_option_that_cannot_set_it(folders):
     assert advice.endswith("Choose for all of them: one `pretrained_cfg`")
 
 
+def test_a_grey_network_in_a_folder_takes_a_loader(folders, tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=3, in_chans=1).eval()
+    timm.models.save_for_hf(model, tmp_path / "hub", safe_serialization=True)
+    images = torch.randn(80, 1, 32, 32)
+    loader = [(images, model(images).argmax(-1))]
+    guard = sirc.guard(str(tmp_path / "hub"), loader, loader, score="msp", delta=None)
+    assert guard.preprocess is None
+    with pytest.raises(ValueError, match=r"must take 3 channels; .* takes 1\. Pass a dataset or a loader"):
+        sirc.guard(str(tmp_path / "hub"), folders / "train", folders / "val", score="msp", delta=None)
+
+
 @pytest.mark.usefixtures("quiet_labels")
 def test_a_folder_sets_another_threshold(folders):
     model = mostly_blue()

@@ -73,10 +73,11 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
                 "function of your own, and name that: `package.module:function`."
             )
         model = _from_folder(text)
-        return model, preprocess_of(model)
+        return model, _preprocess_if_known(model)
     if Path(text).is_file():
         raise ValueError(f"weights need the network that they are for: `timm:NAME={text}`; got the file alone.")
-    own = _split(name)[0] not in ("timm", "torchvision")
+    source = _split(name)[0]
+    own = source not in ("timm", "torchvision")
     if weights or own:
         model = build(name, num_classes=num_classes, checkpoint=weights or None)
         if not weights and fingerprint(model) != fingerprint(build(name, num_classes=num_classes)):
@@ -89,7 +90,16 @@ def named(text: str, num_classes: int | None = None) -> tuple[nn.Module, Preproc
             model = build(name, pretrained=True)
         except ValueError as error:  # whose way out is that of `build`
             raise ValueError(str(error).replace(_AS_CHECKPOINT, f"in the name, `{name}=FILE`")) from error
-    return model, None if own else preprocess_of(model if name.startswith("timm:") else name)
+    if source == "torchvision":
+        return model, preprocess_of(name)
+    return model, None if own else _preprocess_if_known(model)
+
+
+def _preprocess_if_known(model: nn.Module) -> Preprocess | None:
+    """The preprocessing of timm's model; None where its images are not prepared so, as for one that takes grey ones."""
+    with contextlib.suppress(ValueError):
+        return preprocess_of(model)
+    return None
 
 
 def _from_folder(folder: str) -> nn.Module:
