@@ -68,14 +68,7 @@ def train(
     Notes call the images of `validation` what `validated_on` says, such as "test" where a study has no others. If the
     recipe has `cache = "device"`, images are read from `cache`, which decodes them on first use.
     """
-    settings = {  # that decide the weights
-        **recipe.hyperparameters(),
-        **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
-        "seed": seed,
-        "training images": images.with_transform(None).fingerprint,
-        "starting weights": fingerprint(model),
-    }
-    files = RunFiles(folder, settings)
+    files = RunFiles(folder, _settings(model, images, recipe, seed, preprocess))
     with distributed.failing_together():
         finished = None if overwrite else files.finished(model)
     _check_agreement(model, finished)
@@ -86,7 +79,6 @@ def train(
 
     with needing("training", "accelerate"):
         from accelerate import Accelerator
-        from accelerate.utils import set_seed
 
     accelerator = Accelerator(cpu=cpu, mixed_precision="no")
     process = Process(accelerator.process_index, accelerator.num_processes, accelerator.device)
@@ -95,17 +87,7 @@ def train(
     with distributed.failing_together():
         shape = input_shape(images, recipe.augment, preprocess)
         check_num_outputs(model, shape, images, validation)
-        model.to(process.device)
-        if recipe.channels_last:
-            model.to(memory_format=torch.channels_last)
-        model.zero_grad()
-        optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-            nesterov=recipe.nesterov,
-        )
+        optimizer = _prepare(model, recipe, process.device)
         history = [] if overwrite else files.resume(model, optimizer)
     _check_agreement(model, history)
     if history:
@@ -115,33 +97,17 @@ def train(
         arguments = images, validation, order, recipe, preprocess
         on_device = recipe.cache == "device"
         batches = DeviceBatches(*arguments, progress, cache) if on_device else LoaderBatches(*arguments)
-    network = model
-    if recipe.compile:
-        size = -(-min(order.batch_size, order.count) // process.world)
-        blank = _formatted(torch.zeros(size, *shape, device=process.device), recipe)
-        network = try_compile(model, blank, lambda: _autocast(recipe, process.device), progress)
-    loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, batches, recipe, progress)
+    network = _compiled(model, shape, order, recipe, progress) if recipe.compile else model
+    loop = _Loop(accelerator, model, accelerator.prepare(network), optimizer, batches, recipe, progress, name)
     if recipe.graph and not loop.uses_graph:
         progress.note(f"{name}: `graph` is for one process on a GPU; each kernel is launched by itself")
 
-    reported: set[str] = set()
     with _tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
         if main and overwrite:
             files.delete()
         for epoch in range(len(history), recipe.epochs):
-            set_seed(random_key("network", seed, epoch, process.rank) % 2**32)  # NumPy takes 32 bits
-            began = time.perf_counter()
-            means = _train_epoch(loop, epoch, f"{name}, epoch {epoch + 1}/{recipe.epochs}")
-            seconds = time.perf_counter() - began
-            tested = _validate(loop)
-            texts = distributed.gather_texts(json.dumps(sorted(batches.unreadable)))
-            unreadable = {why for text in texts for why in json.loads(text)}
-            speed = order.count / seconds
-            line = Epoch(epoch + 1, learning_rate(recipe, epoch), *means, *tested, seconds, speed, len(unreadable))
+            line = loop.epoch(epoch)
             history.append(line)
-            if new := sorted(unreadable - reported):
-                progress.note(_lost_text(name, new))
-                reported |= unreadable
             if main:
                 files.save(model, optimizer, history)
                 log(line)
@@ -153,7 +119,42 @@ def train(
     return history
 
 
-@dataclass(frozen=True)
+def _settings(
+    model: nn.Module, images: ImageSet, recipe: Train, seed: int, preprocess: Preprocess
+) -> dict[str, object]:
+    """All that decides the weights of a run."""
+    return {
+        **recipe.hyperparameters(),
+        **{f"preprocess.{key}": value for key, value in asdict(preprocess).items()},
+        "seed": seed,
+        "training images": images.with_transform(None).fingerprint,
+        "starting weights": fingerprint(model),
+    }
+
+
+def _prepare(model: nn.Module, recipe: Train, device: torch.device) -> torch.optim.Optimizer:
+    """Move the model to the device, without gradients, and make its optimiser."""
+    model.to(device)
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)
+    model.zero_grad()
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=recipe.nesterov,
+    )
+
+
+def _compiled(model: nn.Module, shape: tuple[int, ...], order: Order, recipe: Train, progress: Progress) -> nn.Module:
+    """Compile the model for full batches, if that is possible here."""
+    size = -(-min(order.batch_size, order.count) // order.process.world)
+    blank = _formatted(torch.zeros(size, *shape, device=order.process.device), recipe)
+    return try_compile(model, blank, lambda: _autocast(recipe, order.process.device), progress)
+
+
+@dataclass
 class _Loop:
     """The objects that every epoch uses; `network` is `model`, perhaps compiled, wrapped to average gradients."""
 
@@ -164,8 +165,11 @@ class _Loop:
     batches: LoaderBatches | DeviceBatches
     recipe: Train
     progress: Progress
-    step: list[CapturedStep | None] = field(default_factory=list)
-    """Empty until a graph of the training step is tried; then that graph, or None if it is not possible."""
+    name: str
+    _graph: CapturedStep | None = None
+    _graph_tried: bool = False
+    _reported: set[str] = field(default_factory=set)
+    """The unreadable images that a note has named."""
 
     @property
     def uses_graph(self) -> bool:
@@ -173,18 +177,79 @@ class _Loop:
         process = self.batches.order.process
         return self.recipe.graph and process.world == 1 and process.device.type == "cuda"
 
-    def gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def epoch(self, epoch: int) -> Epoch:
+        """Train for one epoch and validate; note the images that could not be read for the first time."""
+        from accelerate.utils import set_seed
+
+        order, name = self.batches.order, self.name
+        set_seed(random_key("network", order.seed, epoch, order.process.rank) % 2**32)  # NumPy takes 32 bits
+        began = time.perf_counter()
+        means = self._train(epoch)
+        seconds = time.perf_counter() - began
+        tested = self._validate()
+        texts = distributed.gather_texts(json.dumps(sorted(self.batches.unreadable)))
+        unreadable = {why for text in texts for why in json.loads(text)}
+        if new := sorted(unreadable - self._reported):
+            self.progress.note(_lost_text(name, new))
+            self._reported |= unreadable
+        lr, speed = learning_rate(self.recipe, epoch), order.count / seconds
+        return Epoch(epoch + 1, lr, *means, *tested, seconds, speed, len(unreadable))
+
+    def _train(self, epoch: int) -> tuple[float, float]:
+        """Train for one epoch; return the mean loss and error over all processes."""
+        order, optimizer, recipe = self.batches.order, self.optimizer, self.recipe
+        sums = torch.zeros(3, dtype=torch.float64, device=order.process.device)
+        reported = time.perf_counter()
+        self.network.train()
+        with self.progress.task(f"{self.name}, epoch {epoch + 1}/{recipe.epochs}", order.count) as task:
+            for step, batch in enumerate(self.batches.epoch(epoch)):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(recipe, epoch + step / len(order))
+                loss, logits = self._gradients(batch)
+                optimizer.step()
+                sums += _sums(loss, logits, batch.labels)
+                facts = {}
+                if time.perf_counter() - reported > _REPORT_SECONDS:
+                    facts["loss"] = float(loss.detach()) / max(1, len(batch.labels))
+                    reported = time.perf_counter()
+                task.advance(batch.total, **facts)
+        mean, error = _means(self.accelerator.reduce(sums, "sum"))
+        if not math.isfinite(mean):
+            raise ValueError(
+                f"the training loss must stay finite; it is {mean} in epoch {epoch + 1} at a learning rate "
+                f"of {optimizer.param_groups[0]['lr']:g}. Lower `train.lr`; the last checkpoint is kept."
+            )
+        return mean, error
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float | None, float | None]:
+        """Compute the loss and error of the weights that are saved, on the validation images of all processes."""
+        # Each process has its own batch norm statistics; those of process 0 are saved.
+        if distributed.world() > 1:
+            buffers = dict(self.model.named_buffers())
+            for name, value in distributed.broadcast_tensors(buffers).items():
+                buffers[name].copy_(value)
+        self.network.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=self.batches.order.process.device)
+        for images, labels in self.batches.validation():
+            # Not `self.network`, which waits for the other processes: they may have fewer batches.
+            logits = self._logits(self.model, images)
+            sums += _sums(cross_entropy(logits, labels, reduction="sum"), logits, labels)
+        sums = self.accelerator.reduce(sums, "sum")
+        return _means(sums) if sums[2] else (None, None)
+
+    def _gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the gradient of the global mean loss; return the summed loss and the logits."""
         # Processes average their gradients, so each is scaled to its part of the global mean.
         scale = self.batches.order.process.world / batch.total
-        if self.uses_graph and not self.step and batch.total == self.batches.order.batch_size:
-            self.step.append(self._capture(batch, scale))
-        graph = self.step[0] if self.step else None
+        if self.uses_graph and not self._graph_tried and batch.total == self.batches.order.batch_size:
+            self._graph, self._graph_tried = self._capture(batch, scale), True
+        graph = self._graph
         if graph is not None and graph.takes(batch):
             return graph(batch)
         # A graph keeps its gradients in place, and its network may be compiled for full batches only.
         self.optimizer.zero_grad(set_to_none=graph is None)
-        logits = self.logits(self.network if graph is None else self.model, batch.images)
+        logits = self._logits(self.network if graph is None else self.model, batch.images)
         loss = cross_entropy(logits, batch.labels, reduction="sum", ignore_index=IGNORED)
         self.accelerator.backward(loss * scale)
         return loss, logits
@@ -192,7 +257,7 @@ class _Loop:
     def _capture(self, batch: Batch, scale: float) -> CapturedStep | None:
         """Capture the step as a graph; if that is not possible, note why and return None."""
         try:
-            logits = partial(self.logits, self.network)
+            logits = partial(self._logits, self.network)
             return CapturedStep(logits, self.model, batch, scale, self.recipe.channels_last)
         except torch.OutOfMemoryError:
             raise
@@ -205,7 +270,7 @@ class _Loop:
             )
             return None
 
-    def logits(self, network: nn.Module, images: Tensor) -> Tensor:
+    def _logits(self, network: nn.Module, images: Tensor) -> Tensor:
         """Run the network and return its logits in float32."""
         with _autocast(self.recipe, images.device):
             return model_logits(network(_formatted(images, self.recipe))).float()
@@ -249,51 +314,6 @@ class CapturedStep:
         self.labels.copy_(batch.labels)
         self.graph.replay()
         return self.loss, self.out
-
-
-def _train_epoch(loop: _Loop, epoch: int, title: str) -> tuple[float, float]:
-    """Train for one epoch; return the mean loss and error over all processes."""
-    batches, optimizer, recipe = loop.batches, loop.optimizer, loop.recipe
-    sums = torch.zeros(3, dtype=torch.float64, device=batches.order.process.device)
-    reported = time.perf_counter()
-    loop.network.train()
-    with loop.progress.task(title, batches.order.count) as task:
-        for step, batch in enumerate(batches.epoch(epoch)):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, epoch + step / len(batches.order))
-            loss, logits = loop.gradients(batch)
-            optimizer.step()
-            sums += _sums(loss, logits, batch.labels)
-            facts = {}
-            if time.perf_counter() - reported > _REPORT_SECONDS:
-                facts["loss"] = float(loss.detach()) / max(1, len(batch.labels))
-                reported = time.perf_counter()
-            task.advance(batch.total, **facts)
-    loss_mean, error = _means(loop.accelerator.reduce(sums, "sum"))
-    if not math.isfinite(loss_mean):
-        raise ValueError(
-            f"the training loss must stay finite; it is {loss_mean} in epoch {epoch + 1} at a learning rate "
-            f"of {optimizer.param_groups[0]['lr']:g}. Lower `train.lr`; the last checkpoint is kept."
-        )
-    return loss_mean, error
-
-
-@torch.no_grad()
-def _validate(loop: _Loop) -> tuple[float | None, float | None]:
-    """Compute the loss and error of the weights that are saved, on the validation images of all processes."""
-    # Each process has its own batch norm statistics; those of process 0 are saved.
-    if distributed.world() > 1:
-        buffers = dict(loop.model.named_buffers())
-        for name, value in distributed.broadcast_tensors(buffers).items():
-            buffers[name].copy_(value)
-    loop.network.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=loop.batches.order.process.device)
-    for images, labels in loop.batches.validation():
-        # Not `loop.network`, which waits for the other processes: they may have fewer batches.
-        logits = loop.logits(loop.model, images)
-        sums += _sums(cross_entropy(logits, labels, reduction="sum"), logits, labels)
-    sums = loop.accelerator.reduce(sums, "sum")
-    return _means(sums) if sums[2] else (None, None)
 
 
 def _lost_text(name: str, lost: Sequence[str]) -> str:
