@@ -104,6 +104,13 @@ def test_a_search_of_too_few_rows_is_left_out_after_the_first_pass_too():
     assert scorer.specs == ("knn(k=60)",)
 
 
+def test_a_scod_inside_what_val_tunes_is_named_too():
+    with pytest.raises(ValueError, match=r"`val` is needed for `both\(scod, msp\)`"):
+        sirc.fit("both(scod, msp)", TRAIN, head=HEAD)
+    with pytest.warns(sirc.DataWarning, match=r"left out: .*`both\(scod, msp\)`"):
+        assert sirc.fit(["msp", "both(scod, msp)"], TRAIN, head=HEAD, on_unfit="skip").specs == ("msp",)
+
+
 def test_nothing_left_to_fit_is_an_error():
     with pytest.raises(ValueError, match="`head` is needed for `residual`"):
         sirc.fit("residual", TRAIN, on_unfit="skip")

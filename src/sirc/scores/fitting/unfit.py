@@ -55,9 +55,9 @@ def unmet(
 
 
 def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
-    """The specs that contain any of these parts."""
-    wanted = set(parts)
-    return [spec for spec in specs if not wanted.isdisjoint((*needed_leaves([spec]), *spec.walk()))]
+    """The specs that contain any of these parts, by their text: a `scod` of fewer witnesses is the same part."""
+    wanted = {str(part) for part in parts}
+    return [spec for spec in specs if not wanted.isdisjoint(map(str, (*needed_leaves([spec]), *spec.walk())))]
 
 
 def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "specs") -> str:
