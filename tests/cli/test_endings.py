@@ -168,7 +168,7 @@ WORDS = [
     ("Pass more rows as `val`", {"guard": "Pass more rows as VAL"}),
     (
         "Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`",
-        {"guard": "Pass `--resize`, `--crop`, `--mean` and `--std`"},
+        {"guard": "Pass `--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},
     ),
     (
         "it does not say how. Pass `preprocess=…`, or save it with one",

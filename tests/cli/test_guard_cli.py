@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 import sirc
+from sirc.data import Preprocess
 from sirc.models import save_weights
 from support.tiny_images import write_images
 
@@ -38,6 +38,7 @@ def larger(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(99, num_classes))
 """
 NETWORK = "timm:test_resnet=weights.safetensors"
+PREPARED = ("--interpolation", "lanczos", "--mean", 0, 0, 0, "--std", 1, 1, 0.5)
 FEW = ("--resize", 12, "--crop", 12, "--recall", 0.5, "--quiet")
 
 
@@ -103,11 +104,11 @@ def test_a_function_of_one_s_own_makes_the_network(here, command):
 
 
 def test_images_are_normalised_as_the_weights_were_trained(here, command):
-    code, _, err = command("guard", NETWORK, "train", "val", *FEW[:-1], "--mean", 0, 0, 0, "--std", 1, 1, 0.5)
+    code, _, err = command("guard", NETWORK, "train", "val", *FEW[:-1], *PREPARED)
     assert code == 0, err
     assert "normalised with mean 0, 0, 0 and std 1, 1, 0.5" in " ".join(err.split())
     made = sirc.load_guard("guard.safetensors", NETWORK)
-    assert made.preprocess == replace(made.preprocess, resize=12, crop=12, mean=(0, 0, 0), std=(1, 1, 0.5))
+    assert made.preprocess == Preprocess(12, 12, "lanczos", mean=(0, 0, 0), std=(1, 1, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ def test_images_are_normalised_as_the_weights_were_trained(here, command):
         (("predict", "new", "--model", "model.onnx", "--run", NETWORK), "`sirc predict FOLDER --onnx model.onnx`"),
         (("guard", NETWORK, "train", "val", "--risk", 0.1, "--plain"), "`--plain` is not for `--risk`"),
         (("guard", NETWORK, "train", "--risk", 0.1), "`--risk` is a promise about new inputs, which needs VAL"),
+        (("guard", NETWORK, "train", "val", "--interpolation", "cubic"), '`--interpolation` must be "bili'),
         (("guard", NETWORK, "train", "val", "--resize", 12), "`--crop` must be at most `--resize`"),
         (
             ("guard", NETWORK, "train", "val", "--std", 1, 1, 0),
@@ -203,7 +205,7 @@ def test_a_network_that_does_not_take_the_images_is_told_in_words(here, command)
     code, _, err = command("guard", "guarded_model:larger", "train", "val", *FEW, "--score", "msp")
     assert code == 1
     assert "Sequential fails on some of shape (2, 3, 12, 12)" in err
-    assert "Prepare them as for its training, `--resize`, `--crop`, `--mean` and `--std`" in err
+    assert "Prepare them as for its training, `--resize`, `--crop`, `--interpolation`, `--mean` and `--std`" in err
 
 
 def test_names_of_classes_do_not_drive_the_terminal(here, command):

@@ -281,21 +281,6 @@ def test_a_member_that_says_nothing_takes_images_as_the_others_do(folders):
     assert guard.preprocess.mean == (0.1, 0.2, 0.3)
 
 
-def test_advice_about_interpolation_names_no_option_that_cannot_set_it(folders):
-    from sirc.cli.deploy import guard as command
-    from sirc.cli.endings import in_options
-
-    members = [mostly_blue(), mostly_blue()]
-    kinds = ("bilinear", "bicubic")
-    for member, kind in zip(members, kinds, strict=True):
-        member.pretrained_cfg = {**member.pretrained_cfg, "interpolation": kind}
-    told = r"theirs differ in interpolation\. .*`sirc.guard\(…, preprocess={'interpolation': …}\)`"
-    with pytest.raises(ValueError, match=told) as caught:
-        sirc.guard(members, folders / "train", folders / "val", delta=None)
-    advice = in_options(command, str(caught.value))
-    assert advice.endswith("Choose for all of them: one `pretrained_cfg`")
-
-
 def test_a_grey_network_in_a_folder_takes_a_loader(folders, tmp_path):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

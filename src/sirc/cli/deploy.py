@@ -75,6 +75,9 @@ def guard(
     classes: Annotated[Path | None, Option(help="A text file: the class folders in the order of the logits.")] = None,
     resize: Annotated[int | None, Option(help="The shorter side after resizing. Default: as published.", min=1)] = None,
     crop: Annotated[int | None, Option(help="The side of the central square. Default: as published.", min=1)] = None,
+    interpolation: Annotated[
+        str | None, Option(metavar="KIND", help="bilinear, bicubic or lanczos, for resizing. Default: as published.")
+    ] = None,
     mean: Annotated[
         tuple[float, float, float] | None,
         Option(metavar="R G B", help="The mean of each colour, of pixels in 0…1. Default: as published."),
@@ -111,7 +114,7 @@ def guard(
     for file in filter(None, (out, report)):
         refuse_existing(file, overwrite)
     names = None if classes is None else class_names(Source("folder", str(train), classes=str(classes)), Path())
-    preparation = {"resize": resize, "crop": crop, "mean": mean, "std": std}
+    preparation = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": mean, "std": std}
     with on_device(device, quiet) as (where, progress):
         made = make(
             model, train, val, recall=recall, risk=risk, delta=None if plain else delta, score=score, head=head,

@@ -49,7 +49,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "train overwrite": {"train": "`--overwrite`", "run": "`--redo train`"},
     "fit overwrite": {"fit": "`--overwrite`", "run": "`--redo fit`"},
     "relative": {"select": "`--absolute`"},
-    "preprocess": {"guard": "`--resize`, `--crop`, `--mean` and `--std`"},
+    "preprocess": {"guard": "`--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},
     "labelled": {_TOML: "it as `data.ood.NAME`"},
     "labels": {_TOML: "it as `data.ood.NAME`"},
     "allow_empty": {_TOML: "`allow_empty = true` in its `options`"},
@@ -60,7 +60,7 @@ _WORDS: dict[str, dict[str, str]] = {
 _NAMES = {
     "evaluate": {"test": "--id", "train": "--train", "val": "--val", "spill": "--spill"},
     "guard": {"train": "TRAIN", "val": "VAL"}
-    | {name: f"--{name}" for name in ("recall", "risk", "resize", "crop", "mean", "std")},
+    | {name: f"--{name}" for name in ("recall", "risk", "resize", "crop", "interpolation", "mean", "std")},
 }
 _SET_OF = re.compile(r"`ood\['([^`]*)'\]`")
 

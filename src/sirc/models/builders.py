@@ -186,12 +186,10 @@ def shared_preprocess(published: Sequence[Preprocess], changes: Mapping[str, Any
         raise ValueError(f"`preprocess` must have fields of `sirc.data.Preprocess`: {error}") from error
     names = [field.name for field in fields(first)]
     if differing := [name for name in names if any(getattr(one, name) != getattr(first, name) for one in others)]:
-        choice = f"`preprocess={{{', '.join(f'{name!r}: …' for name in differing)}}}`"
-        if "interpolation" in differing:  # which no option of the command sets
-            choice = f"one `pretrained_cfg`, or `sirc.guard(…, {choice[1:-1]})`"
+        choice = ", ".join(f"{name!r}: …" for name in differing)
         raise ValueError(
             "the members of an ensemble must share one preprocessing; as published, theirs differ in "
-            f"{listed(differing)}. Choose for all of them: {choice}"
+            f"{listed(differing)}. Choose for all of them: `preprocess={{{choice}}}`"
         )
     return first
 
