@@ -20,7 +20,7 @@ from sirc.deploy.hub import local_path
 from sirc.deploy.threshold import Threshold
 from sirc.errors import StoreError
 from sirc.models import fingerprint
-from sirc.scores import Scorer, needed_leaves, parameters_in
+from sirc.scores import Scorer, all_parts, parameters_in
 
 if TYPE_CHECKING:
     from sirc.deploy.selective import SelectiveClassifier
@@ -32,7 +32,7 @@ SAMPLE = 100_000  # calibration confidences kept for monitoring, at most; a rand
 def contents(selective: SelectiveClassifier) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What a file holds: the scorer's tensors, the calibration's confidences, and the rest as JSON."""
     scorer, spec = selective.scorer, selective.scorer.parsed(selective.spec)
-    used = {str(part) for part in (*needed_leaves([spec]), *spec.walk())}  # a scorer may hold other specs' too
+    used = {str(part) for part in all_parts(spec)}  # a scorer may hold other specs' too
     parameters = {key: part for key, part in scorer.parameters.items() if key in used}
     tensors = {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
     tensors["calibration"] = calibration_sample(selective.calibration)

@@ -104,6 +104,10 @@ class Request:
         kept = [name for name in ev.negatives if name in wanted]
         return cls(point, kept, with_id, method, check_positive("draws", draws), seed)
 
+    def alpha(self, negative: str) -> float:
+        """The α of metrics against this negative: 1 against ID✗, where no input is OOD."""
+        return 1.0 if negative == WRONG else float(self.ev.alpha)
+
     @property
     def ranked(self) -> list[str]:
         """The negatives to rank with; for the mean over sets, these are all sets."""
@@ -256,8 +260,7 @@ def _influences(asked: Request, placed: Mapping[str, Placed]) -> dict[str, _Own]
     for name in asked.ranked:
         one = placed[name]
         kind: Negative = "wrong" if name == WRONG else "ood"
-        alpha = 1.0 if name == WRONG else float(ev.alpha)
-        values = one.influences(metrics, kind, ev.recall, alpha, ev.beta)
+        values = one.influences(metrics, kind, ev.recall, asked.alpha(name), ev.beta)
         fine = resolved(one.ranking, ev.recall)
         enough = [_fewest(values, metric, name) >= FEWEST for metric in metrics]
         usable = [float(a and (fine or "recall" not in m.parameters)) for a, m in zip(enough, metrics, strict=True)]
@@ -290,7 +293,7 @@ def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> 
             skew = (one.skewness + other.skewness) / 2
             usable = one.usable * other.usable
             columns = difference_spread(one.influences, other.influences, skew).columns()
-        alpha = 1.0 if negative == WRONG else float(ev.alpha)
+        alpha = asked.alpha(negative)
         mixture = accuracy, torch.tensor(alpha, dtype=torch.float64), ev.beta[0]
         for row, metric in enumerate(metrics):
             if not usable[row]:
@@ -315,9 +318,7 @@ def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> 
 def _take_out_bias(asked: Request, placed: Mapping[str, Placed], spreads: Mapping[FigureKey, Floats]) -> None:
     """Take the bias of few samples out of AURC, and out of what differs from it by a constant."""
     ev = asked.ev
-    over = {
-        n: float(overhang(placed[n].ranking, 1.0 if n == WRONG else float(ev.alpha), ev.beta)) for n in asked.ranked
-    }
+    over = {name: float(overhang(placed[name].ranking, asked.alpha(name), ev.beta)) for name in asked.ranked}
     if MEAN in asked.negatives:
         over[MEAN] = sum(over[name] for name in ev.ood) / len(ev.ood)
     for (negative, name), numbers in spreads.items():

@@ -4,6 +4,7 @@ from sirc.scores import formulas, functional, moments, registry
 from sirc.scores.blocks import working_dtype
 from sirc.scores.evaluator import (
     Evaluator,
+    all_parts,
     array_reads,
     is_bounded,
     needed_leaves,
@@ -30,6 +31,7 @@ __all__ = [
     "Scorer",
     "Softmax",
     "Spec",
+    "all_parts",
     "array_reads",
     "check_crossfit",
     "check_specs",

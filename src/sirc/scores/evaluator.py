@@ -233,6 +233,11 @@ def needed_leaves(specs: Iterable[Spec]) -> list[Spec]:
     return list({str(leaf): leaf for leaf, _ in _leaf_quantities(specs)}.values())
 
 
+def all_parts(spec: Spec) -> tuple[Spec, ...]:
+    """The scores that a spec needs, and all specs inside it."""
+    return (*needed_leaves([spec]), *spec.walk())
+
+
 def reads_features(specs: Iterable[Spec]) -> list[Spec]:
     """The leaves inside some specs that read the features."""
     return [leaf for leaf in needed_leaves(specs) if "features" in registry.get(leaf.name).needs]

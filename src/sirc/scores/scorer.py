@@ -20,7 +20,7 @@ from sirc.errors import NotFittedError, StoreError
 from sirc.outputs import Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import working_dtype
-from sirc.scores.evaluator import Evaluator, array_reads, needed_leaves, option_of, reads_features
+from sirc.scores.evaluator import Evaluator, all_parts, array_reads, needed_leaves, option_of, reads_features
 from sirc.scores.fitting.row_marks import matching_rows, row_marks
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 
@@ -143,7 +143,7 @@ class Scorer:
     def check_fitted(self) -> None:
         """Raise an error unless all specs have the parameters that they learn from data."""
         for text, spec in self._parsed.items():
-            for part in (*needed_leaves([spec]), *spec.walk()):
+            for part in all_parts(spec):
                 if needs_fit(part) and str(part) not in self.parameters:
                     scores = [registry.get(leaf.name) for leaf in needed_leaves([spec])]
                     val = any(score.val for score in scores) or any(inner.tunes for inner in spec.walk())
@@ -183,7 +183,7 @@ class Scorer:
             raise ValueError(f"`{unknown[0]}` is not among the scorer's specs: {', '.join(self.specs)}")
         if wanted == self.specs:
             return self
-        parts = [part for spec in map(self.parsed, wanted) for part in (*needed_leaves([spec]), *spec.walk())]
+        parts = [part for spec in map(self.parsed, wanted) for part in all_parts(spec)]
         learnt = any(str(part) in self.parameters for part in parts)
         return Scorer(
             wanted,
@@ -305,7 +305,7 @@ def needs_fit(spec: Spec) -> bool:
 
 def learns(specs: Iterable[Spec]) -> bool:
     """Whether any part of these specs learns from training data."""
-    parts = [part for spec in specs for part in (*needed_leaves([spec]), *spec.walk())]
+    parts = [part for spec in specs for part in all_parts(spec)]
     return any(needs_fit(part) and not _from_val_alone(part) for part in parts)
 
 

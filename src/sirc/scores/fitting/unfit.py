@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
-from sirc.scores.evaluator import needed_leaves
+from sirc.scores.evaluator import all_parts, needed_leaves
 from sirc.scores.fitting.second_pass import check_bank, fitted_combinations, fitted_terms
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.needs import Needs
@@ -57,7 +57,7 @@ def unmet(
 def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
     """The specs that contain any of these parts, by their text: a `scod` of fewer witnesses is the same part."""
     wanted = {str(part) for part in parts}
-    return [spec for spec in specs if not wanted.isdisjoint(map(str, (*needed_leaves([spec]), *spec.walk())))]
+    return [spec for spec in specs if not wanted.isdisjoint(map(str, all_parts(spec)))]
 
 
 def why_unfit(unfit: Mapping[str, str], kept: Sequence[str] = (), what: str = "specs") -> str:
