@@ -20,6 +20,7 @@ from axe_playwright_python.sync_playwright import Axe
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from sirc._utils import files
 from sirc.deploy.monitor import Monitor, monitor
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
 from sirc.deploy.serve import make_app, watch
@@ -207,7 +208,7 @@ def test_a_lock_that_another_has_is_told_from_none(number, model, tmp_path, monk
     def refuse(*_: object) -> None:
         raise OSError(number, "no lock")
 
-    monkeypatch.setattr(watch.fcntl, "flock", refuse)
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
     held = number != errno.ENOLCK
     with pytest.raises(StoreError, match="another one that runs has it") if held else contextlib.nullcontext():
         Watch(model, tmp_path / "monitor.safetensors")

@@ -154,8 +154,22 @@ def _sweep_folder(folder: Path, now: float) -> None:
                 file.unlink()
             else:
                 with open(file, "r+b") as handle:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    file.unlink()
+                    if try_lock(handle):
+                        file.unlink()
+
+
+def try_lock(file: BinaryIO) -> bool | None:
+    """Lock an open file until it is closed: whether that was possible, or None on Windows and without locks.
+
+    False if another process has it locked.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None  # NFS may answer with the second
+    return True
 
 
 def refuse_existing(path: PathLike, overwrite: bool) -> None:

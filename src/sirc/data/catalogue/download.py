@@ -18,14 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
-from sirc._utils.files import DISK_FULL
+from sirc._utils.files import DISK_FULL, try_lock
 from sirc._utils.text import quoted
 from sirc._utils.written import WRITTEN
 from sirc.data.decode import printable
 from sirc.progress import SILENT, Progress
-
-if sys.platform != "win32":
-    import fcntl
 
 _BLOCK = 1 << 18
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers that may change in a moment
@@ -216,14 +213,8 @@ def lock(file: BinaryIO, what: str) -> None:
 
     Windows and file systems without locks are trusted.
     """
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _busy(what) from error
-    except OSError:  # a file system without locks: go on without one
-        pass
+    if try_lock(file) is False:
+        raise _busy(what)
 
 
 def _busy(what: str) -> DownloadError:

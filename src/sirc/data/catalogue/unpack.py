@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
@@ -76,12 +77,10 @@ def _unpack_member(archive: Path, member: str, folder: Path, progress: Progress)
 
 def _created(archive: Path, target: Path) -> BinaryIO:
     """Open a new file and make its folder; the archive is to blame if a file and a folder have one name."""
-    try:
+    with suppress(FileExistsError, NotADirectoryError):
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.is_dir():
             return open(target, "wb")
-    except (FileExistsError, NotADirectoryError):
-        pass
     raise _refused(archive, f"at '{printable(target)}' it has both a file and a folder of one name")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import os
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from sirc._utils.files import PathLike, atomic_write, read_safetensors, write_safetensors
+from sirc._utils.files import PathLike, atomic_write, read_safetensors, try_lock, write_safetensors
 from sirc._utils.imports import needing
 from sirc.deploy.monitor import Monitor, Monitoring
 from sirc.deploy.onnx import OnnxDecision, OnnxModel
@@ -30,9 +29,6 @@ from sirc.errors import StoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-if sys.platform != "win32":
-    import fcntl
 
 _log = logging.getLogger("sirc.deploy.serve")
 SECONDS = 5.0  # between two writes: the most that a kill loses
@@ -198,15 +194,13 @@ def _held(state: Path | None) -> Iterator[None]:
     # Beside the state, as each write replaces that. It stays: who deletes it may delete the lock of the next.
     state.parent.mkdir(parents=True, exist_ok=True)
     with open(state.with_name(f".{state.name}.lock"), "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):  # NFS may answer with the second
-                raise StoreError(
-                    f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name "
-                    "another file for this one"
-                ) from error
-            # A file system without locks.
+        locked = try_lock(file)
+        if locked is False:
+            raise StoreError(
+                f"'{state}' must be the state of one service; another one that runs has it. Stop that, or name "
+                "another file for this one"
+            )
+        if locked is None:
             _log.warning("'%s' cannot be locked here: let no other service have it", state)
         yield
 
