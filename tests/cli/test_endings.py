@@ -166,6 +166,7 @@ WORDS = [
     ("with `spill`, `test` must have labels", {"evaluate": "with `--spill`, `--id` must have labels"}),
     ("`ood['far']` must be a store", {"evaluate": "`--ood far=…` must be a store"}),
     ("Pass more rows as `val`", {"guard": "Pass more rows as VAL"}),
+    ("or `delta=None`, or `delta=0.1`", dict.fromkeys(("guard", "calibrate"), "or `--plain`, or `--delta 0.1`")),
     (
         "Pass `preprocess=…`, or `sirc.models.preprocess_of(…)`",
         {"guard": "Pass `--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},

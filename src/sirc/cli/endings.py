@@ -50,6 +50,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "fit overwrite": {"fit": "`--overwrite`", "run": "`--redo fit`"},
     "relative": {"select": "`--absolute`"},
     "preprocess": {"guard": "`--resize`, `--crop`, `--interpolation`, `--mean` and `--std`"},
+    "delta=None": dict.fromkeys(("guard", "calibrate"), "`--plain`"),
     "labelled": {_TOML: "it as `data.ood.NAME`"},
     "labels": {_TOML: "it as `data.ood.NAME`"},
     "allow_empty": {_TOML: "`allow_empty = true` in its `options`"},
@@ -143,7 +144,8 @@ def in_options(command: Callable[..., None], text: str) -> str:
         call, keyword, value = match.groups()
         plain = word[1] if (word := re.fullmatch(r'"?([\w.+-]+)"?', value)) else "…"
         made = f"{call} {keyword}" in _WORDS
-        special = _WORDS.get(f"{call} {keyword}" if made else keyword, {})
+        entries = (f"{call} {keyword}", f"{keyword}={value}", keyword)
+        special = next((_WORDS[entry] for entry in entries if entry in _WORDS), {})
         if words := next((special[kind] for kind in kinds if kind in special), None):
             return words
         if keyword in options and not made:
