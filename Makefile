@@ -47,7 +47,7 @@ demo: demo-time $(DEMO)
 
 demo-time:
 	@test -e $(DEMO) || echo "first the packages are installed, torch among them: some minutes, by your network; nothing is printed"
-	@echo "the demo then takes about four minutes on two idle cores"
+	@echo "the demo then takes one to four minutes on two idle cores"
 
 # The site, in site/. It opens from disk; searching it takes a server: `python3 -m http.server --directory site`.
 docs: $(DEV)

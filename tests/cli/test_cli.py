@@ -145,7 +145,7 @@ def test_an_interrupt_is_answered_with_what_is_kept(study, command, monkeypatch,
     )
     monkeypatch.setattr("sirc.experiment.demo.run_demo", interrupted)
     err = command("demo", "--redo", "fit")[2]
-    assert err.startswith("this takes about four minutes on two idle cores")
+    assert err.startswith("this takes one to four minutes on two idle cores")
     assert (
         "nothing new was written; without `--redo` the same command goes on with what was begun and keeps older results"
         in err

@@ -102,7 +102,7 @@ def demo(
 ) -> None:
     """Train small networks on rendered letters, and compare every score of the paper on six kinds of OOD input.
 
-    Two architectures, two seeds each, no download, about four minutes on two idle cores. It prints a table, which of
+    Two architectures, two seeds each, no download, one to four minutes on two idle cores. It prints a table, which of
     the paper's findings hold, the paths of its files, and the page to open. The same command resumes a stopped demo.
 
     Example: `sirc demo --out sirc-demo`
@@ -112,7 +112,7 @@ def demo(
 
     with on_device(device, quiet) as (where, progress):
         if not (out / "findings.md").exists():  # its last file
-            progress.note("this takes about four minutes on two idle cores; if stopped, the same command goes on")
+            progress.note("this takes one to four minutes on two idle cores; if stopped, the same command goes on")
         study, findings = run_demo(out, device=where, figures=figures, redo=redo or (), progress=progress)
     verdicts = [f"{finding.claim}: {finding.verdict}. {finding.measured}." for finding in findings]
     _show(study, open_, negatives=["wrong", "OOD mean", "Close", "Far"], verdicts=verdicts)
