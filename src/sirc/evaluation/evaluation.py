@@ -33,7 +33,7 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
-from sirc.metrics import Placed, Ranking, SortedID, as_flags, as_scores, sorted_scores
+from sirc.metrics import Placed, Ranking, SortedID, as_flags, as_scores, equal_weights, sorted_scores
 from sirc.progress import Progress
 from sirc.scores import Scorer
 
@@ -184,9 +184,7 @@ class Evaluation(Tabulated):
         """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
         inside = self.confidences[score]
         values = [self.ood[name][score] for name in self._members(negative)]
-        weights = None
-        if self.pool == "datasets" and len(values) > 1:
-            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
+        weights = equal_weights(values) if self.pool == "datasets" else None
         return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
 
     def intervals(
@@ -300,11 +298,7 @@ class Evaluation(Tabulated):
             members = self._members(negative)
             if self.pool == "datasets" and len(members) > 1:
                 return self._rank(score, negative)  # has weights
-            if not members:
-                return inside.ranking()
-            return inside.ranking(
-                sets[members[0]] if len(members) == 1 else sorted_scores(*(sets[name] for name in members))
-            )
+            return inside.ranking([sets[name] for name in members])
 
         return rank
 

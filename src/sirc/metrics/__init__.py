@@ -38,7 +38,7 @@ from sirc.metrics.influence import (
 )
 from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
 from sirc.metrics.merge import SortedID, sorted_scores
-from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
+from sirc.metrics.ranking import Curve, Negative, Positive, Ranking, equal_weights
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
 from sirc.metrics.sorted_runs import SortedRun, ranking_of_runs
 
@@ -74,6 +74,7 @@ __all__ = [
     "difference_interval",
     "difference_spread",
     "draws_of",
+    "equal_weights",
     "even_spread",
     "find_metric",
     "grain",

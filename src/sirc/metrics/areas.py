@@ -91,7 +91,7 @@ def oracle_generalised_area(p: float, alpha: Tensor, beta: Tensor) -> Tensor:
 
 @final
 class Steps:
-    """A run of thresholds: the accepted shares, with one point before the run, and their growth at each threshold."""
+    """A chunk of thresholds: the accepted shares, with one point before it, and their growth at each threshold."""
 
     def __init__(self, shares: Tensor, p: float) -> None:
         self.shares, self._p = shares, p

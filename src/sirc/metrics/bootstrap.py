@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sirc.metrics.areas import least_reaching
-from sirc.metrics.ranking import Ranking
+from sirc.metrics.ranking import Ranking, equal_weights
 from sirc.metrics.registry import Metric, all_metrics
 
 Values = dict[str, Tensor]
@@ -169,10 +169,8 @@ def _by_ranking(
     for draw in range(counts["correct"].shape[1]):
         repeated = (values.repeat_interleave(counts[name][:, draw].long()) for name, values in groups.items())
         right, wrong, *parts = repeated
-        weights = [torch.full_like(part, 1 / len(part), dtype=torch.float64) for part in parts]
-        many = equal_sets and len(parts) > 1
-        ood = torch.cat(parts) if parts else None
-        ranking = Ranking(right, wrong, ood, ood_weights=torch.cat(weights) if many else None)
+        weights = equal_weights(parts) if equal_sets else None
+        ranking = Ranking(right, wrong, torch.cat([wrong[:0], *parts]), ood_weights=weights)
         for metric in metrics:
             grids[metric.name].append(metric.grid(ranking, "ood" if sets else "wrong", recall, alpha, beta))
     return {name: torch.stack(by_draw) for name, by_draw in grids.items()}

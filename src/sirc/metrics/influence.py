@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import Floats
-from sirc.metrics.ranking import Negative, Ranking
+from sirc.metrics.ranking import Negative, Ranking, equal_weights
 from sirc.metrics.registry import Metric
 
 Influences = dict[str, Tensor]
@@ -43,11 +43,7 @@ class Placed:
         ood = torch.cat([wrong[:0], *sets.values()])
         sizes = {name: len(values) for name, values in sets.items()}
         shares = {name: 1 / len(sets) if equal_sets else size / len(ood) for name, size in sizes.items()}
-        weights = None
-        if equal_sets and len(sets) > 1:
-            weights = torch.cat(
-                [torch.full((n,), 1 / n, dtype=torch.float64, device=ood.device) for n in sizes.values()]
-            )
+        weights = equal_weights([*sets.values()]) if equal_sets else None
         self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
         names = ["correct", "wrong", *(f"ood {name}" for name in sets)]
         # With 32-bit numbers `index_select` is nearly twice as fast.

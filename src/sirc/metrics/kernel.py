@@ -28,7 +28,7 @@ def area_sums(counts: tuple[Tensor, Tensor, Tensor], totals: tuple[float, ...], 
 
 @triton.jit
 def _sums(correct, wrong, ood, scales, alpha, parts, n, alphas, block: tl.constexpr):
-    """One run of thresholds: the shares accepted at each, their growth since the one before, and all the sums."""
+    """One block of thresholds: the shares accepted at each, their growth since the one before, and all the sums."""
     program = tl.program_id(0).to(tl.int64)
     at = program * block + tl.arange(0, block)
     inside, before = at < n, (at > 0) & (at <= n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -30,36 +31,31 @@ class SortedID:
         self._correct = _from_zero(np.cumsum(right, dtype=np.int32)[last])
         self._wrong = _from_zero(np.cumsum(~right, dtype=np.int32)[last])
 
-    def ranking(self, ood: Negated | None = None) -> Ranking:
-        """The ranking with the OOD scores that `sorted_scores` returned, or without any."""
-        if ood is None:
-            nothing = np.zeros(len(self._values), dtype=np.int32)
-            return _ranking(-self._values, self._correct[1:], self._wrong[1:], nothing)
+    def ranking(self, sets: Sequence[Negated]) -> Ranking:
+        """The ranking with these OOD sets, each as `sorted_scores` returned it."""
+        ood = np.concatenate([self._values[:0], *sets])
+        if len(sets) > 1:
+            ood.sort(kind="stable")  # merges sorted parts, which costs less than sorting anew
         # Of equal scores the ID one comes last, and is their threshold.
         place = np.searchsorted(self._values, ood, side="left") + np.arange(len(ood))
         outside = np.zeros(len(self._values) + len(ood), dtype=bool)
         outside[place] = True
-        values = np.empty(len(outside), dtype=np.result_type(self._values, ood))
+        values = np.empty(len(outside), dtype=ood.dtype)
         values[place], values[~outside] = ood, self._values
         accepted = np.cumsum(outside, dtype=np.int32)
         last = _last(values)
         passed = (np.arange(1, len(outside) + 1, dtype=np.int32) - accepted)[last]
-        return _ranking(-values[last], self._correct[passed], self._wrong[passed], accepted[last])
+        columns = -values[last], self._correct[passed], self._wrong[passed], accepted[last]
+        return Ranking._of_counts(*map(torch.from_numpy, columns))
 
 
-def sorted_scores(*parts: Tensor | Negated) -> Negated:
-    """OOD scores, sorted for a merge; several parts that are sorted already become one."""
-    values = [-part.numpy() if isinstance(part, Tensor) else part for part in parts]
-    # A stable sort merges sorted parts, which costs less than sorting anew.
-    return np.sort(values[0]) if len(values) == 1 else np.sort(np.concatenate(values), kind="stable")
-
-
-def _ranking(*columns: Negated | Counts) -> Ranking:
-    return Ranking._of_counts(*(torch.from_numpy(column) for column in columns))
+def sorted_scores(confidence: Tensor) -> Negated:
+    """The confidences of an OOD set, sorted for a merge."""
+    return np.sort(-confidence.numpy())
 
 
 def _last(values: Negated) -> slice | npt.NDArray[np.bool_]:
-    """The last of each run of equal scores, which are accepted together."""
+    """The last of equal scores, which are accepted together."""
     last = np.ones(len(values), dtype=bool)
     np.not_equal(values[:-1], values[1:], out=last[:-1])
     return slice(None) if last.all() else last

@@ -70,25 +70,22 @@ class Ranking:
         weights = None if ood_weights is None else check_weights(ood_weights, groups[2])
         self._count(groups, weights, *torch.cat(groups).sort(descending=True))
 
-    def _count(self, groups: Sequence[Tensor], weights: Tensor | None, scores: Tensor, order: Tensor) -> Tensor | slice:
-        """Count what each threshold accepts; returns which of the sorted scores are thresholds."""
-        self.num_correct, self.num_wrong, self.num_ood = (len(group) for group in groups)
+    def _count(self, groups: Sequence[Tensor], weights: Tensor | None, scores: Tensor, order: Tensor) -> Tensor:
+        """Count what each threshold accepts; returns flags of the sorted scores that are thresholds."""
+        sizes = [len(group) for group in groups]
         # Equal scores are accepted together, so the last of them is the threshold.
         last = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
         torch.ne(scores[:-1], scores[1:], out=last[:-1])
         kept = slice(None) if bool(last.all()) else last
-        self.thresholds = scores[kept]
-        inside = self.num_correct + self.num_wrong
-        self._correct = (order < self.num_correct).cumsum(0, dtype=torch.int32)[kept]
-        self._wrong = (order < inside).cumsum(0, dtype=torch.int32)[kept] - self._correct
+        inside = sizes[0] + sizes[1]
+        correct = (order < sizes[0]).cumsum(0, dtype=torch.int32)[kept]
+        wrong = (order < inside).cumsum(0, dtype=torch.int32)[kept] - correct
         if weights is None:
-            self._ood = (order >= inside).cumsum(0, dtype=torch.int32)[kept]
+            ood = (order >= inside).cumsum(0, dtype=torch.int32)[kept]
         else:
-            mass = torch.cat((weights.new_zeros(inside), weights))[order]
-            self._ood = mass.cumsum(0)[kept]
-        self._ood_total = float(self._ood[-1]) if self.num_ood else 1.0
-        self._start_caches()
-        return kept
+            ood = torch.cat((weights.new_zeros(inside), weights))[order].cumsum(0)[kept]
+        self._set_counts(scores[kept], correct, wrong, ood, sizes)
+        return last
 
     @classmethod
     def placed(cls, groups: Sequence[Tensor], ood_weights: Tensor | None = None) -> tuple[Ranking, Tensor]:
@@ -99,11 +96,8 @@ class Ranking:
             ranked = scores.index_select(0, order)
         else:
             ranked, order = scores.sort(descending=True)
-        kept = made._count(groups, ood_weights, ranked, order)
-        place = torch.arange(len(scores), device=scores.device)
-        if isinstance(kept, Tensor):
-            place = kept.cumsum(0) - kept.long()
-        return made, torch.empty_like(order).scatter_(0, order, place)
+        last = made._count(groups, ood_weights, ranked, order)
+        return made, torch.empty_like(order).scatter_(0, order, last.cumsum(0) - last.long())
 
     @classmethod
     def _of_counts(
@@ -114,25 +108,27 @@ class Ranking:
         ood: Tensor,
         *,
         num_ood: int | None = None,
-        after_run: Callable[[], object] = lambda: None,
+        after_chunk: Callable[[], object] = lambda: None,
     ) -> Ranking:
         """A ranking from the counts that each threshold accepts of each group, the strictest first; not checked.
 
-        `ood` may hold sums of weights, of `num_ood` samples. `after_run` is called after each run of thresholds.
+        `ood` may hold sums of weights, of `num_ood` samples. `after_chunk` is called after each chunk of thresholds.
         """
         made = cls.__new__(cls)
-        made.thresholds, made._correct, made._wrong, made._ood = thresholds, correct, wrong, ood
-        made.num_correct, made.num_wrong = int(correct[-1]), int(wrong[-1])
-        made.num_ood = int(ood[-1]) if num_ood is None else num_ood
-        made._ood_total = float(ood[-1]) if made.num_ood else 1.0
-        made._start_caches(after_run)
+        sizes = int(correct[-1]), int(wrong[-1]), int(ood[-1]) if num_ood is None else num_ood
+        made._set_counts(thresholds, correct, wrong, ood, sizes)
+        made._after_chunk = after_chunk
         return made
 
-    def _start_caches(self, after_run: Callable[[], object] = lambda: None) -> None:
-        self._after_run = after_run
+    def _set_counts(
+        self, thresholds: Tensor, correct: Tensor, wrong: Tensor, ood: Tensor, sizes: Sequence[int]
+    ) -> None:
+        self.thresholds, self._correct, self._wrong, self._ood = thresholds, correct, wrong, ood
+        self.num_correct, self.num_wrong, self.num_ood = sizes
+        self._ood_total = float(ood[-1]) if self.num_ood else 1.0
+        self._after_chunk: Callable[[], object] = lambda: None
         self._steps: list[areas.Steps] | None = None
         self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
-        self._reached: dict[tuple[float, Positive], int] = {}
         self._midway: Tensor | None = None
         self._risks: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
 
@@ -157,13 +153,13 @@ class Ranking:
             0.75
         """
         self._check_pair(negative, positive)
-        pairs = (self._pair(steps, negative, positive) for steps in self._runs())
+        pairs = (self._pair(steps, negative, positive) for steps in self._chunks())
         return sum(float(areas.trapezoids(rise, pos)) for pos, _, rise in pairs)
 
     def shares(self) -> Tensor:
         """The accepted shares of ID✓, ID✗ and OOD at each threshold, the strictest first, (3, thresholds)."""
-        runs = self._runs()
-        return runs[0].shares[:, 1:] if isinstance(runs, list) else self._as_shares(slice(None))
+        chunks = self._chunks()
+        return chunks[0].shares[:, 1:] if isinstance(chunks, list) else self._as_shares(slice(None))
 
     def midway(self) -> Tensor:
         """The shares above each threshold, plus half of those at it."""
@@ -388,12 +384,10 @@ class Ranking:
         recall = check_fraction("recall", recall)
         if not recall:
             return -1
-        if (recall, positive) not in self._reached:
-            accepted, total = self._correct, self.num_correct
-            if positive == "id":
-                accepted, total = accepted + self._wrong, total + self.num_wrong
-            self._reached[recall, positive] = int(torch.searchsorted(accepted, areas.least_reaching(recall, total)))
-        return self._reached[recall, positive]
+        accepted, total = self._correct, self.num_correct
+        if positive == "id":
+            accepted, total = accepted + self._wrong, total + self.num_wrong
+        return int(torch.searchsorted(accepted, areas.least_reaching(recall, total)))
 
     def _shares_at(self, at: int) -> Shares:
         """The accepted shares at one threshold; at −1 nothing is accepted."""
@@ -409,23 +403,20 @@ class Ranking:
             share.copy_(count).div_(total)
         return shares
 
-    def _runs(self) -> Iterable[areas.Steps]:
-        """Runs of thresholds; each starts with the last point of the run before it, the first with 0."""
+    def _chunks(self) -> Iterable[areas.Steps]:
+        """Chunks of thresholds; each starts with the last point of the one before it, the first with 0."""
         size = _CPU_CHUNK if self.thresholds.device.type == "cpu" else _GPU_CHUNK
         if len(self.thresholds) > size:
-            return self._each_run(size)
-        if self._steps is None:  # a single run is kept, as a table needs it for several metrics
-            self._steps = [self._run(0, size)]
+            return self._many_chunks(size)
+        if self._steps is None:  # a single chunk is kept, as a table needs it for several metrics
+            self._steps = [areas.Steps(self._as_shares(slice(None), before=1), self.accuracy)]
         return self._steps
 
-    def _each_run(self, size: int) -> Iterator[areas.Steps]:
+    def _many_chunks(self, size: int) -> Iterator[areas.Steps]:
         for start in range(0, len(self.thresholds), size):
-            yield self._run(start, size)
-            self._after_run()
-
-    def _run(self, start: int, size: int) -> areas.Steps:
-        shares = self._as_shares(slice(max(0, start - 1), start + size), before=0 if start else 1)
-        return areas.Steps(shares, self.accuracy)
+            shares = self._as_shares(slice(max(0, start - 1), start + size), before=0 if start else 1)
+            yield areas.Steps(shares, self.accuracy)
+            self._after_chunk()
 
     def _area_sums(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """The sums that AURR and AURC are made of for each α, (A, 6), and those of AUGRC, (4,)."""
@@ -435,7 +426,7 @@ class Ranking:
             if fused is None:
                 total = torch.zeros(len(alpha), 6, dtype=torch.float64, device=alpha.device)
                 generalised = torch.zeros(4, dtype=torch.float64, device=alpha.device)
-                for steps in self._runs():
+                for steps in self._chunks():
                     total += steps.areas(alpha)
                     generalised += steps.generalised()
                 fused = total, generalised
@@ -506,6 +497,13 @@ class Ranking:
         """The accepted shares of the positives and the negatives, and the negatives' growth."""
         pos = steps.c if positive == "correct" else steps.id_share
         return (pos, steps.x, steps.x.diff()) if negative == "wrong" else (pos, steps.ood, steps.ood_steps)
+
+
+def equal_weights(sets: Sequence[Tensor]) -> Tensor | None:
+    """Weights with which sets of different sizes count the same; None for a single set, or none, which needs none."""
+    if len(sets) < 2:
+        return None
+    return torch.cat([torch.full((len(x),), 1 / len(x), dtype=torch.float64, device=x.device) for x in sets])
 
 
 def _shaped(grid: Tensor, alpha: ArrayLike, beta: ArrayLike) -> float | Tensor:

@@ -75,7 +75,7 @@ def ranking_of_runs(
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped = (np.frombuffer(pages, kind, length, start) for kind, start in zip(kinds, starts, strict=False))
     tensors = [as_tensor("counts", column) for column in mapped]
-    return Ranking._of_counts(*tensors, num_ood=sum(sizes[2:]), after_run=partial(_release, pages))
+    return Ranking._of_counts(*tensors, num_ood=sum(sizes[2:]), after_chunk=partial(_release, pages))
 
 
 @contextmanager
