@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from torch import Tensor
 import sirc
 from scores import SIXTEEN, Bench, prepare
 from sirc import functional
-from sirc.metrics.bootstrap import Draws
+from sirc.metrics.bootstrap import draw_counts
 from sirc.scores import products as split
 from sirc.scores.formulas import feature
 from sirc.scores.formulas.softmax import Softmax
@@ -269,7 +269,7 @@ def resampling(count: int, device: torch.device, rows: list[Row]) -> None:
     made = make_groups((count * 38 // 150, count * 12 // 150, count * 2 // 3), device)
     scores = Noisy.of(made, device)
     sizes = dict(zip(("correct", "wrong", "ood"), map(len, made), strict=True))
-    counts = next(Draws(sizes, 2, 0, device).blocks())
+    counts = next(draw_counts(sizes, 2, 0, device))
     drawn = [repeated(scores.groups("score 0"), counts, draw) for draw in range(2)]
 
     def sort_again() -> None:
@@ -278,16 +278,11 @@ def resampling(count: int, device: torch.device, rows: list[Row]) -> None:
 
     scores.resample(64)
     taken = seconds(lambda: scores.resample(_DRAWS), device)
-    drawing = seconds(lambda: list(_consumed(Draws(sizes, _DRAWS, 0, device))), device)
+    drawing = seconds(lambda: deque(draw_counts(sizes, _DRAWS, 0, device), maxlen=0), device)
     (again,) = in_turns(sort_again, device=device, repeats=3, calls=2)
     what = f"{_DRAWS} paired draws of {count:,} rows, all metrics, {SCORES} scores"
     rows.append(_times(what, taken, "sorting each draw again with Ranking", again / 2 * _DRAWS * SCORES))
     rows.append(_times(what, taken, "drawing alone, the same numbers on every device", drawing))
-
-
-def _consumed(draws: Draws) -> Iterator[None]:
-    for _ in draws.blocks():
-        yield None
 
 
 def _times(what: str, ours: float, compared: str, reference: float) -> Row:

@@ -19,7 +19,7 @@ from _timing import Row, peak_memory, report, reset_peak, seconds, standard_opti
 from sklearn.metrics import roc_auc_score, roc_curve
 
 import sirc
-from sirc.metrics.bootstrap import Draws
+from sirc.metrics.bootstrap import draw_counts
 
 GRID = 21
 DRAWS = 1000
@@ -67,7 +67,7 @@ def bootstrap_rows(groups: Groups, device: torch.device) -> list[Row]:
     correct, wrong, ood = groups
     scores = Noisy.of(groups, device)
     sizes = {"correct": len(correct), "wrong": len(wrong), "ood": len(ood)}
-    counts = next(Draws(sizes, _PEER_DRAWS, 0, device).blocks())
+    counts = next(draw_counts(sizes, _PEER_DRAWS, 0, device))
     names = list(scores.confidences)[:2]
     draws_of = {name: [repeated(scores.groups(name), counts, draw) for draw in range(_PEER_DRAWS)] for name in names}
     evaluations = _PEER_DRAWS * len(names)

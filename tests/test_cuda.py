@@ -11,7 +11,7 @@ from sirc import functional
 from sirc._utils import fused
 from sirc._utils.graphs import Recorded, Repeats, record
 from sirc._utils.precision import Convolutions, full_products
-from sirc.metrics.bootstrap import Draws, bootstrap_metrics
+from sirc.metrics.bootstrap import bootstrap_metrics, draw_counts
 from sirc.scores import row_sums
 from sirc.scores.formulas.softmax import Softmax
 from sirc.scores.products import product
@@ -258,8 +258,8 @@ def test_switching_tf32_on_changes_no_score():
 
 def test_resamples_are_the_same_on_every_device():
     sizes = {"correct": 700, "wrong": 90, "ood": 0}
-    here = list(Draws(sizes, 70, 5, torch.device("cpu")).blocks())
-    there = list(Draws(sizes, 70, 5, torch.device("cuda")).blocks())
+    here = list(draw_counts(sizes, 70, 5, torch.device("cpu")))
+    there = list(draw_counts(sizes, 70, 5, torch.device("cuda")))
     for name in sizes:
         assert torch.equal(
             torch.cat([block[name].cpu() for block in there], 1), torch.cat([block[name] for block in here], 1)

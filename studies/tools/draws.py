@@ -18,7 +18,7 @@ import torch
 from scipy import special
 
 from sirc.evaluation import MEAN, POOLED, WRONG
-from sirc.metrics.bootstrap import Draws, ResampledScore
+from sirc.metrics.bootstrap import ResampledScore, draw_counts
 from studies.tools.ranks import Ranks
 
 RECALL = 0.95
@@ -49,7 +49,7 @@ def draw(
     """Every metric of every run in each draw."""
     first = runs[0]
     sizes = {"test": len(first.correct), **{f"ood {name}": count for name, count in first.sets.items()}}
-    blocks = list(Draws(sizes, draws, seed, torch.device("cpu")).blocks())
+    blocks = list(draw_counts(sizes, draws, seed, torch.device("cpu")))
 
     def one(run: Ranks) -> Samples:
         found = draw_run(run, wanted, blocks)

@@ -12,7 +12,7 @@ import sirc
 from sirc.evaluation.selection import COLUMNS
 from sirc.evaluation.selection.regret import contenders, intervals, wins
 from sirc.metrics import bootstrap, find_metric
-from sirc.metrics.bootstrap import Draws
+from sirc.metrics.bootstrap import draw_counts
 from support.metric_reference import Mixture, repeated
 from support.tiny_study import write_short_study
 
@@ -113,9 +113,7 @@ def test_each_draw_has_the_metric_of_explicitly_repeated_samples(monkeypatch, me
     )  # fmt: skip
     assert got.shape == (6, 2, 3, 3)
     right = int(correct.sum())
-    (counts,) = Draws(
-        {"correct": right, "wrong": 15 - right, "ood a": 3, "ood b": 8}, 6, 3, torch.device("cpu")
-    ).blocks()
+    (counts,) = draw_counts({"correct": right, "wrong": 15 - right, "ood a": 3, "ood b": 8}, 6, 3, torch.device("cpu"))
     for draw in range(6):
         row = {name: c[:, draw].tolist() for name, c in counts.items()}
         for number, (score, own) in enumerate(confidences.items()):

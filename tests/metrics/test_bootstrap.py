@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import sirc
 from sirc.metrics import all_metrics
 from sirc.metrics import bootstrap as resample
-from sirc.metrics.bootstrap import Draws, ResampledScore, bootstrap_metrics
+from sirc.metrics.bootstrap import ResampledScore, bootstrap_metrics, draw_counts
 from support.examples import examples
 from support.metric_reference import Mixture, repeated
 
@@ -91,10 +91,10 @@ def test_each_draw_of_the_bootstrap_is_an_evaluation_of_repeated_samples(monkeyp
     got = bootstrap_metrics(confidences, correct, ood, unions, **settings, draws=5, seed=4)
     assert {key[:2] for key in got} == {(s, n) for s in confidences for n in ("wrong", *unions)}
     assert {tuple(values.shape) for values in got.values()} == {(5,)}
-    # The counts that a plan of the same seed gives, used here to repeat the samples.
+    # The counts of the same seed, used here to repeat the samples.
     right = int(correct.sum())
-    plan = Draws({"correct": right, "wrong": 14 - right, "ood a": 3, "ood b": 9}, 5, 4, torch.device("cpu"))
-    blocks = list(plan.blocks())
+    groups = {"correct": right, "wrong": 14 - right, "ood a": 3, "ood b": 9}
+    blocks = list(draw_counts(groups, 5, 4, torch.device("cpu")))
     assert len(blocks) == math.ceil(5 / per_block)
     rows = [
         {name.removeprefix("ood "): c[:, i].tolist() for name, c in counts.items()}
@@ -156,7 +156,7 @@ def test_the_precision_of_float32_counts_is_enough_for_many_samples():
 
 
 def counts_of(sizes, draws, seed):
-    blocks = list(Draws(sizes, draws, seed, torch.device("cpu")).blocks())
+    blocks = list(draw_counts(sizes, draws, seed, torch.device("cpu")))
     return {name: torch.cat([block[name] for block in blocks], 1).T for name in sizes}
 
 
@@ -359,7 +359,7 @@ def test_a_group_s_draws_depend_on_the_seed_and_its_name_alone(monkeypatch):
     def draws(sizes, per_block, seed=5):
         monkeypatch.setattr(resample, "_MOST_ON_CPU", per_block)
         monkeypatch.setattr(resample, "_FEWEST", 1)
-        return torch.cat([b["ood a"] for b in Draws(sizes, 12, seed, torch.device("cpu")).blocks()], 1)
+        return torch.cat([b["ood a"] for b in draw_counts(sizes, 12, seed, torch.device("cpu"))], 1)
 
     alone = draws({"ood a": 30}, 12)
     assert torch.equal(draws({"ood a": 30}, 5), alone)

@@ -112,7 +112,7 @@ def drawn(scripts, networks):
     wanted = scripts.draws.Wanted(PAPER_SPECS, ["vim"], [(0.2, 0.5)])
     samples = scripts.draws.draw(ranks, wanted, draws=6, seed=3, workers=2, tell=lambda _: None)
     sizes = {"test": 200, **{f"ood {name}": count for name, count in SETS.items()}}
-    blocks = list(scripts.draws.Draws(sizes, 6, 3, torch.device("cpu")).blocks())
+    blocks = list(scripts.draws.draw_counts(sizes, 6, 3, torch.device("cpu")))
     counts = {name: torch.cat([block[name] for block in blocks], 1).long().numpy() for name in sizes}
     return ranks, samples, counts
 

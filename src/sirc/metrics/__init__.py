@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sirc.metrics import derivatives
 from sirc.metrics.areas import largest_risk, least_reaching
 from sirc.metrics.binomial import at_least, binomial_interval, least_count, lower_limit
-from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics, draws_of
+from sirc.metrics.bootstrap import bootstrap_grids, bootstrap_id_metrics, bootstrap_metrics
 from sirc.metrics.checks import as_flags, as_scores
 from sirc.metrics.derivatives import BEYOND, overhang, resolved, window
 from sirc.metrics.influence import (
@@ -73,7 +73,6 @@ __all__ = [
     "derivatives",
     "difference_interval",
     "difference_spread",
-    "draws_of",
     "equal_weights",
     "even_spread",
     "find_metric",

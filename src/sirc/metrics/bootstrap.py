@@ -67,7 +67,7 @@ def bootstrap_metrics(
     slow = [metric for metric in all_metrics() if metric.per_negative and metric.name not in ResampledScore.METRICS]
     a, b = torch.tensor([alpha], dtype=torch.float64), torch.tensor([beta], dtype=torch.float64)
     samples: dict[tuple[str, str, str], list[Tensor]] = {}
-    for counts in draws_of(correct, ood, draws, seed):
+    for counts in _draws(correct, ood, draws, seed):
         masses = {name: torch.cat(_masses(counts, members, equal_sets)) for name, members in unions.items()}
         for score, one in resampled.items():
             by_negative = one.metrics(counts["correct"], counts["wrong"], masses, alpha=alpha, beta=beta)
@@ -88,7 +88,7 @@ def bootstrap_id_metrics(
     """By metric of the ID data, its value in each draw; ID✓ and ID✗ are drawn together, so the error varies."""
     one = torch.ones(1, dtype=torch.float64)
     samples: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
-    for block in Draws({"id": len(correct)}, draws, seed, correct.device).blocks():
+    for block in draw_counts({"id": len(correct)}, draws, seed, correct.device):
         counts = block["id"][:, block["id"][correct].sum(0) > 0]  # a draw without ID✓ has no ranking
         if counts.shape[1]:
             parts = {"correct": counts[correct], "wrong": counts[~correct]}
@@ -119,7 +119,7 @@ def bootstrap_grids(
     for score, values in confidences.items() if metric.name in ResampledScore.ON_GRIDS else ():
         oods = {"all": torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])}
         resampled[score] = ResampledScore(values[correct], values[~correct], oods, recall=recall)
-    for counts in draws_of(correct, ood, draws, seed):
+    for counts in _draws(correct, ood, draws, seed):
         if not resampled:
             grids = []
             for score, values in confidences.items():
@@ -139,11 +139,11 @@ def bootstrap_grids(
         yield of_wrong * beta + of_ood * (1 - beta)
 
 
-def draws_of(correct: Tensor, ood: OodScores, draws: int, seed: int) -> Iterator[Values]:
+def _draws(correct: Tensor, ood: OodScores, draws: int, seed: int) -> Iterator[Values]:
     """Blocks of draws of ID✓, ID✗ and each OOD set, in this order: how often each sample was drawn."""
     sizes = {"correct": int(correct.sum()), "wrong": int((~correct).sum())}
     sizes |= {f"ood {name}": len(next(iter(by_score.values()))) for name, by_score in ood.items()}
-    return Draws(sizes, draws, seed, correct.device).blocks()
+    return draw_counts(sizes, draws, seed, correct.device)
 
 
 def _masses(counts: Values, sets: Iterable[str], equal_sets: bool) -> list[Tensor]:
@@ -176,44 +176,27 @@ def _by_ranking(
     return {name: torch.stack(by_draw) for name, by_draw in grids.items()}
 
 
-class Draws:
-    """Counts of stratified resamples of groups of samples.
+def draw_counts(sizes: Mapping[str, int], draws: int, seed: int, device: torch.device) -> Iterator[Values]:
+    """Stratified resamples in blocks of draws: by group, how often each sample was drawn, (n, draws of the block).
 
     Each group has its own stream of random numbers, from the seed and the group's name. So its draws do not depend on
     the other groups, on the size of blocks, or on the device.
     """
+    room, most = (_CPU_BLOCK, _MOST_ON_CPU) if device.type == "cpu" else (_GPU_BLOCK, _MOST_ON_GPU)
+    size = min(most, max(_FEWEST, room // max(1, sum(sizes.values()))))
+    blocks = [min(size, draws - start) for start in range(0, draws, size)]
+    digests = {name: hashlib.sha256(f"{seed} {name}".encode()).digest() for name in sizes}
+    streams = {name: torch.Generator().manual_seed(int.from_bytes(d[:7], "big")) for name, d in digests.items()}
+    with ThreadPoolExecutor(max(1, len(sizes))) as pool:
 
-    def __init__(self, sizes: Mapping[str, int], draws: int, seed: int, device: torch.device) -> None:
-        self.sizes = dict(sizes)
-        self.draws = draws
-        self.device = device
-        self.seed = seed
+        def started(count: int) -> dict[str, Future[Tensor]]:
+            return {name: pool.submit(_drawn, n, count, streams[name]) for name, n in sizes.items()}
 
-    def blocks(self) -> Iterator[Values]:
-        """Blocks of draws: by group, how often each sample was drawn, (n, draws of the block)."""
-        on_cpu = self.device.type == "cpu"
-        room, most = (_CPU_BLOCK, _MOST_ON_CPU) if on_cpu else (_GPU_BLOCK, _MOST_ON_GPU)
-        size = min(most, max(_FEWEST, room // max(1, sum(self.sizes.values()))))
-        digests = {name: hashlib.sha256(f"{self.seed} {name}".encode()).digest() for name in self.sizes}
-        streams = {n: torch.Generator().manual_seed(int.from_bytes(d[:7], "big")) for n, d in digests.items()}
-        spans = [min(size, self.draws - start) for start in range(0, self.draws, size)]
-        # The next block is drawn while the caller works on this one.
-        with ThreadPoolExecutor(max(1, len(self.sizes))) as pool:
-            waiting: dict[str, Future[Tensor]] = {}
-            for number, draws in enumerate([0, *spans]):
-                drawn = {name: future.result() for name, future in waiting.items()}
-                if number < len(spans):
-                    waiting = {n: pool.submit(_drawn, k, spans[number], streams[n]) for n, k in self.sizes.items()}
-                if drawn:
-                    yield {name: self._counts(self.sizes[name], draws, places) for name, places in drawn.items()}
-
-    def _counts(self, n: int, draws: int, drawn: Tensor) -> Tensor:
-        dtype = torch.float32 if n < _EXACT else torch.float64
-        if n == 0:
-            return torch.zeros(0, draws, dtype=dtype, device=self.device)
-        place = drawn.to(self.device, torch.int64).mul_(draws)
-        place += torch.arange(draws, device=self.device)[:, None]
-        return torch.bincount(place.view(-1), minlength=n * draws).view(n, draws).to(dtype)
+        waiting = started(blocks[0])
+        for count, following in zip(blocks, [*blocks[1:], 0], strict=True):
+            drawn = {name: future.result() for name, future in waiting.items()}
+            waiting = started(following)  # while the caller works on this block
+            yield {name: _counts(sizes[name], count, places.to(device)) for name, places in drawn.items()}
 
 
 def _drawn(n: int, draws: int, stream: torch.Generator) -> Tensor:
@@ -223,6 +206,14 @@ def _drawn(n: int, draws: int, stream: torch.Generator) -> Tensor:
     for row in places if n else ():
         torch.randint(n, (n,), generator=stream, dtype=torch.int32, out=row)
     return places
+
+
+def _counts(n: int, draws: int, drawn: Tensor) -> Tensor:
+    """How often each of n samples is among those that each draw takes, (n, draws)."""
+    dtype = torch.float32 if n < _EXACT else torch.float64
+    place = drawn.to(torch.int64).mul_(draws)
+    place += torch.arange(draws, device=drawn.device)[:, None]
+    return torch.bincount(place.view(-1), minlength=n * draws).view(n, draws).to(dtype)
 
 
 class ResampledScore:
