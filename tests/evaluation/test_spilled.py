@@ -1,4 +1,4 @@
-"""Evaluation of stores beyond memory: the same table as in memory, from any blocks, parts, processes and restarts."""
+"""Evaluation of stores beyond memory: the same table as in memory, from any chunks, parts, processes and restarts."""
 
 import errno
 import shutil
@@ -11,7 +11,7 @@ import torch
 import sirc
 from sirc import Outputs, OutputStore, Scorer
 from sirc.evaluation import SpilledEvaluation, spilled
-from sirc.metrics import Ranking, SortedRun, ranking_of_runs, sorted_runs
+from sirc.metrics import Ranking, SortedBlock, ranking_of_blocks, sorted_blocks
 from support.interpreters import launched
 
 SPECS = ["msp", "energy", "l1"]
@@ -40,15 +40,15 @@ def stores(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Parts of a few shards, and blocks of a few rows."""
+    """Parts of a few shards, and chunks of a few rows."""
     monkeypatch.setattr(spilled, "_VALUES", 150)
-    monkeypatch.setattr(sorted_runs, "_BLOCK", 40)
-    monkeypatch.setattr(sorted_runs, "_LEAST", 3)
+    monkeypatch.setattr(sorted_blocks, "_CHUNK", 40)
+    monkeypatch.setattr(sorted_blocks, "_LEAST", 3)
 
 
 def written(path, values):
     np.sort(np.asarray(values, dtype=np.float64)).tofile(path)
-    return SortedRun(path, 0, 8 * len(values))
+    return SortedBlock(path, 0, 8 * len(values))
 
 
 @pytest.mark.parametrize("pool", ["samples", "datasets"])
@@ -78,15 +78,15 @@ def test_without_ood_sets_and_with_some_of_the_scores(stores, tmp_path):
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 9])
-@pytest.mark.parametrize("block", [1, 8, 1 << 20])
-def test_merged_runs_rank_as_one_sort_does(tmp_path, monkeypatch, decimals, block):
-    monkeypatch.setattr(sorted_runs, "_BLOCK", block)
-    monkeypatch.setattr(sorted_runs, "_LEAST", 1)
+@pytest.mark.parametrize("chunk", [1, 8, 1 << 20])
+def test_merged_blocks_rank_as_one_sort_does(tmp_path, monkeypatch, decimals, chunk):
+    monkeypatch.setattr(sorted_blocks, "_CHUNK", chunk)
+    monkeypatch.setattr(sorted_blocks, "_LEAST", 1)
     rng = np.random.default_rng(0)
     groups = [np.round(rng.standard_normal(n) + shift, decimals) for n, shift in ((60, 1), (25, 0), (40, -1), (3, 0))]
     cut = [np.array_split(group, pieces) for group, pieces in zip(groups, (4, 3, 1, 2), strict=True)]
     found = [[written(tmp_path / f"{i} {j}", part) for j, part in enumerate(parts)] for i, parts in enumerate(cut)]
-    ranking = ranking_of_runs(found[0], found[1], found[2:], tmp_path)
+    ranking = ranking_of_blocks(found[0], found[1], found[2:], tmp_path)
     expected = Ranking(groups[0], groups[1], np.concatenate(groups[2:]))
     for name in ("thresholds", "_correct", "_wrong", "_ood"):
         assert torch.equal(getattr(ranking, name), getattr(expected, name))
@@ -95,17 +95,17 @@ def test_merged_runs_rank_as_one_sort_does(tmp_path, monkeypatch, decimals, bloc
         assert ranking.fpr("ood", recall=recall) == expected.fpr("ood", recall=recall)
 
 
-def test_no_block_grows_with_the_rows_nor_with_those_that_are_equal(tmp_path, monkeypatch):
-    monkeypatch.setattr(sorted_runs, "_BLOCK", 64)
-    monkeypatch.setattr(sorted_runs, "_LEAST", 1)
+def test_no_chunk_grows_with_the_rows_nor_with_those_that_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr(sorted_blocks, "_CHUNK", 64)
+    monkeypatch.setattr(sorted_blocks, "_LEAST", 1)
     read = []
-    original = SortedRun.read
-    monkeypatch.setattr(SortedRun, "read", lambda run, *place: read.append(original(run, *place)) or read[-1])
+    original = SortedBlock.read
+    monkeypatch.setattr(SortedBlock, "read", lambda block, *place: read.append(original(block, *place)) or read[-1])
     values = np.concatenate([np.zeros(5000), np.arange(1000.0)])
-    blocks = list(sorted_runs.merged([[written(tmp_path / "a", values)], [written(tmp_path / "b", np.zeros(3000))]]))
+    chunks = list(sorted_blocks.merged([[written(tmp_path / "a", values)], [written(tmp_path / "b", np.zeros(3000))]]))
     assert max(map(len, read)) <= 32
-    assert max(len(thresholds) for thresholds, _ in blocks) <= 64
-    assert blocks[-1][1][:, -1].tolist() == [6000, 3000]
+    assert max(len(thresholds) for thresholds, _ in chunks) <= 64
+    assert chunks[-1][1][:, -1].tolist() == [6000, 3000]
 
 
 class Counting:
@@ -168,9 +168,17 @@ def test_a_full_disk_is_named_with_its_folder(stores, tmp_path, monkeypatch):
     def full(dir):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sorted_runs, "TemporaryFile", full)
+    monkeypatch.setattr(sorted_blocks, "TemporaryFile", full)
     with pytest.raises(OSError, match=r"cannot take the counts of 230 rows.*No space left on device\. Make room"):
         sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
+
+
+def test_a_part_that_was_deleted_later_is_named(stores, tmp_path):
+    ev = sirc.evaluate(Scorer(SPECS), *stores, spill=tmp_path)
+    for part in tmp_path.rglob("part-*.safetensors"):
+        part.unlink()
+    with pytest.raises(FileNotFoundError, match=r"part-\d+\.safetensors"):
+        ev.ranking(ev.scores[0])
 
 
 def test_what_cannot_be_spilled_is_refused(stores, tmp_path):

@@ -23,7 +23,7 @@ from sirc._utils.warn import warn
 from sirc.errors import StoreError
 from sirc.evaluation.inputs import COLUMNS, POOLED, WRONG, as_names, as_sets, require_right, without_labels
 from sirc.evaluation.tabulated import Settings, Tabulated
-from sirc.metrics import Ranking, SortedRun, ranking_of_runs
+from sirc.metrics import Ranking, SortedBlock, ranking_of_blocks
 from sirc.outputs import OutputStore, doubt_of_store
 from sirc.progress import Progress, as_progress
 from sirc.scores import Scorer
@@ -102,10 +102,10 @@ class SpilledEvaluation(Tabulated):
         """
         self._check_score(score)
         column = self.scores.index(score)
-        return ranking_of_runs(
-            self._test.runs("correct", column),
-            self._test.runs(WRONG, column),
-            [self._ood[name].runs("ood", column) for name in self._members(negative)],
+        return ranking_of_blocks(
+            self._test.blocks("correct", column),
+            self._test.blocks(WRONG, column),
+            [self._ood[name].blocks("ood", column) for name in self._members(negative)],
             self._folder,
             equal_sets=self.pool == "datasets",
         )
@@ -157,7 +157,7 @@ class _SortedStore:
         self._shards = max(1, _VALUES // (len(scorer.specs) * store.shard_size))
         self.numbers = range(0, store.num_shards, self._shards)
         self._about: dict[int, dict[str, str]] = {}
-        self._runs: dict[str, list[SortedRun]] = {}
+        self._blocks: dict[str, list[SortedBlock]] = {}
 
     def _range(self, number: int) -> range:
         return range(number, min(number + self._shards, self._store.num_shards))
@@ -184,26 +184,26 @@ class _SortedStore:
         self._parts.write(number, tensors, self._described(number))
 
     def open(self) -> None:
-        """Find the runs of all parts, which other processes may have written."""
-        self._runs = {}
+        """Find the blocks of all parts, which other processes may have written."""
+        self._blocks = {}
         for number in self.numbers:
             path = self._parts.path(number)
             if not self._parts.has(number, self._described(number), verify=False):
                 raise StoreError(f"'{path}' was changed while it was in use. Give each evaluation a folder of its own")
             for name, (start, end) in tensor_places(path).items():
-                self._runs.setdefault(name, []).append(SortedRun(path, start, end))
+                self._blocks.setdefault(name, []).append(SortedBlock(path, start, end))
         if not any(self.sizes.values()):
             raise ValueError(f"`{self._name}` must have at least one row; all of its items were skipped")
 
-    def runs(self, group: str, column: int) -> list[SortedRun]:
-        """The runs of a group, `correct`, `wrong` or `ood`, for the score with this number."""
-        return self._runs[f"{group} {column}"]
+    def blocks(self, group: str, column: int) -> list[SortedBlock]:
+        """The blocks of a group, `correct`, `wrong` or `ood`, for the score with this number."""
+        return self._blocks[f"{group} {column}"]
 
     @property
     def sizes(self) -> dict[str, int]:
         """Samples of each group."""
         groups = ("correct", WRONG) if self._labelled else ("ood",)
-        return {group: sum(map(len, self.runs(group, 0))) for group in groups}
+        return {group: sum(map(len, self.blocks(group, 0))) for group in groups}
 
     def warn_of_labels(self) -> None:
         """Warn if the labels probably do not match the network's outputs."""

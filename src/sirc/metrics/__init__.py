@@ -40,7 +40,7 @@ from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_i
 from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking, equal_weights
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
-from sirc.metrics.sorted_runs import SortedRun, ranking_of_runs
+from sirc.metrics.sorted_blocks import SortedBlock, ranking_of_blocks
 
 if TYPE_CHECKING:
     from sirc.metrics.accumulator import SelectiveMetrics
@@ -57,7 +57,7 @@ __all__ = [
     "Ranking",
     "SelectiveMetrics",
     "SortedID",
-    "SortedRun",
+    "SortedBlock",
     "Spread",
     "all_metrics",
     "area_interval",
@@ -87,7 +87,7 @@ __all__ = [
     "metric",
     "overhang",
     "parse_metric",
-    "ranking_of_runs",
+    "ranking_of_blocks",
     "resolved",
     "share_interval",
     "skewness",

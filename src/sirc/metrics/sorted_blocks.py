@@ -1,11 +1,10 @@
-"""Rankings of confidences beyond memory: sorted runs on disk, merged block by block into counts on disk."""
+"""Rankings of confidences beyond memory: sorted blocks on disk, merged chunk by chunk into counts on disk."""
 
 from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -17,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sirc._utils.arrays import Floats, as_tensor
+from sirc._utils.files import DISK_FULL
 from sirc.metrics.ranking import Ranking
 
-_BLOCK = 1 << 20  # confidences merged at a time
-_LEAST = 1 << 10  # of them from one run, so that a read pays off
+_CHUNK = 1 << 20  # confidences merged at a time
+_LEAST = 1 << 10  # of them from one block, so that a read pays off
 
 
 @final
 @dataclass(frozen=True)
-class SortedRun:
+class SortedBlock:
     """Confidences from the lowest to the highest, as float64 in a file between two byte offsets."""
 
     path: Path
@@ -43,49 +43,45 @@ class SortedRun:
         return np.fromfile(self.path, np.float64, after - first, offset=self.start + 8 * first)
 
 
-def ranking_of_runs(
-    correct: Sequence[SortedRun],
-    wrong: Sequence[SortedRun],
-    ood: Sequence[Sequence[SortedRun]],
+def ranking_of_blocks(
+    correct: Sequence[SortedBlock],
+    wrong: Sequence[SortedBlock],
+    ood: Sequence[Sequence[SortedBlock]],
     folder: Path,
     *,
     equal_sets: bool = False,
 ) -> Ranking:
-    """The ranking of the runs of ID✓, ID✗ and each OOD set; its counts are in an unnamed file in `folder`.
+    """The ranking of the blocks of ID✓, ID✗ and each OOD set; its counts are in an unnamed file in `folder`.
 
     With `equal_sets` OOD sets weigh the same, else samples do. The file disappears with the ranking, or the process.
     """
     groups = [correct, wrong, *ood]
-    sizes = [sum(map(len, runs)) for runs in groups]
+    sizes = [sum(map(len, blocks)) for blocks in groups]
     total = sum(sizes)
     weighted = equal_sets and len(ood) > 1
     weights = np.array([1 / size for size in sizes[2:]]) if weighted else np.ones(len(ood), dtype=np.int64)
     count = np.dtype(np.int32 if total < 1 << 31 else np.int64)
     kinds = [np.dtype(np.float64), count, count, weights.dtype if weighted else count]
     starts = [0, *accumulate(total * kind.itemsize for kind in kinds)]  # space that is not written takes none on disk
-    with _room(folder, total), TemporaryFile(dir=folder) as file:
-        length = 0
-        for thresholds, counts in merged(groups):
-            columns = (thresholds, *counts[:2], weights @ counts[2:])
-            for column, kind, start in zip(columns, kinds, starts, strict=False):
-                file.seek(start + length * kind.itemsize)
-                file.write(column.astype(kind).data)
-            length += len(thresholds)
-        file.truncate(starts[-1])
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    length = 0
+    try:
+        with TemporaryFile(dir=folder) as file:
+            for thresholds, counts in merged(groups):
+                columns = (thresholds, *counts[:2], weights @ counts[2:])
+                for column, kind, start in zip(columns, kinds, starts, strict=False):
+                    file.seek(start + length * kind.itemsize)
+                    file.write(column.astype(kind).data)
+                length += len(thresholds)
+            file.truncate(starts[-1])
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        text = f"'{folder}' cannot take the counts of {total:,} rows, about 20 bytes for each: {error.strerror}"
+        raise OSError(error.errno, f"{text}. Make room, or choose another folder") from error
     mapped = (np.frombuffer(pages, kind, length, start) for kind, start in zip(kinds, starts, strict=False))
     tensors = [as_tensor("counts", column) for column in mapped]
     return Ranking._of_counts(*tensors, num_ood=sum(sizes[2:]), after_chunk=partial(_release, pages))
-
-
-@contextmanager
-def _room(folder: Path, rows: int) -> Iterator[None]:
-    """Name the folder in the system's error when a disk is full."""
-    try:
-        yield
-    except OSError as error:
-        text = f"'{folder}' cannot take the counts of {rows:,} rows, about 20 bytes for each: {error.strerror}"
-        raise OSError(error.errno, f"{text}. Make room, or choose another folder") from error
 
 
 def _release(pages: mmap.mmap) -> None:
@@ -94,37 +90,36 @@ def _release(pages: mmap.mmap) -> None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
-def merged(groups: Sequence[Sequence[SortedRun]]) -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
-    """Blocks of thresholds, the strictest first, and how many of each group they accept, (groups, thresholds).
+def merged(groups: Sequence[Sequence[SortedBlock]]) -> Iterator[tuple[Floats, npt.NDArray[np.int64]]]:
+    """Chunks of thresholds, the strictest first, and how many of each group they accept, (groups, thresholds).
 
-    Memory depends neither on the length of the runs nor on how many of their values are equal.
+    Memory depends neither on the length of the blocks nor on how many of their values are equal.
     """
-    runs = [(number, run) for number, group in enumerate(groups) for run in group]
-    left = [len(run) for _, run in runs]
-    each = max(_LEAST, _BLOCK // max(1, len(runs)))
+    blocks = [(number, block) for number, group in enumerate(groups) for block in group]
+    left = [len(block) for _, block in blocks]
+    each = max(_LEAST, _CHUNK // max(1, len(blocks)))
     before = np.zeros((len(groups), 1), dtype=np.int64)
     while any(left):
-        # The values above the cut are among the last `each` of every run; further ones may equal it.
+        # The values above the cut are among the last `each` of every block; further ones may equal it.
         starts = [max(0, end - each) for end in left]
-        lasts = [run.read(start, end) for (_, run), start, end in zip(runs, starts, left, strict=True)]
+        lasts = [block.read(start, end) for (_, block), start, end in zip(blocks, starts, left, strict=True)]
         cut = max((last[0] for last, start in zip(lasts, starts, strict=True) if start), default=-np.inf)
         pieces: list[list[Floats]] = [[] for _ in groups]
         more = np.zeros(len(groups), dtype=np.int64)
-        for i, (number, run) in enumerate(runs):
+        for i, (number, block) in enumerate(blocks):
             below = int(np.searchsorted(lasts[i], cut))
             pieces[number].append(lasts[i][below:])
             left[i] = starts[i] + below
             if starts[i] and not below:
-                left[i] = bisect_left(run, cut, 0, starts[i])
+                left[i] = bisect_left(block, cut, 0, starts[i])
                 more[number] += starts[i] - left[i]
         values = [np.sort(np.concatenate([np.empty(0), *parts])) for parts in pieces]
         union = np.concatenate(values)
         order = np.argsort(union, kind="stable")[::-1]  # a merge, as each group is sorted
         union = union[order]
         last = np.append(union[1:] != union[:-1], True)
-        firsts = accumulate(map(len, values), initial=0)
-        of_group = ((order >= first) & (order < first + len(x)) for first, x in zip(firsts, values, strict=False))
-        counts = np.stack([flags.cumsum()[last] for flags in of_group]) + before
+        of_group = np.repeat(np.arange(len(groups)), [len(x) for x in values])[order]
+        counts = np.stack([(of_group == number).cumsum()[last] for number in range(len(groups))]) + before
         counts[:, -1] += more
         before = counts[:, -1:]
         yield union[last], counts
