@@ -237,7 +237,7 @@ def test_a_truncated_shard_is_noticed(store):
 
 def test_a_shard_in_the_wrong_place_is_noticed(tmp_path, store, outputs):
     shutil.copy(store.shard_path(0), store.shard_path(1))
-    with pytest.raises(StoreError, match=r"was written for another place: shard is 1, got 0. Delete it"):
+    with pytest.raises(StoreError, match=r"was written for another place: shard is 1, got 0. If sirc wrote it, delete it"):
         OutputStore(store.path).load()
     other = OutputStore.from_outputs(tmp_path / "o", outputs, shard_size=10, **SOURCE | {"model": "vit"})
     shutil.copy(other.shard_path(1), store.shard_path(1))

@@ -238,11 +238,11 @@ def read_safetensors(
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     written = metadata.pop(_DIGEST, None)
     if written is None and not foreign:
-        raise _damaged(path, "it has no checksum, so sirc did not write it")
+        raise damaged(path, "it has no checksum, so sirc did not write it")
     if verify and written not in (None, content_digest(tensors, metadata)):
         if os.stat(path).st_ino != place:  # replaced while it was read: safetensors opens a file twice
             return read_safetensors(path, verify=verify, foreign=foreign)
-        raise _damaged(path, "its content does not match its checksum")
+        raise damaged(path, "its content does not match its checksum")
     return tensors, metadata
 
 
@@ -323,7 +323,7 @@ def _opened_npz(path: PathLike) -> Iterator[Any]:
                 f"'{path}' must hold plain numbers; got an array of Python objects, which is never read because it can "
                 "run code. Save it with `np.savez(path, logits=logits.astype('float32'))`."
             ) from error
-        raise _damaged(path, f"not a whole .npz file ({error})") from error
+        raise damaged(path, f"not a whole .npz file ({error})") from error
 
 
 def require_array(path: PathLike, name: str, found: Collection[str]) -> None:
@@ -355,9 +355,9 @@ def read_json(path: PathLike, text: str | bytes | None = None) -> dict[str, Any]
         value: object = json.loads(Path(path).read_bytes() if text is None else text)
     except (ValueError, RecursionError) as error:
         why = "it nests too deeply" if isinstance(error, RecursionError) else first_line(error)
-        raise _damaged(path, f"not whole JSON ({why})") from error
+        raise damaged(path, f"not whole JSON ({why})") from error
     if not isinstance(value, dict):
-        raise _damaged(path, f"it must hold a JSON object, not a {type(value).__name__}")
+        raise damaged(path, f"it must hold a JSON object, not a {type(value).__name__}")
     return value
 
 
@@ -381,10 +381,11 @@ def _opened(path: PathLike) -> Iterator[Any]:
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise _damaged(path, f"not a whole safetensors file ({error})") from error
+        raise damaged(path, f"not a whole safetensors file ({error})") from error
 
 
-def _damaged(path: PathLike, why: str) -> StoreError:
+def damaged(path: PathLike, why: str) -> StoreError:
+    """The error for a file whose content is not what was written."""
     return StoreError(f"'{path}' cannot be trusted: {why}. If sirc wrote it, delete it and run again what made it.")
 
 

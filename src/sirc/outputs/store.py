@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from sirc._utils.checks import check_path, check_positive, differences
-from sirc._utils.files import PathLike, atomic_write, read_checksum, read_metadata, read_safetensors, write_safetensors
+from sirc._utils.files import (
+    PathLike,
+    atomic_write,
+    damaged,
+    read_checksum,
+    read_metadata,
+    read_safetensors,
+    refuse_existing,
+    write_safetensors,
+)
 from sirc._utils.parts import Parts
 from sirc._utils.text import quoted
 from sirc.errors import StoreError
@@ -127,8 +136,8 @@ class OutputStore:
         others are given.
         """
         path = Path(path)
-        if (path / STORE_FILE).exists() and not overwrite:
-            raise FileExistsError(f"'{path}' exists already. Pass `overwrite=True` to replace it.")
+        if (path / STORE_FILE).exists():
+            refuse_existing(path, overwrite)
         skipped: list[int] = []
         empty: Outputs | None = None
         if isinstance(source, OutputStore):
@@ -257,10 +266,8 @@ class OutputStore:
         skipped = self._check_metadata(i, metadata)
         rows = len(tensors.get("logits", ()))
         if not tensors.keys() <= {"logits", "features", "labels"} or rows + len(skipped) != len(self.items(i)):
-            raise StoreError(
-                f"'{self.shard_path(i)}' cannot be trusted: it has {rows} rows and skips {len(skipped)} of "
-                f"{len(self.items(i))} items. Delete it and write it again."
-            )
+            why = f"it has {rows} rows and skips {len(skipped)} of {len(self.items(i))} items"
+            raise damaged(self.shard_path(i), why)
         shard = Outputs._trusted(**tensors)
         self._layout = self._layout or shard.layout
         self._check_layout(f"'{self.shard_path(i)}'", shard.layout)  # racing writers may have disagreed
@@ -325,14 +332,14 @@ class OutputStore:
     def verify(self) -> None:
         """Compare the checksum of every shard again, and require that none is missing."""
         self._verified.clear()
-        damaged = []
+        errors = []
         for i in self._present:
             try:
                 self.shard(i)
             except StoreError as error:
-                damaged.append(str(error))
-        if damaged:
-            raise StoreError("\n".join(damaged))
+                errors.append(str(error))
+        if errors:
+            raise StoreError("\n".join(errors))
         self.require_complete()
 
     def digest(self, shards: range | None = None) -> str:
@@ -342,13 +349,12 @@ class OutputStore:
         return hashlib.sha256(checksums.encode()).hexdigest()[:32]
 
     def __repr__(self) -> str:
-        present = self._present
         try:
             skipped = len(self.skipped)
         except (StoreError, OSError):  # a damaged shard is for those who read it
             skipped = 0
         rows = f"{self.size - skipped} of {self.size} rows" if skipped else f"{self.size} rows"
-        return f"OutputStore('{self.path}', {rows}, {len(present)} of {self.num_shards} shards)"
+        return f"OutputStore('{self.path}', {rows}, {len(self._present)} of {self.num_shards} shards)"
 
     def require_complete(self) -> None:
         """Refuse a store with shards missing, and say which."""
@@ -422,9 +428,7 @@ class OutputStore:
         """Require that a shard was written for this place; return the items that it skips."""
         expected = self._place(i)
         if differing := differences(expected, {key: metadata.get(key) for key in expected}):
-            raise StoreError(
-                f"'{self.shard_path(i)}' was written for another place: {differing}. Delete it and write it again."
-            )
+            raise damaged(self.shard_path(i), f"it was written for another place: {differing}")
         text = metadata.get("skipped", "none")
         # The checksum may not have been compared yet, so the header can hold anything.
         try:
@@ -432,10 +436,7 @@ class OutputStore:
         except ValueError:
             no_row = [-1]
         if not set(no_row) <= set(self.items(i)) or no_row != sorted(set(no_row)):
-            raise StoreError(
-                f"'{self.shard_path(i)}' cannot be trusted: it gives the items it skips as {quoted(text)}. Delete it "
-                "and write it again."
-            )
+            raise damaged(self.shard_path(i), f"it gives the items it skips as {quoted(text)}")
         return no_row
 
 
@@ -481,7 +482,7 @@ class _Meta:
                 "`OutputStore.create`."
             ) from error
         except (ValueError, RecursionError) as error:
-            raise _damaged(file, error) from error
+            raise _unreadable(file, error) from error
         written = (meta.pop("format", None), meta.pop("version", None)) if isinstance(meta, dict) else None
         if written != (_FORMAT, _VERSION):
             raise StoreError(
@@ -491,8 +492,8 @@ class _Meta:
         try:
             return cls(**meta)
         except (TypeError, ValueError) as error:
-            raise _damaged(file, error) from error
+            raise _unreadable(file, error) from error
 
 
-def _damaged(file: Path, why: Exception) -> StoreError:
+def _unreadable(file: Path, why: Exception) -> StoreError:
     return StoreError(f"'{file}' is damaged: {why}. Restore it, or delete its folder and make the store again.")
