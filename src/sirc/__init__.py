@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for type checkers and editors; a test holds it together with the two tables below
+if TYPE_CHECKING:  # for type checkers and editors; a test holds it together with the table below
     from sirc import data, metrics, models, progress
     from sirc._utils import distributed
     from sirc.deploy import Decision, SelectiveClassifier, guard, load_guard, monitor, threshold
@@ -60,36 +60,26 @@ __all__ = [
     "threshold",
 ]
 
-_MODULES = {
-    "data": "sirc.data",
-    "distributed": "sirc._utils.distributed",
-    "functional": "sirc.scores.functional",
-    "metrics": "sirc.metrics",
-    "models": "sirc.models",
-    "moments": "sirc.scores.moments",
-    "monitor": "sirc.deploy.monitor",
-    "progress": "sirc.progress",
-    "threshold": "sirc.deploy.threshold",
-}
-_NAMES = {
-    "sirc.deploy": ("Decision", "SelectiveClassifier", "guard", "load_guard"),
+_ROOMS = {
+    "sirc._utils": ("distributed",),
+    "sirc.deploy": ("Decision", "SelectiveClassifier", "guard", "load_guard", "monitor", "threshold"),
     "sirc.errors": ("DataWarning", "NotFittedError", "StoreError"),
     "sirc.evaluation": ("Choice", "Evaluation", "combine", "evaluate", "select"),
     "sirc.extraction": ("extract",),
     "sirc.metrics": ("Ranking", "SelectiveMetrics"),
     "sirc.models": ("find_head",),
     "sirc.outputs": ("Head", "OutputStore", "Outputs"),
-    "sirc.scores": ("Fitter", "Moments", "Scorer", "fit", "known_names", "score"),
+    "sirc.scores": ("Fitter", "Moments", "Scorer", "fit", "functional", "known_names", "moments", "score"),
 }
+"""The names that are not modules of `sirc` itself, by the package or module that has them."""
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        value: object = importlib.import_module(_MODULES[name])
-    elif room := next((room for room, names in _NAMES.items() if name in names), None):
-        value = getattr(importlib.import_module(room), name)
-    elif not name.startswith("_") and importlib.util.find_spec(f"sirc.{name}"):
-        value = importlib.import_module(f"sirc.{name}")  # `sirc.experiment.Experiment` needs no import but `sirc`
+    room = next((room for room, names in _ROOMS.items() if name in names), "sirc")
+    if room != "sirc" and hasattr(module := importlib.import_module(room), name):
+        value: object = getattr(module, name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}"):
+        value = importlib.import_module(f"{room}.{name}")  # `sirc.experiment.Experiment` needs no import but `sirc`
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value  # not looked for again
