@@ -34,16 +34,16 @@ from sirc.metrics import (
     difference_spread,
     even_spread,
     find_metric,
-    grain,
+    is_constant,
     largest_risk,
     lower_is_better,
     mean_influences,
     overhang,
     resolved,
+    rounding_variance,
     share_interval,
     skewness,
     spread,
-    still,
     wilson_interval,
 )
 
@@ -245,7 +245,7 @@ class _Own:
     def grains(self) -> dict[int, float]:
         """By the index of each metric at a recall."""
         at_recall = [row for row, metric in enumerate(_with_derivative()) if "recall" in metric.parameters]
-        return {row: grain(self.influences, row) for row in at_recall}
+        return {row: rounding_variance(self.influences, row) for row in at_recall}
 
     @cached_property
     def skewness(self) -> Floats:
@@ -305,7 +305,7 @@ def _spreads(asked: Request, own: dict[str, _Own], base: Mapping[str, _Own]) -> 
             judged = names.index("aurr") if metric.of_mixture and not at_recall else row
             both = [one] if other is None else [one, other]
             column = columns[:, row]
-            if columns[0, judged] <= _ROUNDING**2 and all(still(each.influences, judged) for each in both):
+            if columns[0, judged] <= _ROUNDING**2 and all(is_constant(each.influences, judged) for each in both):
                 # No sample has an influence; allow for three unseen ones (rule of three).
                 column = even_spread(0.0 if other is None else (_UNSEEN / 2 * most / fewest) ** 2, fewest - 1)
             elif at_recall and other is not None and column[0] > 0:

@@ -26,7 +26,7 @@ Derivative = Callable[..., ByGroup]
 GROUPS = ("correct", "wrong", "ood")
 _FEWEST = 4  # recalls near the one that is asked for
 BEYOND = 2  # ID✓ that the threshold at a recall leaves out, on average
-_END = 1e-3
+_END = 1e-3  # recalls nearer to 0 or 1 have the window of this one
 
 
 def auroc(ranking: Ranking, negative: Negative) -> ByGroup:

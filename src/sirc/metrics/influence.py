@@ -31,7 +31,7 @@ _FAR = 1e9  # standard errors, beyond any range
 _STEEP = 6.0
 _SKEW, _FARTHER = 0.2, 5.0  # of a value
 _DIFFERENCE_SKEW, _DIFFERENCE_FARTHER = 0.4, 3.0
-_ROUNDING = 1e-13
+_ROUNDING = 1e-13  # up to which influences are equal
 _SIDES = np.array([[1.0], [-1.0]])
 
 
@@ -41,17 +41,16 @@ class Placed:
 
     def __init__(self, correct: Tensor, wrong: Tensor, sets: Mapping[str, Tensor], *, equal_sets: bool) -> None:
         ood = torch.cat([wrong[:0], *sets.values()])
-        sizes = {name: len(values) for name, values in sets.items()}
-        shares = {name: 1 / len(sets) if equal_sets else size / len(ood) for name, size in sizes.items()}
         weights = equal_weights([*sets.values()]) if equal_sets else None
         self.ranking, places = Ranking.placed([correct, wrong, ood], weights)
-        names = ["correct", "wrong", *(f"ood {name}" for name in sets)]
-        # With 32-bit numbers `index_select` is nearly twice as fast.
-        short = places.int() if len(places) < 1 << 31 else places
-        split = torch.split(short, [len(correct), len(wrong), *sizes.values()])
+        if len(places) < 1 << 31:
+            places = places.int()  # with which `index_select` is nearly twice as fast
+        of_correct, of_wrong, *of_sets = torch.split(places, [len(x) for x in (correct, wrong, *sets.values())])
         # By stratum: its group, its share of the group, and the threshold that first accepts each sample.
-        groups = ["correct", "wrong", *("ood" for _ in sets)]
-        self._strata = dict(zip(names, zip(groups, [1.0, 1.0, *shares.values()], split, strict=True), strict=True))
+        self._strata = {"correct": ("correct", 1.0, of_correct), "wrong": ("wrong", 1.0, of_wrong)}
+        for name, of_set in zip(sets, of_sets, strict=True):
+            share = 1 / len(sets) if equal_sets else len(of_set) / len(ood)
+            self._strata[f"ood {name}"] = ("ood", share, of_set)
 
     def influences(
         self, metrics: Sequence[Metric], negative: Negative, recall: float, alpha: float, beta: Tensor
@@ -138,7 +137,7 @@ def even_spread(variance: float, freedom: float) -> Floats:
     return np.array([variance, 0.0, 0.0, variance, variance, freedom, freedom])
 
 
-def still(influences: Influences, figure: int) -> bool:
+def is_constant(influences: Influences, figure: int) -> bool:
     """Whether a figure is the same in every resample: the influences within each stratum are equal."""
     ends = (torch.aminmax(values[figure]) for values in influences.values())
     return all(float(end.max - end.min) <= _ROUNDING for end in ends)
@@ -229,18 +228,18 @@ def normal_estimate(
     if min(part.shape[1] for part in influences.values()) < 2:
         return Estimate(value, math.nan, math.nan)
     sizes, moments = _moments(influences, less)
-    half = float(reach(level, math.inf)) * float((moments[0] / (sizes * (sizes - 1))).sum(0)[0]) ** 0.5
+    half = float(student_quantile(level, math.inf)) * float((moments[0] / (sizes * (sizes - 1))).sum(0)[0]) ** 0.5
     return Estimate(value, max(least, value - half), min(1.0, value + half))
 
 
-def grain(influences: Influences, figure: int) -> float:
+def rounding_variance(influences: Influences, figure: int) -> float:
     """The variance of rounding a share at a threshold to whole samples of each negative stratum: half of a step's."""
     parts = [values[figure] for name, values in influences.items() if name != "correct"]
     steps = (max(map(abs, map(float, torch.aminmax(part)))) / len(part) for part in parts)
     return sum(step**2 for step in steps) / 2
 
 
-def reach(level: float, freedom: Floats | float) -> Floats:
+def student_quantile(level: float, freedom: Floats | float) -> Floats:
     """The half width of Student's interval in standard errors; with infinite freedom, of the normal one."""
     from scipy.special import stdtrit
 
@@ -252,7 +251,7 @@ def area_interval(value: Floats, spread: Spread, least: Floats, most: Floats, le
     """The interval of a smooth metric that lies between `least` and `most`: Student's, on the logit scale."""
     room = np.where(most > least, most - least, 1.0)
     share = np.clip((value + spread.shifts - least) / room, 1e-12, 1 - 1e-12)
-    moved = reach(level, spread.freedoms) * np.sqrt(spread.variances) / (room * share * (1 - share))
+    moved = student_quantile(level, spread.freedoms) * np.sqrt(spread.variances) / (room * share * (1 - share))
     with np.errstate(over="ignore"):  # an end beyond all numbers is that of the range
         low, high = least + room / (1 + (1 - share) / share * np.exp(np.clip(_SIDES * moved, -700, 700)))
     return np.clip(low, 0.0, value), np.clip(high, value, np.maximum(most, value))
@@ -260,7 +259,7 @@ def area_interval(value: Floats, spread: Spread, least: Floats, most: Floats, le
 
 def difference_interval(difference: Floats, spread: Spread, level: float) -> tuple[Floats, Floats]:
     """The interval of a difference between two metrics that lie between 0 and 1: Student's."""
-    half = reach(level, spread.freedoms) * np.sqrt(spread.variances)
+    half = student_quantile(level, spread.freedoms) * np.sqrt(spread.variances)
     low, high = np.clip(difference + spread.shifts - _SIDES * half, -1.0, 1.0)
     return low, high
 
@@ -275,7 +274,7 @@ def share_interval(
     share = np.clip(value / most, 0.0, 1.0)
     known = (variance > 0) & (share > 0) & (share < 1)
     n = np.where(known, share * (1 - share) * most**2 / np.where(known, variance, 1.0), fewest)
-    z = float(reach(level, math.inf))
+    z = float(student_quantile(level, math.inf))
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return most * np.clip(centre - half, 0.0, share), most * np.clip(centre + half, share, 1.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import Floats
-from sirc.metrics.influence import Estimate, Influences, Placed, mean_influences, normal_estimate, reach
+from sirc.metrics.influence import Estimate, Influences, Placed, mean_influences, normal_estimate, student_quantile
 from sirc.metrics.registry import REGISTRY
 
 
@@ -54,7 +54,7 @@ def spearman(x: Floats, y: Floats, level: float) -> Estimate:
         return Estimate(rho, -1.0, 1.0)
     if abs(rho) == 1:
         return Estimate(rho, rho, rho)
-    half = float(reach(level, math.inf)) * math.sqrt((1 + rho**2 / 2) / (len(x) - 3))
+    half = float(student_quantile(level, math.inf)) * math.sqrt((1 + rho**2 / 2) / (len(x) - 3))
     return Estimate(rho, math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
 
 
