@@ -43,6 +43,11 @@ def test_a_head_that_is_near_is_told_with_the_figure(scale, bias, figure):
         near.check(Outputs(scale * logits, z))
 
 
+def test_a_name_that_no_file_could_hold_is_refused():
+    with pytest.raises(ValueError, match="`name` must be a layer's path, as text; got int"):
+        Head([[1.0, 2.0]], None, 3)
+
+
 @pytest.mark.parametrize("name", ["none.npz", "none.safetensors"])
 def test_a_file_that_is_not_there_is_named(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=f"there is no file '.*{name}'"):

@@ -113,6 +113,18 @@ def test_the_size_is_counted_where_it_can_be(tmp_path, store, outputs):
     assert not (tmp_path / "c").exists()
 
 
+def test_what_holds_no_rows_and_what_is_no_path_are_told_before_anything_is_written(tmp_path, outputs):
+    for empty in ([], outputs[:0], [outputs[:0]]):
+        with pytest.raises(ValueError, match="`source` must have at least one row; got none"):
+            OutputStore.from_outputs(tmp_path / "s", empty)
+    with pytest.raises(ValueError, match="`source` must be outputs, or batches of them; got int"):
+        OutputStore.from_outputs(tmp_path / "s", 3, size=3)
+    assert not (tmp_path / "s").exists()
+    for make_one in (OutputStore.create, OutputStore.from_outputs):
+        with pytest.raises(ValueError, match="`path` must be a path, as text or `pathlib.Path`; got int"):
+            make_one(3, outputs)
+
+
 @pytest.mark.parametrize(("size", "found"), [(24, "at least 25"), (26, "25"), (20, "at least 25"), (40, "25")])
 def test_a_wrong_size_is_noticed(tmp_path, outputs, size, found):
     with pytest.raises(

@@ -47,11 +47,11 @@ def aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
 def as_csv(table: pd.DataFrame) -> str:
     """A table as CSV without formulas: text that a spreadsheet would take for one gets a quote in front."""
 
-    def quoted(cell: object) -> object:
+    def safe(cell: object) -> object:
         return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
-    columns = {name: table[name].map(quoted) for name in map(str, table) if table[name].dtype.kind == "O"}
-    return table.assign(**columns).rename(columns=quoted).to_csv(index=False, lineterminator="\n")
+    columns = {name: table[name].map(safe) for name in map(str, table) if table[name].dtype.kind == "O"}
+    return table.assign(**columns).rename(columns=safe).to_csv(index=False, lineterminator="\n")
 
 
 def unquoted(cell: str) -> str:

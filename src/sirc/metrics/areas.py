@@ -35,11 +35,6 @@ def halfway(share: Tensor) -> Tensor:
     return half
 
 
-def first_reaching(share: Tensor, target: float) -> Tensor:
-    """The first point whose share is at least the target; the last point, if rounding leaves it short."""
-    return (share < target).sum(-1).clamp_max(share.shape[-1] - 1)
-
-
 def least_reaching(share: float, total: int) -> int:
     """The smallest count with count/total ≥ share in float64: 19 of 20 reach 0.95, although 0.95·20 rounds above 19."""
     near = math.ceil(share * total)

@@ -363,7 +363,8 @@ class Ranking:
         curve = self.risk_coverage(alpha, 0.5 if beta is None else beta)
         if coverage is not None:
             coverage = check_fraction("coverage", coverage)
-            return self._threshold_of(int(areas.first_reaching(curve.x, coverage)) if coverage > 0 else -1)
+            at = min(int((curve.x < coverage).sum()), len(curve.x) - 1)  # rounding may leave the last point short
+            return self._threshold_of(at if coverage > 0 else -1)
         assert risk is not None
         risk = check_fraction("risk", risk)
         within = (curve.risk <= risk).nonzero()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
-from sirc._utils.checks import check_device, check_finite, check_floating, check_shape
+from sirc._utils.checks import check_device, check_finite, check_floating, check_shape, check_type
 from sirc._utils.files import (
     PathLike,
     array_names,
@@ -75,6 +75,7 @@ class Head:
                 )
             check_floating("bias", b)
             check_finite("bias", b)
+        check_type("name", name, str, "a layer's path, as text")
         for field, value in (("weight", W), ("bias", b), ("name", name)):
             object.__setattr__(self, field, value)
 

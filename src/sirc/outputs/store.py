@@ -13,7 +13,7 @@ from typing import Literal, SupportsIndex, TypeAlias, final
 import torch
 from torch import Tensor
 
-from sirc._utils.checks import check_path, check_positive, differences
+from sirc._utils.checks import check_path, check_positive, differences, iterates
 from sirc._utils.files import (
     PathLike,
     atomic_write,
@@ -87,7 +87,7 @@ class OutputStore:
         store; "unfinished" only if it was made with other settings and is incomplete. With several processes, one must
         do this before the others start.
         """
-        path = Path(path)
+        path = check_path("path", path)
         meta = _Meta(size, shard_size, model, data, how)
         # The listing comes first: whoever wrote a shard that is in it had written the meta.json before.
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
@@ -135,7 +135,7 @@ class OutputStore:
         change its `shard_size`: it keeps its items, also those without a row, and its `model`, `data` and `how` unless
         others are given.
         """
-        path = Path(path)
+        path = check_path("path", path)
         if (path / STORE_FILE).exists():
             refuse_existing(path, overwrite)
         skipped: list[int] = []
@@ -152,9 +152,12 @@ class OutputStore:
             how = source.how if how is None else how
         elif isinstance(source, Outputs):
             source = [source]
+        elif not iterates(source):
+            raise ValueError(f"`source` must be outputs, or batches of them; got {type(source).__name__}.")
         if size is None and isinstance(source, Sequence):
             source = parts = [Outputs.of(batch) for batch in source]
-            size = sum(map(len, parts))
+            if not (size := sum(map(len, parts))):
+                raise ValueError("`source` must have at least one row; got none. Check that it has batches.")
         if size is None:
             raise ValueError(
                 "`size` must be given for batches that come one by one, as it is fixed when a store is made. "
