@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from sirc.training.checkpoint import Epoch, RunFiles
 from sirc.training.preflight import check_num_outputs, step_undone, try_compile
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from sirc.data import ImageSet
     from sirc.training.recipe import Train
 
@@ -102,7 +104,8 @@ def train(
     if recipe.graph and not loop.uses_graph:
         progress.note(f"{name}: `graph` is for one process on a GPU; each kernel is launched by itself")
 
-    with _tensorboard(folder, recipe.tensorboard and main, len(history)) as log:
+    tensorboard = _tensorboard(folder, len(history)) if recipe.tensorboard and main else None
+    with tensorboard or nullcontext():
         if main and overwrite:
             files.delete()
         for epoch in range(len(history), recipe.epochs):
@@ -110,7 +113,10 @@ def train(
             history.append(line)
             if main:
                 files.save(model, optimizer, history)
-                log(line)
+            if tensorboard is not None:
+                for key, value in asdict(line).items():
+                    if key != "epoch" and value is not None:
+                        tensorboard.add_scalar(key, value, line.epoch)
             progress.note(f"{name}, {_epoch_text(line, validated_on)}")
     optimizer.zero_grad()
     if main:
@@ -343,24 +349,13 @@ def learning_rate(recipe: Train, epoch: float) -> float:
     return lr
 
 
-@contextmanager
-def _tensorboard(folder: Path, wanted: bool, done: int) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that logs an epoch to TensorBoard, or does nothing if that is not wanted."""
-    if not wanted:
-        yield lambda line: None
-        return
+def _tensorboard(folder: Path, done: int) -> SummaryWriter:
+    """Make a writer of TensorBoard's log, which goes on after `done` epochs."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(f"{missing_package('`train.tensorboard`', 'TensorBoard', 'tensorboard')}.") from error
-    with SummaryWriter(folder / "tensorboard", purge_step=done + 1) as writer:
-
-        def log(line: Epoch) -> None:
-            for key, value in asdict(line).items():
-                if key != "epoch" and value is not None:
-                    writer.add_scalar(key, value, line.epoch)
-
-        yield log
+    return SummaryWriter(folder / "tensorboard", purge_step=done + 1)
 
 
 def _check_agreement(model: nn.Module, history: list[Epoch] | None) -> None:
