@@ -95,7 +95,7 @@ def bootstrap_rows(groups: Groups, device: torch.device) -> list[Row]:
         compared = f"{DRAWS} draws of the bootstrap, from {_SOME_DRAWS}"
         rows.append(Row(what, pair.ours, compared, pair.reference, 1 / pair.ratio, 100.0, faster=True))
     for compared, work, limit in (
-        ("re-sorting each draw with Ranking", sort_again, 3.0),
+        ("re-sorting each draw with Ranking", sort_again, 1.5),
         ("scikit-learn on each draw's samples", with_sklearn, 10.0),
     ):
         each = DRAWS / _SOME_DRAWS

@@ -121,7 +121,7 @@ def test_what_holds_no_rows_and_what_is_no_path_are_told_before_anything_is_writ
         OutputStore.from_outputs(tmp_path / "s", 3, size=3)
     assert not (tmp_path / "s").exists()
     for make_one in (OutputStore.create, OutputStore.from_outputs):
-        with pytest.raises(ValueError, match="`path` must be a path, as text or `pathlib.Path`; got int"):
+        with pytest.raises(ValueError, match=r"`path` must be a path, as text or `pathlib.Path`; got int"):
             make_one(3, outputs)
 
 
@@ -249,7 +249,7 @@ def test_a_truncated_shard_is_noticed(store):
 
 def test_a_shard_in_the_wrong_place_is_noticed(tmp_path, store, outputs):
     shutil.copy(store.shard_path(0), store.shard_path(1))
-    with pytest.raises(StoreError, match=r"was written for another place: shard is 1, got 0. If sirc wrote it, delete it"):
+    with pytest.raises(StoreError, match=r"written for another place: shard is 1, got 0. If sirc wrote it, delete it"):
         OutputStore(store.path).load()
     other = OutputStore.from_outputs(tmp_path / "o", outputs, shard_size=10, **SOURCE | {"model": "vit"})
     shutil.copy(other.shard_path(1), store.shard_path(1))

@@ -33,7 +33,7 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
-from sirc.metrics import Placed, Ranking, SortedID, as_flags, as_scores, equal_weights, sorted_scores
+from sirc.metrics import Placed, Ranking, as_flags, as_scores, equal_weights
 from sirc.progress import Progress
 from sirc.scores import Scorer
 
@@ -182,10 +182,10 @@ class Evaluation(Tabulated):
 
     def _samples(self, score: str, negative: str) -> tuple[list[Tensor], Tensor | None]:
         """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
-        inside = self.confidences[score]
+        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
         values = [self.ood[name][score] for name in self._members(negative)]
         weights = equal_weights(values) if self.pool == "datasets" else None
-        return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
+        return [right, wrong, torch.cat([wrong[:0], *values])], weights
 
     def intervals(
         self,
@@ -287,20 +287,7 @@ class Evaluation(Tabulated):
         return self.correct.nonzero()[:, 0], (~self.correct).nonzero()[:, 0]
 
     def _ranked(self, score: str) -> Callable[[str], Ranking]:
-        """A function that ranks one score; on the CPU, ID and each OOD set are sorted once for all negatives."""
-        tensors = [self.confidences[score], *(by_score[score] for by_score in self.ood.values())]
-        if any(values.device.type != "cpu" for values in tensors):
-            return partial(self._rank, score)
-        inside = SortedID(tensors[0], self.correct)
-        sets = {name: sorted_scores(values) for name, values in zip(self.ood, tensors[1:], strict=True)}
-
-        def rank(negative: str) -> Ranking:
-            members = self._members(negative)
-            if self.pool == "datasets" and len(members) > 1:
-                return self._rank(score, negative)  # has weights
-            return inside.ranking([sets[name] for name in members])
-
-        return rank
+        return partial(self._rank, score)
 
 
 def combine(runs: Sequence[Tabulated | pd.DataFrame]) -> pd.DataFrame:

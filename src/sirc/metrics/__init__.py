@@ -37,7 +37,6 @@ from sirc.metrics.influence import (
     spread,
 )
 from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
-from sirc.metrics.merge import SortedID, sorted_scores
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking, equal_weights
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
 from sirc.metrics.sorted_blocks import SortedBlock, ranking_of_blocks
@@ -57,7 +56,6 @@ __all__ = [
     "Ranking",
     "SelectiveMetrics",
     "SortedBlock",
-    "SortedID",
     "Spread",
     "all_metrics",
     "area_interval",
@@ -92,7 +90,6 @@ __all__ = [
     "rounding_variance",
     "share_interval",
     "skewness",
-    "sorted_scores",
     "spearman",
     "spread",
     "wilson_interval",

@@ -68,7 +68,10 @@ class Ranking:
     ) -> None:
         groups = check_scores(correct, wrong, ood)
         weights = None if ood_weights is None else check_weights(ood_weights, groups[2])
-        self._count(groups, weights, *torch.cat(groups).sort(descending=True))
+        scores = torch.cat(groups)
+        # The order of equal scores decides how sums of weights are rounded: torch's gave all results so far.
+        scores, order = _sorted(scores) if weights is None else scores.sort(descending=True)
+        self._count(groups, weights, scores, order)
 
     def _count(self, groups: Sequence[Tensor], weights: Tensor | None, scores: Tensor, order: Tensor) -> Tensor:
         """Count what each threshold accepts; returns flags of the sorted scores that are thresholds."""
@@ -76,56 +79,40 @@ class Ranking:
         # Equal scores are accepted together, so the last of them is the threshold.
         last = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
         torch.ne(scores[:-1], scores[1:], out=last[:-1])
-        kept = slice(None) if bool(last.all()) else last
         inside = sizes[0] + sizes[1]
-        correct = (order < sizes[0]).cumsum(0, dtype=torch.int32)[kept]
-        wrong = (order < inside).cumsum(0, dtype=torch.int32)[kept] - correct
+        correct = (order < sizes[0]).cumsum(0, dtype=torch.int32)
+        wrong = (order < inside).cumsum(0, dtype=torch.int32) - correct
         if weights is None:
-            ood = (order >= inside).cumsum(0, dtype=torch.int32)[kept]
+            ood = (order >= inside).cumsum(0, dtype=torch.int32)
         else:
-            ood = torch.cat((weights.new_zeros(inside), weights))[order].cumsum(0)[kept]
-        self._set_counts(scores[kept], correct, wrong, ood, sizes)
+            ood = torch.cat((weights.new_zeros(inside), weights))[order].cumsum(0)
+        columns = [scores, correct, wrong, ood]
+        if not bool(last.all()):
+            kept = last.nonzero()[:, 0]
+            columns = [column.index_select(0, kept) for column in columns]
+        self._set_counts(columns, sizes)
         return last
 
     @classmethod
     def placed(cls, groups: Sequence[Tensor], ood_weights: Tensor | None = None) -> tuple[Ranking, Tensor]:
         """Rank the scores of ID✓, ID✗ and OOD; also returns the index of the threshold that first accepts each."""
-        made, scores = cls.__new__(cls), torch.cat(list(groups))
-        if scores.device.type == "cpu":
-            order = torch.from_numpy(ascending_order(-scores.numpy()))
-            ranked = scores.index_select(0, order)
-        else:
-            ranked, order = scores.sort(descending=True)
-        last = made._count(groups, ood_weights, ranked, order)
+        made, (scores, order) = cls.__new__(cls), _sorted(torch.cat(list(groups)))
+        last = made._count(groups, ood_weights, scores, order)
         return made, torch.empty_like(order).scatter_(0, order, last.cumsum(0) - last.long())
 
     @classmethod
-    def _of_counts(
-        cls,
-        thresholds: Tensor,
-        correct: Tensor,
-        wrong: Tensor,
-        ood: Tensor,
-        *,
-        num_ood: int | None = None,
-        after_chunk: Callable[[], object] = lambda: None,
-    ) -> Ranking:
-        """A ranking from the counts that each threshold accepts of each group, the strictest first; not checked.
-
-        `ood` may hold sums of weights, of `num_ood` samples. `after_chunk` is called after each chunk of thresholds.
-        """
+    def _of_counts(cls, columns: Sequence[Tensor], sizes: Sequence[int], after_chunk: Callable[[], object]) -> Ranking:
+        """A ranking from what `_set_counts` takes; `after_chunk` is called after each chunk of thresholds."""
         made = cls.__new__(cls)
-        sizes = int(correct[-1]), int(wrong[-1]), int(ood[-1]) if num_ood is None else num_ood
-        made._set_counts(thresholds, correct, wrong, ood, sizes)
+        made._set_counts(columns, sizes)
         made._after_chunk = after_chunk
         return made
 
-    def _set_counts(
-        self, thresholds: Tensor, correct: Tensor, wrong: Tensor, ood: Tensor, sizes: Sequence[int]
-    ) -> None:
-        self.thresholds, self._correct, self._wrong, self._ood = thresholds, correct, wrong, ood
+    def _set_counts(self, columns: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """Take the thresholds, the strictest first, what each accepts of ID✓, ID✗ and OOD, and the groups' sizes."""
+        self.thresholds, self._correct, self._wrong, self._ood = columns
         self.num_correct, self.num_wrong, self.num_ood = sizes
-        self._ood_total = float(ood[-1]) if self.num_ood else 1.0
+        self._ood_total = float(self._ood[-1]) if self.num_ood else 1.0
         self._after_chunk: Callable[[], object] = lambda: None
         self._steps: list[areas.Steps] | None = None
         self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
@@ -498,6 +485,15 @@ class Ranking:
         """The accepted shares of the positives and the negatives, and the negatives' growth."""
         pos = steps.c if positive == "correct" else steps.id_share
         return (pos, steps.x, steps.x.diff()) if negative == "wrong" else (pos, steps.ood, steps.ood_steps)
+
+
+def _sorted(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores, the highest first, and their order."""
+    if scores.device.type != "cpu":
+        ranked, order = scores.sort(descending=True)
+        return ranked, order
+    order = torch.from_numpy(ascending_order(-scores.numpy()))
+    return scores.index_select(0, order), order
 
 
 def equal_weights(sets: Sequence[Tensor]) -> Tensor | None:

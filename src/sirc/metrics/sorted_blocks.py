@@ -81,7 +81,7 @@ def ranking_of_blocks(
         raise OSError(error.errno, f"{text}. Make room, or choose another folder") from error
     mapped = (np.frombuffer(pages, kind, length, start) for kind, start in zip(kinds, starts, strict=False))
     tensors = [as_tensor("counts", column) for column in mapped]
-    return Ranking._of_counts(*tensors, num_ood=sum(sizes[2:]), after_chunk=partial(_release, pages))
+    return Ranking._of_counts(tensors, (*sizes[:2], sum(sizes[2:])), partial(_release, pages))
 
 
 def _release(pages: mmap.mmap) -> None:
