@@ -33,7 +33,7 @@ from sirc.evaluation.inputs import (
 )
 from sirc.evaluation.spilled import SpilledEvaluation
 from sirc.evaluation.tabulated import Pool, Settings, Tabulated
-from sirc.metrics import Placed, Ranking, as_flags, as_scores, equal_weights
+from sirc.metrics import Placed, Ranking, as_flags, as_scores
 from sirc.progress import Progress
 from sirc.scores import Scorer
 
@@ -182,10 +182,12 @@ class Evaluation(Tabulated):
 
     def _samples(self, score: str, negative: str) -> tuple[list[Tensor], Tensor | None]:
         """The confidences of ID✓, ID✗ and OOD, and the weights of the OOD samples where these differ."""
-        right, wrong = (self.confidences[score].index_select(0, rows) for rows in self._right_and_wrong)
+        inside = self.confidences[score]
         values = [self.ood[name][score] for name in self._members(negative)]
-        weights = equal_weights(values) if self.pool == "datasets" else None
-        return [right, wrong, torch.cat([wrong[:0], *values])], weights
+        weights = None
+        if self.pool == "datasets" and len(values) > 1:
+            weights = torch.cat([torch.full((len(v),), 1 / len(v), dtype=torch.float64) for v in values])
+        return [inside[self.correct], inside[~self.correct], torch.cat([inside[:0], *values])], weights
 
     def intervals(
         self,

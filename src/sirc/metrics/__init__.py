@@ -37,7 +37,7 @@ from sirc.metrics.influence import (
     spread,
 )
 from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
-from sirc.metrics.ranking import Curve, Negative, Positive, Ranking, equal_weights
+from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
 from sirc.metrics.sorted_blocks import SortedBlock, ranking_of_blocks
 
@@ -71,7 +71,6 @@ __all__ = [
     "derivatives",
     "difference_interval",
     "difference_spread",
-    "equal_weights",
     "even_spread",
     "find_metric",
     "is_constant",
