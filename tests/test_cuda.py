@@ -370,7 +370,7 @@ def test_decisions_about_single_inputs_are_recorded_and_stay_the_same(monkeypatc
 
 
 def test_a_function_that_waits_for_the_device_goes_on_without_a_graph():
-    calls = Repeats(strangers=True)
+    calls = Repeats(third_party=True)
     for i in range(8):
         x = torch.full((3,), float(i), device="cuda")
         (found,) = calls(lambda x: (x * float(x.sum()),), x)
@@ -381,8 +381,8 @@ def test_a_function_that_waits_for_the_device_goes_on_without_a_graph():
     torch.randn(3, device="cuda")  # the generator is not left in the middle of a recording
 
 
-def test_graphs_of_strangers_go_when_another_size_comes():
-    own, calls = Repeats(), Repeats(strangers=True)
+def test_graphs_of_third_party_functions_go_when_another_size_comes():
+    own, calls = Repeats(), Repeats(third_party=True)
     for n in [5] * 6 + [4] + [5] * 3:
         x = torch.arange(n, device="cuda", dtype=torch.float32)
         for repeats in (own, calls):

@@ -39,7 +39,7 @@ def check_device(value: torch.device | str) -> torch.device:
     try:
         return torch.empty(0, device=value).device
     except (TypeError, RuntimeError, AssertionError):
-        raise ValueError(f"`device` must be one that is there, as cpu or cuda:0; got {quoted(value)}.") from None
+        raise ValueError(f"`device` must be an available one, such as cpu or cuda:0; got {quoted(value)}.") from None
 
 
 def iterates(value: object) -> TypeGuard[Iterable[Any]]:

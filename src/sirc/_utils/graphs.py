@@ -76,8 +76,8 @@ def _not_waiting() -> Iterator[None]:
 class Recorded:
     """A function of CUDA tensors as a graph, for tensors with the shapes, types and strides of the examples.
 
-    A RuntimeError if the graph does not give exactly the numbers of the function, or if a function that `strangers`
-    wrote waits for the device, which a graph cannot do.
+    A RuntimeError if the graph does not give exactly the numbers of the function, or if a `third_party` function waits
+    for the device, which a graph cannot do.
     """
 
     @torch.inference_mode(False)
@@ -86,14 +86,14 @@ class Recorded:
         self,
         function: Callable[..., tuple[Tensor, ...]],
         *examples: Tensor,
-        strangers: bool = False,
+        third_party: bool = False,
         pool: tuple[int, int] | None = None,
     ) -> None:
         self._given = [x.clone() for x in examples]
         expected: list[Tensor] = []
 
         def warm_up() -> None:
-            with _not_waiting() if strangers else nullcontext():
+            with _not_waiting() if third_party else nullcontext():
                 expected[:] = [x.clone() for x in function(*self._given)]
 
         self._graph, self._results = record(lambda: function(*self._given), warm_up, pool)
@@ -118,12 +118,12 @@ class Repeats:
     the function's other tensors at their old addresses: make a new `Repeats` when they move. Copies start without
     graphs.
 
-    A function that `strangers` wrote may keep a tensor for the last size: it has one graph, which is dropped when
-    another size comes, and each time more calls pass before it is recorded again.
+    A `third_party` function may keep a tensor for the last size: it has one graph, which is dropped when another size
+    comes, and each time more calls pass before it is recorded again.
     """
 
-    def __init__(self, *, strangers: bool = False) -> None:
-        self._strangers, self._patience = strangers, _EAGER
+    def __init__(self, *, third_party: bool = False) -> None:
+        self._third_party, self._patience = third_party, _EAGER
         self._lock = threading.Lock()
         self._calls: dict[Shapes, int] = {}
         self._graphs: dict[Shapes, Recorded] = {}
@@ -151,7 +151,7 @@ class Repeats:
         self, shapes: Shapes, stream: object, function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...]
     ) -> Recorded | None:
         """The graph for tensors of these shapes, if they have just come often enough and it can be recorded."""
-        if self._strangers and shapes not in self._calls:
+        if self._third_party and shapes not in self._calls:
             self._patience *= 2 if self._graphs else 1
             self._graphs.clear()
             self._calls.clear()
@@ -162,7 +162,7 @@ class Repeats:
             return None
         pool = self._pools.setdefault(stream, torch.cuda.graph_pool_handle())
         try:
-            self._graphs[shapes] = Recorded(function, *tensors, strangers=self._strangers, pool=pool)
+            self._graphs[shapes] = Recorded(function, *tensors, third_party=self._third_party, pool=pool)
         except RuntimeError as error:
             _log.debug("no CUDA graph is recorded: %s", error)
         return self._graphs.get(shapes)

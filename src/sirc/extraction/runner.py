@@ -94,7 +94,7 @@ class Runner:
             self._take = None
             # A CUDA graph reads the half-precision weights that autocast caches until the end.
             records = self.device.type == "cuda" and not prevents_graphs(self.model)
-            self._repeats = Repeats(strangers=True) if records else None
+            self._repeats = Repeats(third_party=True) if records else None
             self._hooks.callback(setattr, self, "_repeats", None)
             yield
 
