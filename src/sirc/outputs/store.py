@@ -112,7 +112,9 @@ class OutputStore:
     @staticmethod
     def clear(path: PathLike) -> None:
         """Delete the shards of a store, also the unfinished ones; do nothing if there is no store."""
-        for file in Path(path).glob("*shard-*") if (Path(path) / STORE_FILE).exists() else ():
+        if not (Path(path) / STORE_FILE).exists():
+            return
+        for file in Path(path).glob("*shard-*"):
             if _SHARD_FILES.fullmatch(file.name):
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
 
@@ -181,8 +183,8 @@ class OutputStore:
     @property
     def skipped(self) -> list[int]:
         """The dataset items without a row, in the shards written so far; each header is read once."""
-        all_read = len(self._skipped) == self.num_shards
-        return [item for i in (sorted(self._skipped) if all_read else self._present) for item in self._skipped_of(i)]
+        shards = sorted(self._skipped) if len(self._skipped) == self.num_shards else self._present
+        return [item for i in shards for item in self._skipped_of(i)]
 
     @property
     def layout(self) -> Layout:
@@ -398,9 +400,11 @@ class OutputStore:
             wanted = len(self.items(i)) - len(no_row)
             last = i == self.num_shards - 1
             parts = [] if rest is None else [rest]
+            rows = sum(map(len, parts))
             # The last shard asks for one row more than it holds, to notice rows that are left over.
-            while (rows := sum(map(len, parts))) < wanted + last and (batch := next(batches, None)) is not None:
+            while rows < wanted + last and (batch := next(batches, None)) is not None:
                 parts.append(batch)
+                rows += len(batch)
             if rows < wanted or (last and rows > wanted):
                 raise ValueError(
                     f"`size` must be the number of rows in all; got {self.size}, but the batches have "
