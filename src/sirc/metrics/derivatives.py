@@ -31,7 +31,7 @@ _END = 1e-3  # recalls nearer to 0 or 1 have the window of this one
 
 def auroc(ranking: Ranking, negative: Negative) -> ByGroup:
     """DeLong's structural components: the share of the other group that is ranked below, or above."""
-    c, x, o = ranking.midway()
+    c, x, o = ranking.midway
     return {"correct": 1 - (x if negative == "wrong" else o), negative: c}
 
 
@@ -47,7 +47,7 @@ def aurc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
 
 def augrc(ranking: Ranking, alpha: float, beta: Tensor) -> ByGroup:
     """Derivative of AUGRC, by trapezoids: the sample's own loss plus its cost over the coverage that follows."""
-    halves, masses = ranking.midway(), ranking.masses(alpha)
+    halves, masses = ranking.midway, ranking.masses(alpha)
     costs = ranking.costs(alpha, beta)
     return {
         group: torch.addmm(cost[:, None], (mass * costs - masses[:, None] * cost).T, halves)

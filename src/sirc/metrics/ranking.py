@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, final
 
 import torch
@@ -116,7 +116,6 @@ class Ranking:
         self._after_chunk: Callable[[], object] = lambda: None
         self._steps: list[areas.Steps] | None = None
         self._sums: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
-        self._midway: Tensor | None = None
         self._risks: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -148,11 +147,10 @@ class Ranking:
         chunks = self._chunks()
         return chunks[0].shares[:, 1:] if isinstance(chunks, list) else self._as_shares(slice(None))
 
+    @cached_property
     def midway(self) -> Tensor:
         """The shares above each threshold, plus half of those at it."""
-        if self._midway is None:
-            self._midway = areas.halfway(self.shares())
-        return self._midway
+        return areas.halfway(self.shares())
 
     def masses(self, alpha: float) -> Tensor:
         """The shares of ID✓, ID✗ and OOD in the input, (3,)."""
