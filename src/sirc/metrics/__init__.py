@@ -36,7 +36,7 @@ from sirc.metrics.influence import (
     skewness,
     spread,
 )
-from sirc.metrics.intervals import auroc_influences, kendall, spearman, wilson_interval
+from sirc.metrics.intervals import auroc_influences, spearman, wilson_interval
 from sirc.metrics.ranking import Curve, Negative, Positive, Ranking
 from sirc.metrics.registry import Metric, all_metrics, find_metric, lower_is_better, metric, parse_metric
 from sirc.metrics.sorted_blocks import SortedBlock, ranking_of_blocks
@@ -74,7 +74,6 @@ __all__ = [
     "even_spread",
     "find_metric",
     "is_constant",
-    "kendall",
     "largest_risk",
     "least_count",
     "least_reaching",

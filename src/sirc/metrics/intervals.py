@@ -1,4 +1,4 @@
-"""Rank statistics and shares with analytic intervals: AUROC, its paired differences, Spearman, Kendall, Wilson."""
+"""Rank statistics and shares with analytic intervals: AUROC, its paired differences, Spearman, Wilson."""
 
 from __future__ import annotations
 
@@ -56,13 +56,6 @@ def spearman(x: Floats, y: Floats, level: float) -> Estimate:
         return Estimate(rho, rho, rho)
     half = float(student_quantile(level, math.inf)) * math.sqrt((1 + rho**2 / 2) / (len(x) - 3))
     return Estimate(rho, math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
-
-
-def kendall(x: Floats, y: Floats) -> float:
-    """Kendall's τ-b; NaN if x or y is constant."""
-    from scipy.stats import kendalltau
-
-    return float(kendalltau(x, y).statistic)
 
 
 def wilson_interval(count: int, of: int, level: float) -> Estimate:

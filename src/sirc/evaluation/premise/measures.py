@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 from torch import Tensor
 
 from sirc.evaluation.inputs import MEAN, WRONG
-from sirc.metrics import Estimate, Ranking, auroc_influences, kendall, spearman, wilson_interval
+from sirc.metrics import Estimate, Ranking, auroc_influences, spearman, wilson_interval
 from sirc.scores import functional
 
 FITTED = (3.0, 1.0)  # k and slope of a = μ − kσ and b = slope/σ
@@ -88,6 +88,8 @@ class Samples:
 
     def measure(self, parts: Measured) -> Measured:
         """Add all measures to a combination."""
+        from scipy.stats import kendalltau
+
         measures: dict[Key, Estimate] = {}
 
         def add(of: str, metric: str, values: Mapping[str, Estimate | float], *at: float) -> None:
@@ -111,7 +113,7 @@ class Samples:
                 below = {key: (int((x < parts.a[at]).sum()), len(x)) for key, x in rows.items()}
                 add(name, "below a", {key: wilson_interval(*counts, level) for key, counts in below.items()})
         add(parts.score, "spearman", {"id": spearman(s1, sirc, level).value})
-        add(parts.score, "kendall", {"id": kendall(s1, sirc) if len(s1) > 1 else math.nan})
+        add(parts.score, "kendall", {"id": float(kendalltau(s1, sirc).statistic) if len(s1) > 1 else math.nan})
         if self.ood:
             add(parts.s1, "aurr", {MEAN: self.aurr[parts.s1]})
             add(parts.score, "aurr", {MEAN: self.aurr[parts.score]}, *FITTED)
