@@ -114,6 +114,17 @@ def ascending_order(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return keys
 
 
+def counts_from_above(groups: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The distinct values of all groups, the highest first, and how many of each group are at or above each."""
+    values = np.concatenate(groups)
+    order = ascending_order(-values)
+    values = values[order]
+    last = np.append(values[1:] != values[:-1], True)
+    owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])[order]
+    counts = [(owner == number).cumsum(dtype=np.int64)[last] for number in range(len(groups))]
+    return values[last], np.stack(counts)
+
+
 def _from_numpy(name: str, array: npt.NDArray[Any], kind: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray) and (masked := int(np.sum(array.mask))):
         raise ValueError(f"`{name}` must have no masked values; got {masked}. Drop those rows first.")

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from sirc._utils.arrays import Floats, as_tensor
+from sirc._utils.arrays import Floats, as_tensor, counts_from_above
 from sirc._utils.files import DISK_FULL
 from sirc.metrics.ranking import Ranking
 
@@ -113,13 +113,8 @@ def merged(groups: Sequence[Sequence[SortedBlock]]) -> Iterator[tuple[Floats, np
             if starts[i] and not below:
                 left[i] = bisect_left(block, cut, 0, starts[i])
                 more[number] += starts[i] - left[i]
-        values = [np.sort(np.concatenate([np.empty(0), *parts])) for parts in pieces]
-        union = np.concatenate(values)
-        order = np.argsort(union, kind="stable")[::-1]  # a merge, as each group is sorted
-        union = union[order]
-        last = np.append(union[1:] != union[:-1], True)
-        of_group = np.repeat(np.arange(len(groups)), [len(x) for x in values])[order]
-        counts = np.stack([(of_group == number).cumsum()[last] for number in range(len(groups))]) + before
+        thresholds, counts = counts_from_above([np.concatenate([np.empty(0), *parts]) for parts in pieces])
+        counts += before
         counts[:, -1] += more
-        before = counts[:, -1:]
-        yield union[last], counts
+        before = counts[:, -1:].copy()
+        yield thresholds, counts

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sirc._utils.arrays import ArrayLike, Floats
+from sirc._utils.arrays import ArrayLike, Floats, counts_from_above
 from sirc._utils.checks import check_fraction
 from sirc.metrics import as_flags, as_scores, least_reaching
 
@@ -71,21 +71,15 @@ class ConfidenceCounts:
 def count_rows(confidence: ArrayLike, correct: ArrayLike | None, ood: ArrayLike | None = None) -> ConfidenceCounts:
     """Check and count ID confidences, and OOD ones if given; without labels, all rows count as correct."""
     values = as_confidences("confidence", confidence)
-    scale = typical_size(values)
-    right = np.ones(len(values)) if correct is None else as_flags("correct", correct, torch.from_numpy(values)).numpy()
-    groups = np.where(right, 0, 1).astype(np.int8)
+    right = np.full(len(values), True)
+    if correct is not None:
+        right = as_flags("correct", correct, torch.from_numpy(values)).numpy()
+    outside = values[:0] if ood is None else as_confidences("ood", ood)
+    distinct, (of_right, of_wrong, of_ood) = counts_from_above([values[right], values[~right], outside])
+    sizes = {"correct": int(right.sum()), "wrong": int((~right).sum())}
     if ood is not None:
-        outside = as_confidences("ood", ood)
-        values = np.concatenate((values, outside))
-        groups = np.concatenate((groups, np.full(len(outside), 2, dtype=np.int8)))
-    order = np.argsort(-values)
-    values, groups = values[order], groups[order]
-    last = np.append(values[:-1] != values[1:], True)
-    counts: dict[str, Counts] = {
-        name: np.cumsum(groups == group, dtype=np.int64)[last] for group, name in enumerate(("correct", "wrong", "ood"))
-    }
-    sizes = {name: int(count[-1]) for name, count in counts.items() if name != "ood" or ood is not None}
-    return ConfidenceCounts(values[last], **counts, sizes=sizes, scale=scale)
+        sizes["ood"] = len(outside)
+    return ConfidenceCounts(distinct, of_right, of_wrong, of_ood, sizes, typical_size(values))
 
 
 def as_confidences(name: str, values: ArrayLike) -> Floats:
