@@ -514,6 +514,12 @@ def test_tensorboard_gets_every_epoch(images, tmp_path):
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
 
 
+def test_a_missing_tensorboard_is_told_with_its_extra(images, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"`train.tensorboard` needs TensorBoard: pip install '.*\[tensorboard\]'"):
+        run(images, tmp_path / "run", dataclasses.replace(QUICK, tensorboard=True))
+
+
 SCRIPT = """
     import dataclasses, sys
     from pathlib import Path

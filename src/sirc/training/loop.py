@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from sirc._utils import distributed
 from sirc._utils.graphs import record
-from sirc._utils.imports import missing_package, needing
+from sirc._utils.imports import needing
 from sirc._utils.text import first_line
 from sirc.data import DeviceCache, Preprocess
 from sirc.models import fingerprint, model_logits
@@ -351,10 +351,8 @@ def learning_rate(recipe: Train, epoch: float) -> float:
 
 def _tensorboard(folder: Path, done: int) -> SummaryWriter:
     """Make a writer of TensorBoard's log, which goes on after `done` epochs."""
-    try:
+    with needing("`train.tensorboard`", "TensorBoard", "tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(f"{missing_package('`train.tensorboard`', 'TensorBoard', 'tensorboard')}.") from error
     return SummaryWriter(folder / "tensorboard", purge_step=done + 1)
 
 
