@@ -115,26 +115,27 @@ def bootstrap_grids(
 
     ID✓, ID✗ and each OOD set are resampled separately. With `equal_sets` OOD sets weigh the same, else samples do.
     """
-    resampled = {}
-    for score, values in confidences.items() if metric.name in ResampledScore.ON_GRIDS else ():
-        oods = {"all": torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])}
-        resampled[score] = ResampledScore(values[correct], values[~correct], oods, recall=recall)
-    for counts in _draws(correct, ood, draws, seed):
-        if not resampled:
+    if metric.name not in ResampledScore.ON_GRIDS:
+        for counts in _draws(correct, ood, draws, seed):
             grids = []
             for score, values in confidences.items():
                 sets = {name: by_score[score] for name, by_score in ood.items()}
-                slow = _by_ranking([metric], values, correct, sets, counts, equal_sets, recall, alpha, beta)
-                grids.append(slow[metric.name])
+                drawn = _by_ranking([metric], values, correct, sets, counts, equal_sets, recall, alpha, beta)
+                grids.append(drawn[metric.name])
             yield torch.stack(grids, dim=1)
-            continue
+        return
+    resampled = []
+    for score, values in confidences.items():
+        pooled = torch.cat([values[:0], *(by_score[score] for by_score in ood.values())])
+        resampled.append(ResampledScore(values[correct], values[~correct], {"all": pooled}, recall=recall))
+    for counts in _draws(correct, ood, draws, seed):
         right, wrong = counts["correct"], counts["wrong"]
         outside = torch.cat([wrong[:0], *_masses(counts, ood, equal_sets)])
         # A very large group is counted in float64, and then so are the others.
         dtype = torch.promote_types(right.dtype, outside.dtype)
         masses = right.to(dtype), wrong.to(dtype), outside.to(dtype)
         # (scores, 2, α, draws): what ID✗ and OOD add, before β weights them.
-        parts = torch.stack([one.parts(metric.name, masses, alpha) for one in resampled.values()])
+        parts = torch.stack([one.parts(metric.name, masses, alpha) for one in resampled])
         of_wrong, of_ood = parts.cpu().permute(1, 3, 0, 2)[..., None]
         yield of_wrong * beta + of_ood * (1 - beta)
 
@@ -244,8 +245,8 @@ class ResampledScore:
         w_c, run_c = self._running("correct", correct)
         w_x, run_x = self._running("wrong", wrong)
         # At each ID sample, what does not depend on the OOD data: the accepted shares of ID✓ and ID✗.
-        c = {e: self._shares(e, "correct", run_c) for e in inside}
-        x = {e: self._shares(e, "wrong", run_x) for e in inside}
+        c = {group: self._shares(group, "correct", run_c) for group in inside}
+        x = {group: self._shares(group, "wrong", run_x) for group in inside}
         at = self._at_recall(c["correct"])
 
         def picked(shares: Tensor) -> Tensor:
@@ -255,7 +256,7 @@ class ResampledScore:
         miss_x = _mean(w_c, self._halved("correct", "wrong", run_x, x["correct"]))
         values: dict[str, Values] = {}
         if wrong.shape[0]:
-            alone = {e: _Parts(c[e], x[e], p, 1.0, beta).risk() for e in inside}
+            alone = {group: _Parts(c[group], x[group], p, 1.0, beta).risk() for group in inside}
             aurr = _mean(w_c, alone["correct"])
             values["wrong"] = {
                 "auroc": 1 - miss_x,
@@ -265,10 +266,10 @@ class ResampledScore:
                 "aurc": p * aurr + (1 - p) * _mean(w_x, alone["wrong"]),
                 "augrc": beta * (p * (1 - p) * miss_x + (1 - p) ** 2 / 2),
             }
-        mixed = {e: _Parts(c[e], x[e], p, alpha, beta) for e in inside}
+        mixed = {group: _Parts(c[group], x[group], p, alpha, beta) for group in inside}
         for key, (name, mass) in zip(self._oods, oods.items(), strict=True):
             w_o, run_o = self._running(key, mass)
-            o = {e: self._shares(e, key, run_o) for e in (*inside, key)}
+            o = {group: self._shares(group, key, run_o) for group in (*inside, key)}
             c_o, x_o = self._shares(key, "correct", run_c), self._shares(key, "wrong", run_x)
             miss_o = _mean(w_c, self._halved("correct", key, run_o, o["correct"]))
             below = _mean(w_x, self._halved("wrong", key, run_o, o["wrong"]))
