@@ -23,6 +23,11 @@ def test_rounding_and_what_all_classes_share_accuse_no_head(dtype, classes):
     head.check(Outputs(logits))  # nothing to compare
 
 
+def test_a_name_that_no_file_could_hold_is_refused():
+    with pytest.raises(ValueError, match="`name` must be a layer's path, as text; got int"):
+        Head([[1.0, 2.0]], None, 3)
+
+
 def test_the_head_of_another_network_is_refused_before_anything_is_fitted():
     logits, z, head = network()
     other = Head(head.weight.flip(0), head.bias.flip(0))
@@ -41,11 +46,6 @@ def test_a_head_that_is_near_is_told_with_the_figure(scale, bias, figure):
     near = head if bias else Head(head.weight)
     with pytest.warns(DataWarning, match=rf"`head` should give the logits .* off by {figure}"):
         near.check(Outputs(scale * logits, z))
-
-
-def test_a_name_that_no_file_could_hold_is_refused():
-    with pytest.raises(ValueError, match="`name` must be a layer's path, as text; got int"):
-        Head([[1.0, 2.0]], None, 3)
 
 
 @pytest.mark.parametrize("name", ["none.npz", "none.safetensors"])
