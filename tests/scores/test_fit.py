@@ -214,9 +214,10 @@ def test_no_rows_are_kept_for_scores_without_a_bank(monkeypatch):
     assert set(fitted.parameters) == {"residual", "mahalanobis", "sirc(msp, residual)"}
 
 
-def test_no_class_sums_are_kept_for_scores_without(monkeypatch):
-    forbid(monkeypatch, Moments, "_count_classes")
-    sirc.fit(["sirc(msp, residual)", "vim"], TRAIN, head=HEAD)
+def test_no_class_sums_are_kept_for_scores_without():
+    for specs, sums in ((["sirc(msp, residual)", "vim"], False), (["vim", "mahalanobis"], True)):
+        saved = sirc.Fitter(specs, head=HEAD).update(TRAIN)._state.save()
+        assert any(name.endswith("class_sum") for name in saved) == sums
 
 
 def test_one_pass_keeps_only_the_columns_its_statistics_read(monkeypatch):
