@@ -210,15 +210,11 @@ def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) 
     With `as_s1`, options that were tuned separately for the S1 of a combination have those values.
     """
     defaults = registry.get(leaf.name).options
-    if not defaults:
-        return dict(parameters)
-    arguments: dict[str, Any] = {**defaults, **leaf.options}
-    tuned = {name: value for name, value in parameters.items() if option_of(leaf, name)}
-    arguments |= {name: value for name, value in parameters.items() if name not in tuned}
+    arguments: dict[str, Any] = {**defaults, **leaf.options, **parameters}
     for name, default in defaults.items():
-        for_s1 = f"{name}{_BOUNDED}"
-        if name in tuned:
-            arguments[name] = type(default)(tuned[for_s1 if as_s1 and for_s1 in tuned else name])
+        for_s1 = arguments.pop(f"{name}{_BOUNDED}", None)
+        if name in parameters:
+            arguments[name] = type(default)(arguments[name] if for_s1 is None or not as_s1 else for_s1)
     return arguments
 
 
