@@ -188,8 +188,9 @@ def test_batches_score_as_the_whole(fitted, tmp_path):
         assert list(parts) == SPECS
         for spec in SPECS:
             torch.testing.assert_close(parts[spec], whole[spec], rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="`outputs` must hold at least one batch; got an empty iterable"):
-        fitted([])
+    for call in (fitted, fitted.seen):
+        with pytest.raises(ValueError, match="`outputs` must hold at least one batch; got an empty iterable"):
+            call([])
 
 
 def test_confidences_come_under_the_texts_asked(fitted):

@@ -120,8 +120,6 @@ class Scorer:
             return columns
 
         batches = [one(batch) for batch in _batches(outputs)]
-        if not batches:
-            raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
         if len(batches) == 1:
             return dict(batches[0])
         return {name: torch.cat([columns[name] for columns in batches]) for name in batches[0]}
@@ -226,7 +224,7 @@ class Scorer:
 
     def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The tensors and the metadata of its file."""
-        tensors = {f"{key}/{name}": value for key, part in self.parameters.items() for name, value in part.items()}
+        tensors = tensors_of(self.parameters)
         header = {
             "format": "sirc-scorer",
             "version": _VERSION,
@@ -271,11 +269,20 @@ def _batches(outputs: Outputs | Iterable[object]) -> Iterator[Outputs]:
     if not isinstance(outputs, Outputs) and not iterates(outputs):
         got = type(outputs).__name__
         raise ValueError(f"`outputs` must be an `Outputs`, an `OutputStore` or an iterable of batches; got {got}")
-    return map(Outputs.of, [outputs] if isinstance(outputs, Outputs) else outputs)
+    batch = None
+    for batch in [outputs] if isinstance(outputs, Outputs) else outputs:
+        yield Outputs.of(batch)
+    if batch is None:
+        raise ValueError("`outputs` must hold at least one batch; got an empty iterable")
+
+
+def tensors_of(parameters: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The parameters as the tensors of a file, named `spec/parameter`."""
+    return {f"{key}/{name}": value for key, part in parameters.items() for name, value in part.items()}
 
 
 def parameters_in(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The parameters in a file, whose tensors are named `spec/parameter`."""
+    """The parameters among the tensors of a file, named by `tensors_of`."""
     parameters: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         spec, slash, key = name.rpartition("/")

@@ -166,14 +166,14 @@ class SecondPass:
         if self._judge_of and self._held_out:
             self._judge(batch, fold_of(index, 1 + self._judge_of // _JUDGING, seed=2) == 0, -1)
         if not self._folds:
-            self._add_rows(index, batch, -1, {} if self._judge_of else self._held_out)
+            self._add_rows(index, batch, -1)
             return
         folds = len(self._folds) - 1
         part = part_of(index, folds)
         for number in range(folds):
             rows = (part % folds == number).nonzero()[:, 0]
             if len(rows):
-                self._add_rows(index[rows], batch[rows.to(batch.device)], number, self._held_out)
+                self._add_rows(index[rows], batch[rows.to(batch.device)], number)
         if self._folds[-1]:
             self._judge(batch, part == folds, folds)
 
@@ -183,7 +183,8 @@ class SecondPass:
             columns, _ = self._columns(batch[rows.to(batch.device)], fold, self._held_out, list(self._terms))
             self._moments["judged"].add(torch.stack(list(columns.values()), -1))
 
-    def _add_rows(self, index: Tensor, batch: Outputs, fold: int, held_out: Mapping[str, registry.HeldOut]) -> None:
+    def _add_rows(self, index: Tensor, batch: Outputs, fold: int) -> None:
+        held_out = {} if self._judge_of else self._held_out
         outside = torch.ones(len(index), dtype=torch.bool, device="cpu")
         if self._bank is not None:
             outside = ~self._bank.holds(index)

@@ -21,7 +21,7 @@ from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
-from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels, without_a_fold
+from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels
 from sirc.scores.formulas.feature import BANK_SIZE
 from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
@@ -65,7 +65,8 @@ class FitState:
         self.choose(specs)
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
-        self.marks = RowMarks() if learns(self.parsed) else None
+        self.learns = learns(self.parsed)
+        self.marks = RowMarks()
         self._evidence = evidence_of(self.leaves)
         self._samples_rows = not self._evidence.isdisjoint({"bank", "sample"})
         self._keeps_logits = one_pass and bool(self.combinations)
@@ -135,7 +136,7 @@ class FitState:
                 f"{tuple(places.shape)}"
             )
         self.count += len(outputs)
-        if self.marks is not None:
+        if self.learns:
             self.marks.update(places, outputs.logits)
         if self._evidence or self.reservoir is not None:
             self._buffer.add(places, outputs)
@@ -237,8 +238,7 @@ class FitState:
         self.count += other.count
         self.checksums += other.checksums
         self._sample = None
-        if self.marks is not None and other.marks is not None:
-            self.marks.add(*other.marks.sample())
+        self.marks.add(*other.marks.sample())
         if self.reservoir is not None and other.reservoir is not None:
             self.reservoir.merge(other.reservoir)
         if not self._folds:
@@ -268,8 +268,7 @@ class FitState:
         if self.reservoir is not None:
             index, columns = self.reservoir.rows()
             tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
-        if self.marks is not None:
-            tensors["mark index"], tensors["mark values"] = self.marks.sample()
+        tensors["mark index"], tensors["mark values"] = self.marks.sample()
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
@@ -287,8 +286,7 @@ class FitState:
         columns = under("row ", tensors, device)
         if self.reservoir is not None and len(index := columns.pop("index")):
             self.reservoir.update(index, columns)
-        if self.marks is not None:
-            self.marks.add(tensors["mark index"].cpu(), tensors["mark values"])
+        self.marks.add(tensors["mark index"].cpu(), tensors["mark values"])
         return self
 
     def sample(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -322,13 +320,9 @@ class FitState:
 
     def solve_without(self, fold: int, val: Outputs | None) -> tuple[Parameters, dict[Spec, str]]:
         """The parameters of scores that need folds, fitted without one fold, and why some have none."""
-        evidence = self.evidence(val, without_fold=fold)
-
-        def solve_leaf(leaf: Spec) -> dict[str, Tensor]:
-            with without_a_fold(self.folds):
-                return solve(leaf, evidence)
-
-        return each_or_why(self.crossfitted, solve_leaf)
+        found, unfit = each_or_why(self.crossfitted, partial(solve, evidence=self.evidence(val, without_fold=fold)))
+        advice = f"Cross-fitting leaves one of {self.folds} folds out; `crossfit=0` leaves none"
+        return found, {leaf: f"{why}. {advice}" for leaf, why in unfit.items()}
 
 
 def check_crossfit(crossfit: Crossfit) -> Crossfit:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from sirc.outputs import Outputs, OutputStore
 from sirc.scores import registry
@@ -80,15 +79,6 @@ def missing_labels(leaves: Iterable[Spec]) -> str:
         f"labels are needed to fit {_quoted(leaves)}: the class of each training row. "
         "Give `labels`; in Python `Outputs(logits, features, labels)`"
     )
-
-
-@contextmanager
-def without_a_fold(folds: int) -> Iterator[None]:
-    """Add to the text of an error that a fold was left out."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}. Cross-fitting leaves one of {folds} folds out; `crossfit=0` leaves none") from None
 
 
 def _check_rows(spec: Spec, rows: int) -> None:
