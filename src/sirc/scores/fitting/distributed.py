@@ -9,12 +9,12 @@ import torch
 from sirc._utils import distributed
 from sirc._utils.checks import differences
 from sirc._utils.distributed import failing_together, gather_tensors, gather_texts
-from sirc._utils.files import content_digest
 from sirc._utils.precision import exact
 from sirc.outputs import Outputs, OutputStore
 from sirc.progress import SILENT, Progress
 from sirc.scores.fitting.fitter import Fitter
 from sirc.scores.fitting.rows import indexed_share, share_length, with_progress
+from sirc.scores.fitting.state import head_digest
 from sirc.scores.moments import Parameters
 from sirc.scores.scorer import Scorer, parameters_in, tensors_of
 
@@ -66,13 +66,10 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
 
 def _arguments(fitter: Fitter, train: Outputs | OutputStore) -> dict[str, object]:
     """A summary of the arguments, which must be the same in every process."""
-    head = fitter.head
-    weights = () if head is None else (("weight", head.weight), ("bias", head.bias))
-    digest = content_digest({name: weight.double() for name, weight in weights if weight is not None}, {})
     return {
         "specs": ", ".join(fitter.specs),
         "crossfit": fitter.crossfit,
-        "head": "none" if head is None else digest[:12],
+        "head": head_digest(fitter.head),
         "train": type(train).__name__,
         "rows": len(train),
         "tuning_rows": [

@@ -138,19 +138,14 @@ class SecondPass:
 
     def read(self, batches: IndexedBatches, check_batch: Callable[[Outputs], None]) -> None:
         """Read the batches of the second pass."""
-        buffer = RowBuffer(self._add, self._copy)
+        buffer = RowBuffer(self._add)
         for index, batch in batches:
             check_batch(batch)
-            buffer.add(index, batch)
+            buffer.add(index, Outputs._trusted(batch.logits, batch.features, batch.labels if self._labelled else None))
             self.rows_read += len(batch)
             if self._ordered or self._held_out:
                 self.checksums += checksums(index, batch)
         buffer.flush()
-
-    def _copy(self, outputs: Outputs) -> Outputs:
-        features = None if outputs.features is None else outputs.features.clone()
-        labels = outputs.labels.clone() if self._labelled and outputs.labels is not None else None
-        return Outputs._trusted(outputs.logits.clone(), features, labels)
 
     @property
     def _ordered(self) -> bool:

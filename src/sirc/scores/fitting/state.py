@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_type, differences, dtype_name
+from sirc._utils.files import content_digest
 from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
@@ -78,7 +79,7 @@ class FitState:
         self._folds: list[FeatureMoments] = []
         self._rows: dict[str, Any] = {}  # the type and the width of those read
         self._indexed = False
-        self._buffer = RowBuffer(self._consume, self._copy)
+        self._buffer = RowBuffer(self._consume)
 
     def choose(self, specs: str | Sequence[str]) -> None:
         """Fit these specs: all at first, fewer if some turn out to be unfit."""
@@ -139,7 +140,7 @@ class FitState:
         if self.learns:
             self.marks.update(places, outputs.logits)
         if self._evidence or self.reservoir is not None:
-            self._buffer.add(places, outputs)
+            self._buffer.add(places, self._needed(outputs))
 
     def check_batch(self, outputs: Outputs) -> None:
         """Require the features and labels that the specs need, and rows like those before."""
@@ -166,19 +167,18 @@ class FitState:
         """Process the rows that wait in the buffer."""
         self._buffer.flush()
 
-    def _copy(self, outputs: Outputs) -> Outputs:
-        """A copy of the columns that will be used."""
-        logits = outputs.logits.clone() if self._keeps_logits else outputs.logits[:, :1].clone()
-        features = outputs.features.clone() if self._keeps_features and outputs.features is not None else None
-        labels = outputs.labels.clone() if counts_classes(self._evidence) and outputs.labels is not None else None
-        return Outputs._trusted(logits, features, labels)
+    def _needed(self, outputs: Outputs) -> Outputs:
+        """The columns that will be used."""
+        logits = outputs.logits if self._keeps_logits else outputs.logits[:, :1]
+        features = outputs.features if self._keeps_features else None
+        return Outputs._trusted(logits, features, outputs.labels if counts_classes(self._evidence) else None)
 
     def _consume(self, index: Tensor, outputs: Outputs) -> None:
         features, self._sample = outputs.features, None
         self.checksums += checksums(index, outputs)
         if self.reservoir is not None:
             columns = {"logits": outputs.logits} if self._keeps_logits else {}
-            if features is not None and self._keeps_features:
+            if features is not None:
                 columns["features"] = features
             if self._keeps_logits and counts_classes(evidence_of(self.held_out)) and outputs.labels is not None:
                 columns["labels"] = outputs.labels
@@ -223,7 +223,7 @@ class FitState:
                 "fitters merge when their `scod` has the same witnesses; the rows of one have labels or features that "
                 "those of the other lack"
             )
-        if not _same_head(self.head, other.head):
+        if self.head is not other.head and head_digest(self.head) != head_digest(other.head):
             raise ValueError("fitters merge when they have the same head; one has none, or their weights differ")
         indexed = self._indexed and other._indexed
         if self.count and other.count and not indexed and (self.crossfitted or self.reservoir is not None):
@@ -396,8 +396,9 @@ def _check_solved(score: registry.Score, found: object) -> None:
     )
 
 
-def _same_head(mine: Head | None, theirs: Head | None) -> bool:
-    if mine is None or theirs is None:
-        return mine is theirs
-    pairs = ((mine.weight, theirs.weight), (mine.bias, theirs.bias))
-    return all(a is b or (a is not None and b is not None and torch.equal(a, b.to(a))) for a, b in pairs)
+def head_digest(head: Head | None) -> str:
+    """A checksum of a head's weight and bias, for any floating type and device."""
+    if head is None:
+        return "none"
+    values = {"weight": head.weight, "bias": head.bias}
+    return content_digest({name: value.double() for name, value in values.items() if value is not None}, {})[:12]
