@@ -174,6 +174,11 @@ def test_a_combination_is_checked_at_once(scratch_registry, make, words):
         make()
 
 
+def test_a_score_and_a_combination_cannot_share_a_name(least):
+    with pytest.raises(ValueError, match="`least` is a name of the grammar; give the score another"):
+        sirc.score(needs="logits")(named("least", lambda logits: logits.amax(-1)))
+
+
 def named(name, function):
     function.__name__ = name
     return function

@@ -76,10 +76,8 @@ def combination(
         name = function.__name__
         if name in (*_BUILT_IN, "vim", "scod", *registry.names()):
             raise ValueError(f"`{name}` is a name of the grammar already; give the combination another")
-        given = inspect.signature(function).parameters.values()
-        keywords = {p.name: p.default for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY}
         numbers: dict[str, Value | None] = {}
-        for key, value in keywords.items():
+        for key, value in registry.keyword_defaults(function).items():
             required = value is inspect.Parameter.empty
             if key in ("a", "b") or not (required or isinstance(value, int | float)):
                 raise ValueError(
@@ -89,8 +87,9 @@ def combination(
             numbers[key] = None if required else float(value)
         registry.check_call(f"combination `{name}`", function, 4 if bounded_first else 2, numbers)
         fitted: dict[str, Value | None] = {"a": None, "b": None} if bounded_first else {}
-        readable = title or name[:1].upper() + name[1:].replace("_", " ")
+        readable = title or registry.readable(name)
         COMBINATIONS[name] = Combination(readable, {**numbers, **fitted}, most, bounded_first, function)
+        registry.RESERVED.add(name)
         _parse.cache_clear()
         return function
 
