@@ -296,6 +296,6 @@ def counts_classes(evidence: frozenset[str]) -> bool:
     return not evidence.isdisjoint({"by_class", "unit_by_class"})
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """The tensors whose names start with a prefix, without the prefix in their names."""
-    return {name.removeprefix(prefix): x.to(device=device) for name, x in tensors.items() if name.startswith(prefix)}
+def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, on `device` and without the prefix in their names."""
+    return {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}

@@ -23,10 +23,10 @@ from sirc.scores import registry
 from sirc.scores.evaluator import needed_leaves
 from sirc.scores.fitting.row_marks import RowMarks
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
-from sirc.scores.fitting.second_pass import SecondPass, check_bank, each_or_why, searching_terms
+from sirc.scores.fitting.second_pass import IdRows, SecondPass, check_bank, each_or_why, searching_terms
 from sirc.scores.fitting.standing import Standing, warn_far
 from sirc.scores.fitting.state import Crossfit, FitState, solve
-from sirc.scores.fitting.tuning import IdRows, Tuning
+from sirc.scores.fitting.tuning import Tuning
 from sirc.scores.fitting.unfit import unmet, using, why_unfit
 from sirc.scores.moments import Evidence, Parameters
 from sirc.scores.needs import warn_unsuited
@@ -195,9 +195,8 @@ class Fitter:
     @property
     def _defaults(self) -> list[Spec]:
         """Each `scod`, alone or inside another spec, with the witnesses that it still has."""
-        return list(
-            {str(part): part for spec in self._state.parsed for part in spec.walk() if part.is_default}.values()
-        )
+        parts = (part for spec in self._state.parsed for part in spec.walk())
+        return list({str(part): part for part in parts if part.is_default}.values())
 
     def _reduce(self, lacking: Mapping[Spec, str]) -> None:
         """Drop from each `scod` the witnesses that are made from these specs."""
@@ -270,20 +269,21 @@ class Fitter:
 
     def _settle(self, second: SecondPass) -> Parameters:
         """The parameters of combinations, after the second pass."""
-        parameters, unfit = second.settle(self.count, self._state.checksums)
+        second.check_rows(self.count, self._state.checksums)
+        parameters, unfit = second.settle(self._state.combinations)
         if defaults := using(self._defaults, unfit):  # all have the same witnesses
             self._reduce(second.settle_each(defaults[0]))
-            second.choose(self._state.combinations)
-            parameters, unfit = second.settle(self.count, self._state.checksums)
+            parameters, unfit = second.settle(self._state.combinations)
+        settled = [spec for spec in self._state.combinations if str(spec) in parameters]
         self._leave_out(unfit)
         each = self.count / (self._state.num_features or 1)
         in_sample = "" if self._state.folds else " and `crossfit=0`"
         whose = f"with {each:.3g} rows for each feature{in_sample}, rows that were not fitted on"
         advice = 'Pass `crossfit="auto"`, or fit on more rows' if in_sample else "Fit on more rows"
-        self._warned = warn_far(whose, second.standings(parameters), advice)
+        self._warned = warn_far(whose, second.standings(settled, parameters), advice)
         outliers = "Far larger values stretch σ: leave those rows out, or use `bayes`, which takes the median"
-        self._warned |= warn_far("typical training rows", second.typical_standings(parameters), outliers)
-        self._id_rows = second.sample(parameters)
+        self._warned |= warn_far("typical training rows", second.typical_standings(settled, parameters), outliers)
+        self._id_rows = second.sample(settled, parameters)
         for key, spec in self._state.reduced.items():
             if key in parameters:
                 places = [WITNESSES.index(witness) for witness in spec.args[1:]]
