@@ -250,7 +250,7 @@ def _leaf_quantities(specs: Iterable[Spec]) -> list[Read]:
 
     def visit(spec: Spec, quantity: Quantity) -> None:
         if spec.is_leaf:
-            for needed in registry.closure([spec.name])[:-1]:
+            for needed in registry.closure(spec.name)[:-1]:
                 wanted.setdefault((needed, "plain"), Spec(needed))
             wanted.setdefault((str(spec), quantity), spec)
         for position, arg in enumerate(spec.args):

@@ -68,7 +68,7 @@ def _formula(
     `parameters` returns the fitted parameters, given checked tensors; `without` is an option that only a fit reads.
     """
     score = registry.get(name)
-    needs = {need for part in registry.closure([name]) for need in registry.get(part).needs}
+    needs = {need for part in registry.closure(name) for need in registry.get(part).needs}
     arrays = ["logits"] * bool(needs & {"logits", "softmax"}) + ["features"] * ("features" in needs)
     given = {} if parameters is dict else inspect.signature(parameters).parameters
     options = {option: default for option, default in score.options.items() if option != without}
@@ -173,7 +173,7 @@ delta_knn = _formula("delta_knn", lambda right_bank, wrong_bank: {"right": unit(
 
 def __getattr__(name: str) -> Callable[..., Tensor]:
     """The formula of any other registered score that needs no fit."""
-    if name in registry.names() and not any(registry.get(part).parameters for part in registry.closure([name])):
+    if name in registry.names() and not any(registry.get(part).parameters for part in registry.closure(name)):
         return _formula(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

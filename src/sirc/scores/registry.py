@@ -204,9 +204,10 @@ def names() -> tuple[str, ...]:
     return tuple(_SCORES)
 
 
-def closure(leaf_names: list[str]) -> list[str]:
-    """These scores and all that they need, each after what it needs."""
+def closure(name: str) -> list[str]:
+    """All scores that a score needs, each after what it needs, and the score itself at the end."""
     order: dict[str, None] = {}
-    for name in leaf_names:
-        order |= dict.fromkeys([*closure([need for need in get(name).needs if need not in _INPUTS]), name])
-    return list(order)
+    for need in get(name).needs:
+        if need not in _INPUTS:
+            order |= dict.fromkeys(closure(need))
+    return [*order, name]

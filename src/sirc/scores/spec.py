@@ -159,9 +159,9 @@ class Spec:
 
     def with_defaults(self, change: Callable[[Spec], Spec]) -> Spec:
         """The same spec with `change` applied to each `scod` in it."""
-        if self.is_leaf or self.is_default:
-            return change(self) if self.is_default else self
-        return Spec(self.name, tuple(arg.with_defaults(change) for arg in self.args), self.options)
+        if self.is_default:
+            return change(self)
+        return replace(self, args=tuple(arg.with_defaults(change) for arg in self.args)) if self.args else self
 
     def with_only(self, other: Spec) -> Spec:
         """This combination with the same first score and only this S2."""
@@ -277,21 +277,17 @@ def _build(name: str, args: tuple[Spec, ...], options: dict[str, Value], text: s
         name, args = "linear", VIM.args
     if name == "scod" and not args:
         name, args, options = "bayes", SCOD.args, {"metric": "aurr"} | options
-    known: Mapping[str, object] = {}
-    if name in COMBINATIONS:
-        known = COMBINATIONS[name].keywords
-    elif name not in known_names():
+    if name not in known_names():
         raise ValueError(
             f"unknown score `{shorten(name)}` in `{shorten(text)}`.{closest(name, known_names())} Known: "
             f"{', '.join(known_names())}. One of your own is known once its module is imported (`--import MODULE`)"
         )
-    elif args:
+    if args and name not in COMBINATIONS:
         raise ValueError(
             f"`{name}` is a score of its own and takes no other specs; got `{shorten(text)}`. "
             f"Combinations are {', '.join(COMBINATIONS)}"
         )
-    else:
-        known = registry.get(name).options
+    known: Mapping[str, object] = COMBINATIONS[name].keywords if name in COMBINATIONS else registry.get(name).options
     for key, value in options.items():
         if key not in known:
             takes = f"it takes {', '.join(f'{k}=' for k in known)}" if known else "it has no parameters"

@@ -41,7 +41,7 @@ def fit_together(fitter: Fitter, train: object, *, device: torch.device | None, 
         batches = with_progress(indexed_share(train, rank, world), device, progress, "fit, first pass", share)
         fitter._read(batches, progress if rank == 0 else SILENT)
         saved = fitter._state.save()
-    place = torch.empty(0, device=device or (train.device if isinstance(train, Outputs) else "cpu")).device
+    place = device or (train.device if isinstance(train, Outputs) else torch.device("cpu"))
     merged = fitter._state.empty()
     for tensors in gather_tensors(saved):
         merged.merge(merged.empty().load(tensors, place))

@@ -27,7 +27,7 @@ from sirc.scores.fitting.second_pass import IdRows, SecondPass, check_bank, each
 from sirc.scores.fitting.standing import Standing, warn_far
 from sirc.scores.fitting.state import Crossfit, FitState, solve
 from sirc.scores.fitting.tuning import Tuning
-from sirc.scores.fitting.unfit import unmet, using, why_unfit
+from sirc.scores.fitting.unfit import containing, unmet, why_unfit
 from sirc.scores.moments import Evidence, Parameters
 from sirc.scores.needs import warn_unsuited
 from sirc.scores.scorer import Scorer
@@ -202,22 +202,23 @@ class Fitter:
         """Drop from each `scod` the witnesses that are made from these specs."""
         before = dict(self._state.reduced)
         for spec in self._defaults:
-            kept = [witness for witness in spec.args[1:] if not using([witness], lacking)]
+            kept = [witness for witness in spec.args[1:] if not containing([witness], lacking)]
             if len(kept) < len(spec.args) - 1:
                 self._state.reduced[str(spec)] = spec.witnessed_by(kept or WITNESSES[-1:])
-                self.missing |= {str(part): why for part, why in lacking.items() if using(spec.args[1:], [part])}
+                self.missing |= {str(part): why for part, why in lacking.items() if containing(spec.args[1:], [part])}
         if self._state.reduced != before:
             self._choose(self.specs)
 
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that contain these parts."""
         self._reduce(unfit)
-        self._drop({str(spec): why for part, why in unfit.items() for spec in using(self._state.parsed, [part])})
+        self._drop({str(spec): why for part, why in unfit.items() for spec in containing(self._state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs with a combination that needs statistics of these scores."""
         self._reduce(unfit)
-        self._leave_out({spec: why for leaf, why in unfit.items() for spec in using(self._state.combinations, [leaf])})
+        combinations = self._state.combinations
+        self._leave_out({spec: why for leaf, why in unfit.items() for spec in containing(combinations, [leaf])})
 
     def _drop(self, reasons: Mapping[str, str]) -> None:
         """Leave these specs out, or refuse them together; refuse also if no spec would be left."""
@@ -271,7 +272,7 @@ class Fitter:
         """The parameters of combinations, after the second pass."""
         second.check_rows(self.count, self._state.checksums)
         parameters, unfit = second.settle(self._state.combinations)
-        if defaults := using(self._defaults, unfit):  # all have the same witnesses
+        if defaults := containing(self._defaults, unfit):  # all have the same witnesses
             self._reduce(second.settle_each(defaults[0]))
             parameters, unfit = second.settle(self._state.combinations)
         settled = [spec for spec in self._state.combinations if str(spec) in parameters]

@@ -122,7 +122,9 @@ class FitState:
     @property
     def folds(self) -> int:
         """The number of folds for the rows read so far; 0 is in sample."""
-        return self.crossfit if self.crossfit != "auto" else _FOLDS if self.scarce else 0
+        if self.crossfit == "auto":
+            return _FOLDS if self.scarce else 0
+        return self.crossfit
 
     def update(self, outputs: Outputs, index: ArrayLike | None = None) -> None:
         """Read rows; `index` holds their dataset indices, by default those that follow the rows so far."""
@@ -302,7 +304,9 @@ class FitState:
         """
         index, columns = self.sample()
         bank = columns.get("features") if self._samples_rows else None
-        left_out = [] if without_fold is None else [without_fold] if without_fold else [0, self.folds]
+        left_out = [] if without_fold is None else [without_fold]
+        if without_fold == 0:
+            left_out.append(self.folds)
         folds = [fold for number, fold in enumerate(self._folds) if number not in left_out]
         moments = _union(folds) if folds else {}
         if without_fold is not None:

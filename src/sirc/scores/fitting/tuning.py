@@ -53,7 +53,9 @@ class Tuning:
                 "`val` is needed beside `ood` or `unlabelled`: `bayes` learns how OOD rows differ from held-out ID "
                 "rows. Pass `fit(…, val=sirc.Outputs(logits, features, labels))`"
             )
-        ood_sets = ood if isinstance(ood, Mapping) and "logits" not in ood else {} if ood is None else {"ood": ood}
+        ood_sets = {} if ood is None else {"ood": ood}
+        if isinstance(ood, Mapping) and "logits" not in ood:
+            ood_sets = {**ood}
         sets = {} if val is None else {"val": _read("val", val)}
         for name, data in ood_sets.items():
             sets[f"ood[{quoted(name)}]"] = _read(f"ood[{quoted(name)}]", data)

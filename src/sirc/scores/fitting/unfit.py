@@ -28,7 +28,7 @@ def unmet(
     reasons: dict[str, list[str]] = {}
 
     def note(wanting: Sequence[Spec], reason: str) -> None:
-        for spec in using(specs, wanting):
+        for spec in containing(specs, wanting):
             reasons.setdefault(str(spec), []).append(reason)
 
     if needs.head and not head:
@@ -53,7 +53,7 @@ def unmet(
     return {spec: ". ".join(why) for spec, why in reasons.items()}
 
 
-def using(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
+def containing(specs: Iterable[Spec], parts: Iterable[Spec]) -> list[Spec]:
     """The specs that contain any of these parts, by their text: a `scod` of fewer witnesses is the same part."""
     wanted = {str(part) for part in parts}
     return [spec for spec in specs if not wanted.isdisjoint(map(str, all_parts(spec)))]
