@@ -478,6 +478,15 @@ def test_fitters_say_why_they_do_not_merge_or_finish():
         sirc.Fitter("sirc(msp, l1)").update(TRAIN).finish()
     with pytest.raises(ValueError, match="`index` must give one whole number for each of the 240 rows"):
         sirc.Fitter("msp").update(TRAIN, index=torch.arange(3))
+    with pytest.raises(ValueError, match=r"`index` must give one whole number .*; got torch.bool of shape"):
+        sirc.Fitter("msp").update(TRAIN, index=torch.ones(240, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.uint32])
+def test_dataset_indices_may_be_integers_of_any_type(dtype):
+    expected = sirc.Fitter("knn").update(TRAIN, index=np.arange(N)).finish().parameters["knn"]["bank"]
+    found = sirc.Fitter("knn").update(TRAIN, index=np.arange(N, dtype=dtype)).finish().parameters["knn"]["bank"]
+    assert torch.equal(found, expected)
 
 
 def test_training_data_are_left_alone():

@@ -14,6 +14,7 @@ from torch import Tensor
 from sirc._utils.arrays import ArrayLike, as_tensor
 from sirc._utils.checks import check_type, differences, dtype_name
 from sirc._utils.files import content_digest
+from sirc._utils.precision import exact
 from sirc._utils.text import quoted
 from sirc.outputs import Head, Outputs
 from sirc.scores import registry
@@ -48,6 +49,7 @@ class FitState:
     index.
     """
 
+    @exact  # what is made in a caller's inference mode could not be changed
     def __init__(
         self,
         specs: str | Sequence[str],
@@ -133,11 +135,12 @@ class FitState:
         if index is None:
             index = torch.arange(self.count, self.count + len(outputs), device="cpu")
         places = as_tensor("index", index).cpu()
-        if places.shape != (len(outputs),) or places.is_floating_point():
+        if places.shape != (len(outputs),) or places.is_floating_point() or places.dtype == torch.bool:
             raise ValueError(
                 f"`index` must give one whole number for each of the {len(outputs)} rows; got {places.dtype} of shape "
                 f"{tuple(places.shape)}"
             )
+        places = places.to(torch.int64)
         self.count += len(outputs)
         if self.learns:
             self.marks.update(places, outputs.logits)
