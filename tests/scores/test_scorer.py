@@ -214,3 +214,11 @@ def test_parameters_are_kept_by_canonical_spec(fitted):
     assert set(fitted.parameters["sirc(entropy, vim, b=2.0)"]) == {"a", "b"}
     assert fitted.parameters["sirc(msp, l1, residual, knn)"]["a"].shape == (3,)
     assert repr(sirc.Scorer("msp")) == "Scorer(['msp'])"
+
+
+def test_parameters_made_by_hand_are_numbers_for_each_name():
+    spec = "sirc(msp, l1)"
+    with pytest.raises(ValueError, match=r"the parameters of `sirc\(msp, l1\)` must have `b`. Make the scorer with"):
+        sirc.Scorer(spec, {spec: {"a": [1.0]}})(TEST)
+    whole, explicit = sirc.Scorer(spec, {spec: {"a": 1, "b": 2}}), sirc.Scorer("sirc(msp, l1, a=1, b=2)")
+    assert torch.equal(whole(TEST)[spec], explicit(TEST)["sirc(msp, l1, a=1, b=2)"])

@@ -68,7 +68,8 @@ def _bayes(spec: Spec, log_gap: Tensor, lows: Sequence[Tensor], parameters: AnyP
     """The value of a `bayes` by the rule that its fitted parameters are of: earlier versions had others."""
     alpha, beta = (parameter(spec, key, parameters)[0] for key in ("alpha", "beta"))
     fitted = {key: parameter(spec, key, parameters) for key in parameters[str(spec)]}
-    claim, calibration, density = fitted["claim"], fitted["calibration"], fitted.get("density")
+    claim, calibration = (parameter(spec, key, parameters) for key in ("claim", "calibration"))
+    density = fitted.get("density")
     log_u = bayes.log_u(log_gap, claim, calibration)
     if density is not None:
         log_g = bayes.log_g(log_u, lows, density)
@@ -97,6 +98,8 @@ def parameter(spec: Spec, key: str, parameters: AnyParameters) -> Sequence[float
     if given is not None:
         return given
     value = parameters.get(str(spec), {}).get(key, COMBINATIONS[spec.name].keywords.get(key))
-    assert not isinstance(value, str | None)
+    if value is None:
+        raise ValueError(f"the parameters of `{spec}` must have `{key}`. Make the scorer with `sirc.fit`")
+    assert not isinstance(value, str)
     numbers: float | Sequence[float] = value.tolist() if isinstance(value, Tensor) else value
-    return (numbers,) if isinstance(numbers, float) else numbers
+    return (numbers,) if isinstance(numbers, int | float) else numbers

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -36,7 +36,19 @@ class Confidences(dict[str, Tensor]):
         return next(value for scored, value in self.items() if parse(scored) == parse(text))
 
     def __contains__(self, text: object) -> bool:
-        return super().__contains__(text) or (isinstance(text, str) and parse(text) in map(parse, self))
+        if super().__contains__(text):
+            return True
+        try:
+            return isinstance(text, str) and parse(text) in map(parse, self)
+        except ValueError:  # not a spec
+            return False
+
+    def get(self, text: str, default: Any = None) -> Any:
+        """The confidences of a spec under any spelling, or `default`."""
+        try:
+            return self[text]
+        except KeyError:
+            return default
 
 
 @final
