@@ -74,12 +74,13 @@ class Evaluator:
         if spec.is_leaf:
             return self._leaf(spec, "plain")
         if spec.has_bounded_first:
-            return combine.with_bounded_first(spec, self.log_gap(spec.args[0]), self._others(spec), self._parameters)
+            gap, others = self.log_gap(spec.args[0]), self._others(spec)
+            return _column(spec, combine.with_bounded_first(spec, gap, others, self._parameters), self._num_rows)
         if spec.name == "both":
             return least_quantile([self.confidence(arg) for arg in spec.args], self._knots(spec))
         values = [self.value(arg) for arg in spec.args]
         if (formula := COMBINATIONS[spec.name].compute) is not None:
-            return formula(*values, **combine.own_numbers(spec)).double()
+            return _column(spec, formula(*values, **combine.own_numbers(spec)), self._num_rows)
         if spec.name == "product":
             return combine.product(*values)
         return combine.linear(values[0], values[1], combine.parameter(spec, "c", self._parameters)[0])
@@ -186,12 +187,7 @@ class Evaluator:
             values = self._held_out[str(leaf)](*inputs, labels)
         else:
             values = formula(*inputs, **keywords(leaf, self._parameters.get(str(leaf), {}), as_s1=quantity != "plain"))
-        n = self._num_rows if rows is None else rows.stop - rows.start
-        if values.shape != (n,):
-            raise ValueError(
-                f"score `{leaf}` must return one value for each row, shape ({n},); it returned {tuple(values.shape)}"
-            )
-        return values.double()
+        return _column(leaf, values, self._num_rows if rows is None else rows.stop - rows.start)
 
 
 def is_bounded(spec: Spec) -> bool:
@@ -202,6 +198,15 @@ def is_bounded(spec: Spec) -> bool:
 def ranks_by_gap(spec: Spec) -> bool:
     """Whether a scorer returns −log(S1max − S1) for this spec, whose plain values tie near their bound."""
     return is_bounded(spec) and registry.get(spec.name).confidence_kind == "log_gap"
+
+
+def _column(spec: Spec, values: object, n: int) -> Tensor:
+    """What a registered function returned for `n` rows, in float64."""
+    if isinstance(values, Tensor) and values.shape == (n,):
+        return values.double()
+    kind = "score" if spec.is_leaf else "combination"
+    got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+    raise ValueError(f"{kind} `{spec}` must return one value for each row, shape ({n},); it returned {got}")
 
 
 def keywords(leaf: Spec, parameters: Mapping[str, Any], *, as_s1: bool = False) -> dict[str, Any]:
