@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _ROWS, _GPU_ROWS = 4096, 1 << 15
 _COLUMNS = 256
 _LARGEST = (1 << 63) - 1  # of an int64
+_INDEX = "dataset index"  # no spec is called so, which columns may be
 
 Parameters: TypeAlias = dict[str, dict[str, Tensor]]
 """Fitted and tuned numbers, by canonical spec and name."""
@@ -260,8 +261,16 @@ class Reservoir:
                 "reservoirs merge when their capacity and seed are the same; "
                 f"got {self.capacity}, {self.seed} and {other.capacity}, {other.seed}"
             )
-        index, columns = other.rows()
-        return self.update(index, columns) if len(index) else self
+        return self.update(*other.rows()) if len(other) else self
+
+    def save(self) -> dict[str, Tensor]:
+        """The rows that it keeps as named tensors, for `load`."""
+        index, columns = self.rows()
+        return {_INDEX: index, **columns}
+
+    def load(self, saved: Mapping[str, Tensor]) -> Reservoir:
+        """Add the rows that another saved; returns itself."""
+        return self.update(saved[_INDEX], {name: column for name, column in saved.items() if name != _INDEX})
 
     def __len__(self) -> int:
         return int((self._keys != _LARGEST).sum())
@@ -294,6 +303,11 @@ class Evidence:
 def counts_classes(evidence: frozenset[str]) -> bool:
     """Whether scores with this evidence need the labels of training rows."""
     return not evidence.isdisjoint({"by_class", "unit_by_class"})
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with a prefix to their names, for `under`."""
+    return {f"{prefix}{name}": x for name, x in tensors.items()}
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

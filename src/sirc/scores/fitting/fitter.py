@@ -21,7 +21,7 @@ from sirc.outputs import Head, Outputs, OutputStore
 from sirc.progress import SILENT, Progress, as_progress
 from sirc.scores import registry
 from sirc.scores.evaluator import needed_leaves
-from sirc.scores.fitting.row_marks import RowMarks
+from sirc.scores.fitting.row_marks import empty_sample, mark_rows
 from sirc.scores.fitting.rows import IndexedBatches, OutputsLike, indexed_batches, with_progress
 from sirc.scores.fitting.second_pass import IdRows, SecondPass, check_bank, each_or_why, searching_terms
 from sirc.scores.fitting.standing import Standing, warn_far
@@ -313,15 +313,14 @@ class Fitter:
         held_out = self._held_out(evidence, solved)
         index, columns = state.sample()
         rows = len(index) if sampled else state.count
-        if state.reservoir is not None and rows <= len(index):
+        if rows <= len(index):
             check = partial(check_bank, rows=rows, excluding_self=True)
             self._leave_out_statistics(each_or_why(searching_terms(state.combinations), check)[1])
         if not state.combinations:
             return parameters, None
         judge_of = 0 if state.folds else state.count
         second = SecondPass(state.combinations, parameters, evidence, folds, held_out, judge_of)
-        if state.reservoir is not None:
-            second.leave_out_bank(state.reservoir, rows)
+        second.leave_out_bank(state.reservoir, rows)
         if sampled:
             second.read_sample(index, columns)
         return parameters, second
@@ -388,12 +387,11 @@ class Fitter:
         if self.missing and self._defaults and is_main():
             warn(f"`scod` does with fewer witnesses: {why_unfit(self.missing, what='of them')}")
         parameters = {**parameters, **{key: {**parameters.get(key, {}), **part} for key, part in tuned.items()}}
-        marks, rows = RowMarks(), state.count if state.learns else 0
-        marks.add(*state.marks.sample())
+        marks, rows = empty_sample().merge(state.marks), state.count if state.learns else 0
         for outputs in self._tuning.sets.values() if self._tuning.used(state.parsed) else ():
-            marks.update(torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
+            mark_rows(marks, torch.arange(rows, rows + len(outputs), device="cpu"), outputs.logits)
             rows += len(outputs)
-        return make(self.specs, parameters, fitted_on=marks.sample()[1] if rows else None, fitted_rows=rows)
+        return make(self.specs, parameters, fitted_on=marks.rows()[1].get("mark"), fitted_rows=rows)
 
 
 def _declared(leaf: str, found: dict[str, Tensor]) -> dict[str, Tensor]:

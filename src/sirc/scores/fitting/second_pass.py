@@ -16,7 +16,17 @@ from sirc.scores.evaluator import Evaluator, array_reads, needed_leaves
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, checksums
 from sirc.scores.fitting.standing import Standing
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, part_of, under
+from sirc.scores.moments import (
+    Evidence,
+    Moments,
+    Parameters,
+    Reservoir,
+    counts_classes,
+    fold_of,
+    part_of,
+    prefixed,
+    under,
+)
 from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 
@@ -229,11 +239,10 @@ class SecondPass:
 
     def save(self) -> dict[str, Tensor]:
         """All statistics as named tensors, for `load`."""
-        parts = self._moments.items()
-        tensors = {f"{part} {name}": x for part, moments in parts for name, x in moments.save().items()}
-        index, columns = self._rows.rows()
-        tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
-        return tensors | {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
+        tensors = {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
+        for part, moments in self._moments.items():
+            tensors |= prefixed(f"{part} ", moments.save())
+        return tensors | prefixed("row ", self._rows.save())
 
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
@@ -245,9 +254,7 @@ class SecondPass:
             self.checksums += tensors["checksums"].cpu()
             for part, moments in self._moments.items():
                 moments.merge(Moments.load(under(f"{part} ", tensors, device)))
-            columns = under("row ", tensors, device)
-            if len(index := columns.pop("index")):
-                self._rows.update(index, columns)
+            self._rows.load(under("row ", tensors, device))
 
     def check_rows(self, count: int, checksums: Tensor) -> None:
         """Require as many rows as the first pass read, and, if rows are left out, the same rows.

@@ -20,12 +20,12 @@ from sirc.outputs import Head, Outputs
 from sirc.scores import registry
 from sirc.scores.blocks import unit
 from sirc.scores.evaluator import needed_leaves
-from sirc.scores.fitting.row_marks import RowMarks
+from sirc.scores.fitting.row_marks import empty_sample, mark_rows
 from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
 from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
+from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, prefixed, under
 from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 
@@ -69,14 +69,15 @@ class FitState:
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
         self.learns = learns(self.parsed)
-        self.marks = RowMarks()
+        self.marks = empty_sample()
         self._evidence = evidence_of(self.leaves)
-        self._samples_rows = not self._evidence.isdisjoint({"bank", "sample"})
+        self._keeps_bank = not self._evidence.isdisjoint({"bank", "sample"})
         self._keeps_logits = one_pass and bool(self.combinations)
         self._keeps_features = bool(self._evidence) or any(
             "features" in registry.get(leaf.name).needs for leaf in needed_leaves(self.combinations)
         )
-        self.reservoir = Reservoir(BANK_SIZE) if self._samples_rows or self._keeps_logits else None
+        self._keeps_rows = self._keeps_bank or self._keeps_logits
+        self.reservoir = Reservoir(BANK_SIZE)
         self._sample: tuple[Tensor, dict[str, Tensor]] | None = None
         self._folds: list[FeatureMoments] = []
         self._rows: dict[str, Any] = {}  # the type and the width of those read
@@ -143,8 +144,8 @@ class FitState:
         places = places.to(torch.int64)
         self.count += len(outputs)
         if self.learns:
-            self.marks.update(places, outputs.logits)
-        if self._evidence or self.reservoir is not None:
+            mark_rows(self.marks, places, outputs.logits)
+        if self._evidence or self._keeps_rows:
             self._buffer.add(places, self._needed(outputs))
 
     def check_batch(self, outputs: Outputs) -> None:
@@ -181,7 +182,7 @@ class FitState:
     def _consume(self, index: Tensor, outputs: Outputs) -> None:
         features, self._sample = outputs.features, None
         self.checksums += checksums(index, outputs)
-        if self.reservoir is not None:
+        if self._keeps_rows:
             columns = {"logits": outputs.logits} if self._keeps_logits else {}
             if features is not None:
                 columns["features"] = features
@@ -231,7 +232,7 @@ class FitState:
         if self.head is not other.head and head_digest(self.head) != head_digest(other.head):
             raise ValueError("fitters merge when they have the same head; one has none, or their weights differ")
         indexed = self._indexed and other._indexed
-        if self.count and other.count and not indexed and (self.crossfitted or self.reservoir is not None):
+        if self.count and other.count and not indexed and (self.crossfitted or self._keeps_rows):
             raise ValueError(
                 "fitters with different rows merge when each row came with its place in the dataset, from which its "
                 "fold follows: pass `update(batch, index=…)`"
@@ -243,9 +244,8 @@ class FitState:
         self.count += other.count
         self.checksums += other.checksums
         self._sample = None
-        self.marks.add(*other.marks.sample())
-        if self.reservoir is not None and other.reservoir is not None:
-            self.reservoir.merge(other.reservoir)
+        self.marks.merge(other.marks)
+        self.reservoir.merge(other.reservoir)
         if not self._folds:
             self._folds = [self._empty_moments() for _ in other._folds]
         if other._folds and len(self._folds) != len(other._folds):
@@ -269,12 +269,8 @@ class FitState:
         tensors = {"facts": torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)}
         for i, moments in enumerate(self._folds):
             for part, sums in moments.items():
-                tensors |= {f"fold {i} {part} {name}": x for name, x in sums.save().items()}
-        if self.reservoir is not None:
-            index, columns = self.reservoir.rows()
-            tensors |= {"row index": index} | {f"row {name}": x for name, x in columns.items()}
-        tensors["mark index"], tensors["mark values"] = self.marks.sample()
-        return tensors
+                tensors |= prefixed(f"fold {i} {part} ", sums.save())
+        return tensors | prefixed("row ", self.reservoir.save()) | prefixed("marked ", self.marks.save())
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
         """Fill this empty state with the tensors that another saved, on `device`; returns itself."""
@@ -288,16 +284,14 @@ class FitState:
                 saved = under(f"fold {i} {part} ", tensors, device)
                 moments[part] = Moments.load(saved, second=kept.second, classes=kept.classes)
             self._folds.append(moments)
-        columns = under("row ", tensors, device)
-        if self.reservoir is not None and len(index := columns.pop("index")):
-            self.reservoir.update(index, columns)
-        self.marks.add(tensors["mark index"].cpu(), tensors["mark values"])
+        self.reservoir.load(under("row ", tensors, device))
+        self.marks.load(under("marked ", tensors, torch.device("cpu")))
         return self
 
     def sample(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The dataset indices and the columns of the rows in the reservoir, if there is one."""
+        """The dataset indices and the columns of the rows in the reservoir."""
         if self._sample is None:
-            self._sample = (torch.empty(0, device="cpu"), {}) if self.reservoir is None else self.reservoir.rows()
+            self._sample = self.reservoir.rows()
         return self._sample
 
     def evidence(self, val: Outputs | None, without_fold: int | None = None) -> Evidence:
@@ -306,7 +300,7 @@ class FitState:
         `without_fold=folds` leaves out the judging rows, which are part of the first fold.
         """
         index, columns = self.sample()
-        bank = columns.get("features") if self._samples_rows else None
+        bank = columns.get("features") if self._keeps_bank else None
         left_out = [] if without_fold is None else [without_fold]
         if without_fold == 0:
             left_out.append(self.folds)
