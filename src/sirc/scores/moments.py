@@ -305,11 +305,6 @@ def counts_classes(evidence: frozenset[str]) -> bool:
     return not evidence.isdisjoint({"by_class", "unit_by_class"})
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with a prefix to their names, for `under`."""
-    return {f"{prefix}{name}": x for name, x in tensors.items()}
-
-
 def under(prefix: str, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The tensors whose names start with a prefix, on `device` and without the prefix in their names."""
     return {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}

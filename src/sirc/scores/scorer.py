@@ -329,8 +329,10 @@ def learns(specs: Iterable[Spec]) -> bool:
 
 
 def _from_val_alone(spec: Spec) -> bool:
-    score = registry.get(spec.name) if spec.is_leaf else None
-    return spec.name == "both" if score is None else score.val and not score.evidence
+    if not spec.is_leaf:
+        return spec.name == "both"
+    score = registry.get(spec.name)
+    return score.val and not score.evidence
 
 
 def check_features(specs: Iterable[Spec], outputs: Outputs) -> None:

@@ -188,8 +188,8 @@ class Fitter:
         """Leave out, or refuse, specs that rows like these cannot fit; if these are all the rows, too few count too."""
         rows = rows if rows is not None and len(rows) else None
         find = partial(unmet, head=self.head is not None, val=self._validates, rows=rows, whole=whole)
-        alone = {str(spec): spec for scod in self._defaults for spec in map(scod.with_only, scod.args[1:])}
-        self._reduce({alone[text].args[1]: why for text, why in find(list(alone.values())).items()})
+        alone = [scod.with_only(witness) for scod in self._defaults for witness in scod.args[1:]]
+        self._reduce({spec.args[1]: why for spec, why in find(alone).items()})
         self._drop(find(self._state.parsed))
 
     @property
@@ -212,7 +212,7 @@ class Fitter:
     def _leave_out(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs that contain these parts."""
         self._reduce(unfit)
-        self._drop({str(spec): why for part, why in unfit.items() for spec in containing(self._state.parsed, [part])})
+        self._drop({spec: why for part, why in unfit.items() for spec in containing(self._state.parsed, [part])})
 
     def _leave_out_statistics(self, unfit: Mapping[Spec, str]) -> None:
         """Leave out, or refuse, the specs with a combination that needs statistics of these scores."""
@@ -220,9 +220,10 @@ class Fitter:
         combinations = self._state.combinations
         self._leave_out({spec: why for leaf, why in unfit.items() for spec in containing(combinations, [leaf])})
 
-    def _drop(self, reasons: Mapping[str, str]) -> None:
+    def _drop(self, reasons: Mapping[Spec, str]) -> None:
         """Leave these specs out, or refuse them together; refuse also if no spec would be left."""
-        unfit = {text: reasons[key] for text in self.specs if (key := str(parse(text))) in reasons}
+        parsed = zip(self.specs, self._state.parsed, strict=True)
+        unfit = {text: reasons[spec] for text, spec in parsed if spec in reasons}
         kept = [text for text in self.specs if text not in unfit]
         if not unfit:
             return

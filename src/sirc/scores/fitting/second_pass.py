@@ -16,17 +16,7 @@ from sirc.scores.evaluator import Evaluator, array_reads, needed_leaves
 from sirc.scores.fitting.rows import IndexedBatches, RowBuffer, checksums
 from sirc.scores.fitting.standing import Standing
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import (
-    Evidence,
-    Moments,
-    Parameters,
-    Reservoir,
-    counts_classes,
-    fold_of,
-    part_of,
-    prefixed,
-    under,
-)
+from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, fold_of, part_of, under
 from sirc.scores.scorer import cast_parameters, check_values
 from sirc.scores.spec import WITNESSES, Spec, is_vim, parse
 
@@ -107,9 +97,9 @@ class SecondPass:
         combinations: list[Spec],
         parameters: Parameters,
         evidence: Evidence,
-        folds: Sequence[Parameters] = (),
-        held_out: Mapping[str, registry.HeldOut] | None = None,
-        judge_of: int = 0,
+        folds: Sequence[Parameters],
+        held_out: Mapping[str, registry.HeldOut],
+        judge_of: int,
     ) -> None:
         self.rows_read = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
@@ -123,9 +113,9 @@ class SecondPass:
         self._of_all_rows = list(_all_terms(spec for spec in combinations if spec.name != "bayes"))
         self._searching = {name for name, term in self._terms.items() if "bank" in evidence_of([term])}
         self._folds = folds
-        self._held_out = held_out or {}
+        self._held_out = held_out
         self._judge_of = judge_of
-        self._labelled = counts_classes(evidence_of(leaf for leaf in map(parse, self._held_out)))
+        self._labelled = counts_classes(evidence_of(map(parse, held_out)))
         self._bank: Reservoir | None = None
         self._sampled = False
         self._moments = {part: Moments() for part in _PARTS}
@@ -239,10 +229,10 @@ class SecondPass:
 
     def save(self) -> dict[str, Tensor]:
         """All statistics as named tensors, for `load`."""
-        tensors = {"rows_read": torch.tensor(self.rows_read), "checksums": self.checksums}
+        tensors = {"rows_read": torch.tensor(self.rows_read, device="cpu"), "checksums": self.checksums}
         for part, moments in self._moments.items():
-            tensors |= prefixed(f"{part} ", moments.save())
-        return tensors | prefixed("row ", self._rows.save())
+            tensors |= {f"{part} {name}": x for name, x in moments.save().items()}
+        return tensors | {f"row {name}": x for name, x in self._rows.save().items()}
 
     def load(self, passes: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
         """Become the sum of saved passes, added in their order, on `device`."""
@@ -271,7 +261,8 @@ class SecondPass:
         out_of_sample = self._held_out and not self._judge_of
         changed, moved = ((self.checksums - checksums).abs() > 1e-6 * (1 + checksums.abs())).tolist()
         if (self._ordered and moved) or (out_of_sample and changed):
-            left_out = "its own fold" if self._folds else "itself" if self._bank is None else "itself in the bank"
+            itself = "itself" if self._bank is None else "itself in the bank"
+            left_out = "its own fold" if self._folds else itself
             order = " in the same order" if self._ordered else ""
             raise ValueError(
                 f"the second pass over `train` must bring the same rows{order} as the first: each row is scored "

@@ -25,7 +25,7 @@ from sirc.scores.fitting.rows import RowBuffer, checksums
 from sirc.scores.fitting.second_pass import check_bank, each_or_why, evidence_of, fitted_combinations, fitted_terms
 from sirc.scores.fitting.unfit import HEAD_WAY, missing_labels
 from sirc.scores.formulas.feature import BANK_SIZE
-from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, prefixed, under
+from sirc.scores.moments import Evidence, Moments, Parameters, Reservoir, counts_classes, part_of, under
 from sirc.scores.scorer import check_features, check_specs, learns
 from sirc.scores.spec import Spec, parse
 
@@ -269,8 +269,9 @@ class FitState:
         tensors = {"facts": torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)}
         for i, moments in enumerate(self._folds):
             for part, sums in moments.items():
-                tensors |= prefixed(f"fold {i} {part} ", sums.save())
-        return tensors | prefixed("row ", self.reservoir.save()) | prefixed("marked ", self.marks.save())
+                tensors |= {f"fold {i} {part} {name}": x for name, x in sums.save().items()}
+        tensors |= {f"row {name}": x for name, x in self.reservoir.save().items()}
+        return tensors | {f"marked {name}": x for name, x in self.marks.save().items()}
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
         """Fill this empty state with the tensors that another saved, on `device`; returns itself."""

@@ -18,18 +18,18 @@ HEAD_WAY = "Pass `head=sirc.find_head(model, example)` or `head=sirc.Head(layer.
 
 def unmet(
     specs: Sequence[Spec], *, head: bool, val: bool, rows: Outputs | OutputStore | None, whole: bool
-) -> dict[str, str]:
-    """The specs that cannot be fitted, by their canonical text, each with the reason.
+) -> dict[Spec, str]:
+    """The specs that cannot be fitted, each with the reason.
 
     `head` and `val` say whether these are given; `rows` are training rows, if any are known; `whole` says whether they
     are all training rows.
     """
     needs = Needs.of(specs)
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[Spec, list[str]] = {}
 
     def note(wanting: Sequence[Spec], reason: str) -> None:
         for spec in containing(specs, wanting):
-            reasons.setdefault(str(spec), []).append(reason)
+            reasons.setdefault(spec, []).append(reason)
 
     if needs.head and not head:
         needed = f"`head` is needed for {_quoted(needs.head)}: the weight and bias of the final linear layer"
@@ -49,7 +49,7 @@ def unmet(
             try:
                 _check_rows(spec, len(rows))
             except ValueError as error:
-                reasons.setdefault(str(spec), []).append(str(error))
+                reasons.setdefault(spec, []).append(str(error))
     return {spec: ". ".join(why) for spec, why in reasons.items()}
 
 
