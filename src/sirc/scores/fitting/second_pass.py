@@ -87,9 +87,9 @@ class SecondPass:
     the covariance of energy and residual, for any c.
 
     `held_out` has the scores that leave each row out by a formula. `folds` has the parameters of the other scores: for
-    each fold, those fitted without its rows, and last those fitted without the judging rows, whose values show where
-    rows that were not fitted on stand. `judge_of` is the number of training rows if the statistics are in-sample, else
-    0; the `held_out` values of some of the rows then judge.
+    each fold, those fitted without its rows, and last those fitted without the judging rows, whose values show how far
+    from the statistics new rows will lie. `judge_of` is the number of training rows if the statistics are in-sample,
+    else 0; the `held_out` values of some of the rows then judge.
     """
 
     def __init__(
