@@ -59,12 +59,9 @@ def _compiler() -> Callable[[Tensor], RowSums]:
 def _blocked_sums(logits: Tensor) -> RowSums:
     n, k = logits.shape
     rows = max(1, _BLOCK.get(logits.device.type, _BLOCK_ELSEWHERE) // k)
-    out = torch.empty(6, n, dtype=torch.float64, device=logits.device)
-    prediction = torch.empty(n, dtype=torch.int64, device=logits.device)
     work = torch.empty(2, min(rows, n), k, dtype=torch.float64, device=logits.device)
-    for start in range(0, n, rows):
-        block = logits[start : start + rows]
-        here = slice(start, start + len(block))
+    parts = []
+    for block in torch.split(logits, rows):
         d, f = work[:, : len(block)]
         d.copy_(block)
         top, winner = d.max(-1, keepdim=True)
@@ -77,9 +74,9 @@ def _blocked_sums(logits: Tensor) -> RowSums:
         q = d.mul_(f).sum(-1).neg_()
         w = torch.mul(f, f, out=d).sum(-1)
         others = f.mul_(_share(top, second, t)).sub_(1 / k).abs_().sum(-1)
-        prediction[here] = winner[:, 0]
-        out[:, here] = torch.stack((top[:, 0], second[:, 0], t[:, 0], w, q, _deviation(others, top, second, t, k)))
-    return prediction, *out
+        deviation = _deviation(others, top, second, t, k)
+        parts.append((winner[:, 0], top[:, 0], second[:, 0], t[:, 0], w, q, deviation))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def _sums(logits: Tensor) -> RowSums:

@@ -68,7 +68,7 @@ class FitState:
         self.choose(specs)
         self.count = 0
         self.checksums = torch.zeros(2, dtype=torch.float64, device="cpu")
-        self.learns = learns(self.parsed)
+        self.learns = learns(self.parsed)  # only then are the rows marked
         self.marks = empty_sample()
         self._evidence = evidence_of(self.leaves)
         self._keeps_bank = not self._evidence.isdisjoint({"bank", "sample"})
