@@ -76,11 +76,6 @@ class Score:
     unsuited_for: str = ""
     """The networks that the score is not meant for, with the reason."""
 
-    @property
-    def summary(self) -> str:
-        """The first line of the score's docstring."""
-        return (inspect.getdoc(self.compute) or "").partition("\n")[0]
-
 
 _SCORES: dict[str, Score] = {}
 
