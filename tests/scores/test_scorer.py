@@ -216,9 +216,9 @@ def test_parameters_are_kept_by_canonical_spec(fitted):
     assert repr(sirc.Scorer("msp")) == "Scorer(['msp'])"
 
 
-def test_parameters_made_by_hand_are_numbers_for_each_name():
+@pytest.mark.parametrize(("parameters", "got"), [({"a": [1.0]}, "None"), ({"a": [1.0], "b": 2}, "2")])
+def test_parameters_made_by_hand_are_floats_for_each_name(parameters, got):
     spec = "sirc(msp, l1)"
-    with pytest.raises(ValueError, match=r"the parameters of `sirc\(msp, l1\)` must have `b`. Make the scorer with"):
-        sirc.Scorer(spec, {spec: {"a": [1.0]}})(TEST)
-    whole, explicit = sirc.Scorer(spec, {spec: {"a": 1, "b": 2}}), sirc.Scorer("sirc(msp, l1, a=1, b=2)")
-    assert torch.equal(whole(TEST)[spec], explicit(TEST)["sirc(msp, l1, a=1, b=2)"])
+    words = f"the parameters of `{spec}` must have floats for `b`; got {got}. Make the scorer with `sirc.fit`"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sirc.Scorer(spec, {spec: parameters})(TEST)

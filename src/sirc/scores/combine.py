@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sirc._utils.text import quoted
 from sirc.scores import bayes
 from sirc.scores.blocks import constant
 from sirc.scores.formulas.softmax import softplus
@@ -98,8 +99,12 @@ def parameter(spec: Spec, key: str, parameters: AnyParameters) -> Sequence[float
     if given is not None:
         return given
     value = parameters.get(str(spec), {}).get(key, COMBINATIONS[spec.name].keywords.get(key))
-    if value is None:
-        raise ValueError(f"the parameters of `{spec}` must have `{key}`. Make the scorer with `sirc.fit`")
-    assert not isinstance(value, str)
-    numbers: float | Sequence[float] = value.tolist() if isinstance(value, Tensor) else value
-    return (numbers,) if isinstance(numbers, int | float) else numbers
+    numbers = value.tolist() if isinstance(value, Tensor) else value
+    if isinstance(numbers, float):
+        return (numbers,)
+    if not isinstance(numbers, list | tuple):
+        raise ValueError(
+            f"the parameters of `{spec}` must have floats for `{key}`; got {quoted(numbers)}. Make the scorer with "
+            "`sirc.fit`"
+        )
+    return numbers
